@@ -223,14 +223,13 @@ def accepted(kind: Kind) -> str:
 
 def default(value: Any) -> str:
     """Return a default as a file states it; empty if there is none."""
-    if value is msgspec.NODEFAULT or value is None or (not value and not isinstance(value, (bool, int, float))):
+    if value is None or (not value and not isinstance(value, (bool, int, float))):
         return ""
     return f"`{msgspec.json.encode(value).decode().strip(chr(34))}`"
 
 
 def keys(cls: Any, own: tuple[str, ...], prefix: str = "") -> Iterator[str]:
     """Yield a row for each key of a section of a file, those of nested sections included."""
-    defaults = {field.name: field.default for field in msgspec.structs.fields(cls)}
     document = cls.document_kinds() if hasattr(cls, "document_kinds") else {**cls.KINDS}
     for name, kind in document.items():
         if isinstance(kind, Nested) and name not in own:
@@ -238,9 +237,9 @@ def keys(cls: Any, own: tuple[str, ...], prefix: str = "") -> Iterator[str]:
         elif isinstance(kind, NamedOf) and isinstance(kind.item, Nested) and name not in own:
             yield from keys(kind.item.cls, own, f"{prefix}{name}.NAME.")
         else:
-            value = kind.plain(field) if (field := defaults.get(name)) not in (None, msgspec.NODEFAULT) else field
-            stated = "required" if name in cls.REQUIRED else default(value)
-            cells = (f"`{prefix}{name}`", accepted(kind), stated, kind.doc)
+            value = None if (stated := cls.DEFAULTS.get(name)) is None else kind.plain(stated)
+            column = "required" if name in cls.REQUIRED else default(value)
+            cells = (f"`{prefix}{name}`", accepted(kind), column, kind.doc)
             yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
 
 

@@ -275,7 +275,8 @@ def test_onnx_can_be_imported_after_its_parts():
     """A session loads two modules of onnx without the package; the package then takes these."""
     code = (
         "import xpuruntime as xrt\n"
-        "from xpuruntime.engines.model import file, read_model\n"
+        "from xpuruntime.engines.model import file\n"
+        "from xpuruntime.engines.registry import read_model\n"
         "read_model(str(xrt.demo_model_path()))\n"
         "import onnx\n"
         "assert onnx.onnx_ml_pb2 is file.onnx_messages() and onnx.onnx_cpp2py_export is file.onnx_checks()\n"

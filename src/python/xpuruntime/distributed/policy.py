@@ -8,7 +8,7 @@ import contextlib
 import os
 import re
 import threading
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -18,8 +18,8 @@ from xpuruntime.errors import EngineError, InputError, UnsupportedOperationError
 from xpuruntime.files.paths import reason_of
 from xpuruntime.files.reading import read_regular
 from xpuruntime.policies.document import Refused
-from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind, Text
-from xpuruntime.policies.value import PolicyValue
+from xpuruntime.policies.kinds import Choice, Flag, Integer, Text
+from xpuruntime.policies.value import PolicyValue, field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -89,25 +89,18 @@ class CollectivePolicy(PolicyValue, frozen=True, kw_only=True):
     CollectivePolicy(algorithm='ring', max_channels=8)
     """
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "algorithm": Choice(tuple(_ALGORITHMS), "How the ranks are linked.", what="algorithms", optional=True),
-        "protocol": Choice(tuple(_PROTOCOLS), "How data are signalled.", what="protocols", optional=True),
-        "min_channels": Integer(1, 64, "Least number of thread blocks.", optional=True),
-        "max_channels": Integer(1, 64, "Largest number of thread blocks.", optional=True),
-        "nvls_channels": Integer(1, 64, "Thread blocks with NVLink multicast.", optional=True),
-        "cluster_size": Integer(0, 8, "Thread blocks in a cluster.", optional=True),
-        "network": Text("Network between machines.", what="the name of a network", optional=True),
-        "blocking": Flag("Whether calls run in the calling thread."),
-    }
-
-    algorithm: Algorithm | None = None
-    protocol: Protocol | None = None
-    min_channels: int | None = None
-    max_channels: int | None = None
-    nvls_channels: int | None = None
-    cluster_size: int | None = None
-    network: str | None = None
-    blocking: bool = False
+    algorithm: Algorithm | None = field(
+        Choice(tuple(_ALGORITHMS), "How the ranks are linked.", what="algorithms"), default=None
+    )
+    protocol: Protocol | None = field(
+        Choice(tuple(_PROTOCOLS), "How data are signalled.", what="protocols"), default=None
+    )
+    min_channels: int | None = field(Integer(1, 64, "Least number of thread blocks."), default=None)
+    max_channels: int | None = field(Integer(1, 64, "Largest number of thread blocks."), default=None)
+    nvls_channels: int | None = field(Integer(1, 64, "Thread blocks with NVLink multicast."), default=None)
+    cluster_size: int | None = field(Integer(0, 8, "Thread blocks in a cluster."), default=None)
+    network: str | None = field(Text("Network between machines.", what="the name of a network"), default=None)
+    blocking: bool = field(Flag("Whether calls run in the calling thread."), default=False)
 
     def check_together(self) -> None:
         """Check fields against each other. Raises `Refused`."""
@@ -130,13 +123,13 @@ class CollectivePolicy(PolicyValue, frozen=True, kw_only=True):
         config = library.bindings.Config()
         config.blocking = int(self.blocking)
         _refuse_override(env, "NCCL_COMM_BLOCKING", "blocking", str(int(self.blocking)))
-        for field, (name, variable, since) in _CONFIG.items():
-            value = getattr(self, field)
+        for key, (name, variable, since) in _CONFIG.items():
+            value = getattr(self, key)
             if value is None:
                 continue
             if not library.has(*since):
-                raise _too_old(f"{field}={value!r}", library, since)
-            _refuse_override(env, variable, field, str(value))
+                raise _too_old(f"{key}={value!r}", library, since)
+            _refuse_override(env, variable, key, str(value))
             setattr(config, name, value)
         return config
 

@@ -63,7 +63,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 
         if self.model.format == "onnx":
             kernels = policy.kernels.without_framework()
-            policy = policy if kernels is policy.kernels else policy._replaced({"kernels": kernels})
+            policy = policy if kernels is policy.kernels else policy.replace(kernels=kernels)
         return Request(
             model=self.model,
             device=device,

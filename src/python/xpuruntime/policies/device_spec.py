@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies.compound_kinds import FrozenDict, MappingOf, read_entries
 from xpuruntime.policies.document import MappingNode, Node, Refused, ScalarNode, describe, nearest, quote
-from xpuruntime.policies.kinds import Choice, Integer, Kind, Text, refuse_control_characters
-from xpuruntime.policies.value import PolicyValue
+from xpuruntime.policies.kinds import Choice, Integer, Text, refuse_control_characters
+from xpuruntime.policies.value import PolicyValue, field
 
 __all__ = [
     "DEVICE_PATTERN",
@@ -40,14 +40,8 @@ class DeviceSpec(PolicyValue, frozen=True, kw_only=True):
     Whether the device is there is a question for planning, not for this value.
     """
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "kind": Choice(_KINDS, "Kind of device.", what="kinds"),
-        "index": Integer(0, _MOST, "Index of the device, from 0.", optional=True),
-    }
-    REQUIRED: ClassVar[tuple[str, ...]] = ("kind",)
-
-    kind: DeviceKind
-    index: int | None = None
+    kind: DeviceKind = field(Choice(_KINDS, "Kind of device.", what="kinds"))
+    index: int | None = field(Integer(0, _MOST, "Index of the device, from 0."), default=None)
 
     def check_together(self) -> None:
         """Refuse an index for a kind that has none."""

@@ -5,26 +5,23 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
 
 from xpuruntime.policies.compound_kinds import FrozenDict, InputShapes, Nested, OneOrMore
 from xpuruntime.policies.device_spec import (
     DEVICE_PATTERN,
     ENGINE_PATTERN,
+    DeviceSpec,
     DeviceText,
     ProviderOptions,
     check_device,
     check_engine,
 )
 from xpuruntime.policies.document import Refused, quote
-from xpuruntime.policies.kinds import Choice, FilePath, Flag, Integer, Kind, Text
+from xpuruntime.policies.kinds import Choice, FilePath, Flag, Integer, Text
 from xpuruntime.policies.memory_and_artifacts import ArtifactPolicy, MemoryPolicy
-from xpuruntime.policies.value import PolicySection
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from xpuruntime.policies.device_spec import DeviceSpec
+from xpuruntime.policies.value import Accepts, PolicySection, field
 
 __all__ = ["DETERMINISM_GRADES", "CudaGraph", "Determinism", "EngineOnDevice", "ExecutionPolicy", "Layout", "Precision"]
 
@@ -34,14 +31,7 @@ Determinism = Literal["none", "run_to_run", "concurrency", "restart", "batch_pos
 Layout = Literal["auto", "nchw", "nhwc"]
 
 #: Grades of determinism, each of which includes those before it.
-DETERMINISM_GRADES: tuple[Determinism, ...] = (
-    "none",
-    "run_to_run",
-    "concurrency",
-    "restart",
-    "batch_position",
-    "batch_invariant",
-)
+DETERMINISM_GRADES: tuple[Determinism, ...] = get_args(Determinism)
 
 _OP = re.compile("[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_]*)?")
 _CANDIDATE_PATTERN = f"{ENGINE_PATTERN[:-1]}@{DEVICE_PATTERN[1:]}"
@@ -131,93 +121,79 @@ class ExecutionPolicy(PolicySection, frozen=True, kw_only=True):
     """
 
     SECTION = "execution"
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "engine": OneOrMore(
+    engine: Accepts[tuple[str, ...] | Literal["auto"], str | Sequence[str]] = field(
+        OneOrMore(
             Text(what="the name of an engine", parse=check_engine, pattern=ENGINE_PATTERN),
             "Engine, or several in order of preference.",
             word="auto",
         ),
-        "device": DeviceText("Device to run on."),
-        "precision": Choice(
-            ("fp32", "tf32", "fp16", "bf16", "int8", "model"),
+        default="auto",
+    )
+    device: Accepts[str, str | DeviceSpec] = field(DeviceText("Device to run on."), default="auto")
+    precision: Precision = field(
+        Choice(
+            get_args(Precision),
             "Precision to compute in; 'model' keeps the dtypes of the model file.",
             what="precisions",
         ),
-        "fallback": OneOrMore(
+        default="model",
+    )
+    fallback: Accepts[tuple[str, ...] | Literal["error"], str | Sequence[str]] = field(
+        OneOrMore(
             Text(what="an 'engine@device'", parse=_check_candidate, pattern=_CANDIDATE_PATTERN),
             "What may run instead, in order; 'error' for nothing.",
             word="error",
         ),
-        "allow_cpu_ops": OneOrMore(
+        default="error",
+    )
+    allow_cpu_ops: Accepts[tuple[str, ...], str | Sequence[str]] = field(
+        OneOrMore(
             Text(what="an operator type", parse=_check_op, pattern=f"^{_OP.pattern}$"),
             "Operator types that may run on the CPU although another device is requested.",
             empty=True,
         ),
-        "static_shape": Flag("Whether all input shapes are fixed at load time."),
-        "static_batch": Integer(1, 65536, "Rows of every run: smaller batches are padded to them.", optional=True),
-        "shapes": InputShapes("Dimensions of the inputs, each a size or a range: input to list."),
-        "cuda_graph": Choice(("off", "prefer", "require"), "Whether to run as one captured CUDA graph."),
-        "memory": Nested(MemoryPolicy, "Which pool serves device memory, and how much of it."),
-        "artifacts": Nested(
-            ArtifactPolicy, "Where compiled models are kept, and what happens to one that does not fit."
-        ),
-        "determinism": Choice(
+        default=(),
+    )
+    static_shape: bool = field(Flag("Whether all input shapes are fixed at load time."), default=False)
+    static_batch: int | None = field(
+        Integer(1, 65536, "Rows of every run: smaller batches are padded to them."), default=None
+    )
+    shapes: Accepts[dict[str, tuple[int | str, ...]], Mapping[str, Sequence[int | str]]] = field(
+        InputShapes("Dimensions of the inputs, each a size or a range: input to list."), default=FrozenDict()
+    )
+    cuda_graph: CudaGraph = field(
+        Choice(get_args(CudaGraph), "Whether to run as one captured CUDA graph."), default="off"
+    )
+    memory: Accepts[MemoryPolicy, MemoryPolicy | dict[str, Any]] = field(
+        Nested(MemoryPolicy, "Which pool serves device memory, and how much of it."), default=MemoryPolicy()
+    )
+    artifacts: Accepts[ArtifactPolicy, ArtifactPolicy | dict[str, Any]] = field(
+        Nested(ArtifactPolicy, "Where compiled models are kept, and what happens to one that does not fit."),
+        default=ArtifactPolicy(),
+    )
+    determinism: Determinism = field(
+        Choice(
             DETERMINISM_GRADES,
             "How far results must repeat bit for bit; each grade includes those before.",
             what="grades",
         ),
-        "tf32": Flag("Whether fp32 matmul and convolution may use TF32.", optional=True),
-        "layout": Choice(("auto", "nchw", "nhwc"), "Memory layout of images.", what="layouts"),
-        "threads": Integer(1, 4096, "CPU threads inside one operator.", optional=True),
-        "lock": FilePath(
+        default="none",
+    )
+    tf32: bool | None = field(Flag("Whether fp32 matmul and convolution may use TF32."), default=None)
+    layout: Layout = field(Choice(get_args(Layout), "Memory layout of images.", what="layouts"), default="auto")
+    threads: int | None = field(Integer(1, 4096, "CPU threads inside one operator."), default=None)
+    lock: str | None = field(
+        FilePath(
             "File of a lock that a session must fit, relative to the policy file.",
             what="the path of a lock file",
-            optional=True,
         ),
-        "provider_options": ProviderOptions("Settings handed to one engine as they are: engine to option to value."),
-    }
-
-    engine: tuple[str, ...] | Literal["auto"] = "auto"
-    device: str = "auto"
-    precision: Precision = "model"
-    fallback: tuple[str, ...] | Literal["error"] = "error"
-    allow_cpu_ops: tuple[str, ...] = ()
-    static_shape: bool = False
-    static_batch: int | None = None
-    shapes: dict[str, tuple[int | str, ...]] = FrozenDict()
-    cuda_graph: CudaGraph = "off"
-    memory: MemoryPolicy = MemoryPolicy()
-    artifacts: ArtifactPolicy = ArtifactPolicy()
-    determinism: Determinism = "none"
-    tf32: bool | None = None
-    layout: Layout = "auto"
-    threads: int | None = None
-    lock: str | None = None
-    provider_options: dict[str, dict[str, str | int | bool | float]] = FrozenDict()
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            engine: str | Sequence[str] = "auto",
-            device: str | DeviceSpec = "auto",
-            precision: Precision = "model",
-            fallback: str | Sequence[str] = "error",
-            allow_cpu_ops: str | Sequence[str] = (),
-            static_shape: bool = False,
-            static_batch: int | None = None,
-            shapes: Mapping[str, Sequence[int | str]] = ...,
-            cuda_graph: CudaGraph = "off",
-            memory: MemoryPolicy | dict[str, Any] = ...,
-            artifacts: ArtifactPolicy | dict[str, Any] = ...,
-            determinism: Determinism = "none",
-            tf32: bool | None = None,
-            layout: Layout = "auto",
-            threads: int | None = None,
-            lock: str | None = None,
-            provider_options: Mapping[str, Mapping[str, str | int | bool | float]] = ...,
-        ) -> None: ...
+        default=None,
+    )
+    provider_options: Accepts[
+        dict[str, dict[str, str | int | bool | float]], Mapping[str, Mapping[str, str | int | bool | float]]
+    ] = field(
+        ProviderOptions("Settings handed to one engine as they are: engine to option to value."), default=FrozenDict()
+    )
 
     @property
     def deterministic(self) -> bool:

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies.call_facts import CallFacts
@@ -13,11 +14,10 @@ from xpuruntime.policies.compiled_rules import CompiledRules
 from xpuruntime.policies.compound_kinds import FrozenDict, ListOf, Nested, OneOrMore
 from xpuruntime.policies.document import did_you_mean, quote
 from xpuruntime.policies.kernel_rules import OPS, KernelName, KernelRule, TuningPolicy
-from xpuruntime.policies.kinds import Choice, Kind
-from xpuruntime.policies.value import PolicySection, warn_if_dropped
+from xpuruntime.policies.kinds import Choice
+from xpuruntime.policies.value import Accepts, PolicySection, field
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Self
 
 __all__ = ["AutoStrategy", "KernelPolicy"]
@@ -70,43 +70,37 @@ class KernelPolicy(PolicySection, frozen=True, kw_only=True, dict=True, cache_ha
     """
 
     SECTION = "kernels"
-    KINDS: ClassVar[dict[str, Kind]] = {
-        **{op: _kernels(op) for op in OPS},
-        "rules": ListOf(
+    matmul: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(_kernels("matmul"), default=None)
+    attention: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(
+        _kernels("attention"), default=None
+    )
+    layer_norm: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(
+        _kernels("layer_norm"), default=None
+    )
+    rms_norm: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(
+        _kernels("rms_norm"), default=None
+    )
+    conv: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(_kernels("conv"), default=None)
+    rules: Accepts[tuple[KernelRule, ...], Sequence[KernelRule | dict[str, Any]]] = field(
+        ListOf(
             Nested(KernelRule), "Rules by operation, shape, dtype, device, name or phase; the first that matches wins."
         ),
-        "auto_strategy": Choice(
+        default=(),
+    )
+    auto_strategy: AutoStrategy = field(
+        Choice(
             ("first_supported", "best_performance"),
             "How a kernel is chosen where the policy leaves the choice.",
             what="strategies",
         ),
-        "tuning": Nested(TuningPolicy, "How best_performance measures, and when one kernel replaces another."),
-    }
+        default="first_supported",
+    )
+    tuning: Accepts[TuningPolicy, TuningPolicy | dict[str, Any]] = field(
+        Nested(TuningPolicy, "How best_performance measures, and when one kernel replaces another."),
+        default=TuningPolicy(),
+    )
+
     OUTSIDE = frozenset(("auto_strategy", "tuning"))
-
-    matmul: str | tuple[str, ...] | None = None
-    attention: str | tuple[str, ...] | None = None
-    layer_norm: str | tuple[str, ...] | None = None
-    rms_norm: str | tuple[str, ...] | None = None
-    conv: str | tuple[str, ...] | None = None
-    rules: tuple[KernelRule, ...] = ()
-    auto_strategy: AutoStrategy = "first_supported"
-    tuning: TuningPolicy = TuningPolicy()
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            matmul: str | Sequence[str] | None = None,
-            attention: str | Sequence[str] | None = None,
-            layer_norm: str | Sequence[str] | None = None,
-            rms_norm: str | Sequence[str] | None = None,
-            conv: str | Sequence[str] | None = None,
-            rules: Sequence[KernelRule | dict[str, Any]] = (),
-            auto_strategy: AutoStrategy = "first_supported",
-            tuning: TuningPolicy | dict[str, Any] = ...,
-        ) -> None: ...
 
     @property
     def preferences(self) -> dict[str, str | tuple[str, ...]]:
@@ -122,7 +116,7 @@ class KernelPolicy(PolicySection, frozen=True, kw_only=True, dict=True, cache_ha
         return kernel
 
     def set(self, op: str, kernel: str | Sequence[str]) -> KernelPolicy:
-        """Return a new policy with this short form. This one stays as it is; a new one that is dropped is warned of.
+        """Return a new policy with this short form. This one stays as it is.
 
         Raises `PolicyError` for an unknown operation or kernel.
         """
@@ -130,18 +124,14 @@ class KernelPolicy(PolicySection, frozen=True, kw_only=True, dict=True, cache_ha
             raise PolicyError(
                 f"KernelPolicy.{_check_op(op)}: no kernel is given; to take the key out, use remove({op!r})"
             )
-        made = self._replaced({_check_op(op): kernel})
-        warn_if_dropped(f"policy.set({op!r}, {kernel!r})")
-        return made
+        return self.replace(**{_check_op(op): kernel})
 
     def remove(self, op: str) -> KernelPolicy:
-        """Return a new policy without this short form. This one stays as it is; a new one that is dropped is warned of.
+        """Return a new policy without this short form. This one stays as it is.
 
         Removing what is not set is no error. Raises `PolicyError` for an unknown operation.
         """
-        made = self._replaced({_check_op(op): None})
-        warn_if_dropped(f"policy.remove({op!r})")
-        return made
+        return self.replace(**{_check_op(op): None})
 
     def choose(self, op: str, **facts: Any) -> tuple[tuple[str, ...], str]:
         """Return the kernels asked for one operation, in order, and the key that asks.
@@ -181,9 +171,9 @@ class KernelPolicy(PolicySection, frozen=True, kw_only=True, dict=True, cache_ha
         """Return it as a session takes it that runs without PyTorch: ``"torch"`` leaves the choice to the engine."""
         changes: dict[str, Any] = {op: _freed(kernel) for op, kernel in self.preferences.items()}
         changes["rules"] = tuple(
-            rule if rule.use is None else rule._replaced({"use": _freed(rule.use)}) for rule in self.rules
+            rule if rule.use is None else rule.replace(use=_freed(rule.use)) for rule in self.rules
         )
-        return self if all(getattr(self, name) == value for name, value in changes.items()) else self._replaced(changes)
+        return self if all(getattr(self, name) == value for name, value in changes.items()) else self.replace(**changes)
 
     @functools.cached_property
     def compiled_rules(self) -> CompiledRules:

@@ -5,19 +5,17 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from xpuruntime.policies.call_facts import CallFacts, IntRange
 from xpuruntime.policies.compiled_rules import certainty_of, conditions_of
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore
 from xpuruntime.policies.device_spec import DEVICE_PATTERN, check_device
 from xpuruntime.policies.document import Refused, did_you_mean, nearest, quote
-from xpuruntime.policies.kinds import Choice, Kind, Number, Text
+from xpuruntime.policies.kinds import Choice, Number, Text
 from xpuruntime.policies.quantities import Duration, Percentage
-from xpuruntime.policies.value import PolicyValue
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from xpuruntime.policies.value import Accepts, PolicyValue, field
 
 __all__ = [
     "FAMILIES",
@@ -222,59 +220,34 @@ def _check_match_device(text: str) -> str:
 class RuleMatch(PolicyValue, frozen=True, kw_only=True):
     """The operations a rule is for. Every key that is stated must hold; a key that is not stated holds always."""
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "op": Choice(OPS, "Operation.", what="operations", optional=True),
-        "m": IntRange("Rows of a matmul: a number or a condition such as '<=16', '>=128', '1..64'."),
-        "n": IntRange("Columns of a matmul: a number or a condition."),
-        "k": IntRange("Inner size of a matmul: a number or a condition."),
-        "head_dim": IntRange("Head size of an attention: a number or a condition."),
-        "kv": IntRange("Length of the keys and values of an attention: a number or a condition."),
-        "dtype": OneOrMore(
-            Choice(_DTYPES, what="dtypes"), "Data type of the inputs, or several.", keep_single=True, optional=True
-        ),
-        "device": Text(
+    op: str | None = field(Choice(OPS, "Operation.", what="operations"), default=None)
+    m: int | str | None = field(
+        IntRange("Rows of a matmul: a number or a condition such as '<=16', '>=128', '1..64'."), default=None
+    )
+    n: int | str | None = field(IntRange("Columns of a matmul: a number or a condition."), default=None)
+    k: int | str | None = field(IntRange("Inner size of a matmul: a number or a condition."), default=None)
+    head_dim: int | str | None = field(IntRange("Head size of an attention: a number or a condition."), default=None)
+    kv: int | str | None = field(
+        IntRange("Length of the keys and values of an attention: a number or a condition."), default=None
+    )
+    dtype: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(
+        OneOrMore(Choice(_DTYPES, what="dtypes"), "Data type of the inputs, or several.", keep_single=True),
+        default=None,
+    )
+    device: str | None = field(
+        Text(
             "Device such as 'cuda' or 'cuda:1', or architecture such as 'sm90'.",
             what="a device or architecture",
             parse=_check_match_device,
             pattern=f"{DEVICE_PATTERN}|^{_ARCH.pattern}$",
-            optional=True,
         ),
-        "node": Text("Pattern for the name of the graph node, such as 'layers.*.attn'.", optional=True),
-        "module": Text("Pattern for the name of the PyTorch module.", optional=True),
-        "phase": OneOrMore(
-            Choice(_PHASES, what="phases"), "Phase of the work, or several.", keep_single=True, optional=True
-        ),
-    }
-
-    op: str | None = None
-    m: int | str | None = None
-    n: int | str | None = None
-    k: int | str | None = None
-    head_dim: int | str | None = None
-    kv: int | str | None = None
-    dtype: str | tuple[str, ...] | None = None
-    device: str | None = None
-    node: str | None = None
-    module: str | None = None
-    phase: str | tuple[str, ...] | None = None
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            op: str | None = None,
-            m: int | str | None = None,
-            n: int | str | None = None,
-            k: int | str | None = None,
-            head_dim: int | str | None = None,
-            kv: int | str | None = None,
-            dtype: str | Sequence[str] | None = None,
-            device: str | None = None,
-            node: str | None = None,
-            module: str | None = None,
-            phase: str | Sequence[str] | None = None,
-        ) -> None: ...
+        default=None,
+    )
+    node: str | None = field(Text("Pattern for the name of the graph node, such as 'layers.*.attn'."), default=None)
+    module: str | None = field(Text("Pattern for the name of the PyTorch module."), default=None)
+    phase: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(
+        OneOrMore(Choice(_PHASES, what="phases"), "Phase of the work, or several.", keep_single=True), default=None
+    )
 
     def matches(
         self,
@@ -303,32 +276,21 @@ class RuleMatch(PolicyValue, frozen=True, kw_only=True):
 class KernelRule(PolicyValue, frozen=True, kw_only=True):
     """A kernel, a precision, or both, for the operations that `match` describes."""
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "match": Nested(RuleMatch, "The operations this rule is for; states at least one key."),
-        "use": OneOrMore(
+    match: Accepts[RuleMatch, RuleMatch | dict[str, Any]] = field(
+        Nested(RuleMatch, "The operations this rule is for; states at least one key.")
+    )
+    use: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(
+        OneOrMore(
             KernelName(None),
             "Kernel to use, or several in order of preference.",
             keep_single=True,
             last="auto",
-            optional=True,
         ),
-        "precision": Choice(_PRECISIONS, "Precision to compute in.", what="precisions", optional=True),
-    }
-    REQUIRED: ClassVar[tuple[str, ...]] = ("match",)
-
-    match: RuleMatch
-    use: str | tuple[str, ...] | None = None
-    precision: RulePrecision | None = None
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            match: RuleMatch | dict[str, Any],
-            use: str | Sequence[str] | None = None,
-            precision: RulePrecision | None = None,
-        ) -> None: ...
+        default=None,
+    )
+    precision: RulePrecision | None = field(
+        Choice(_PRECISIONS, "Precision to compute in.", what="precisions"), default=None
+    )
 
     def check_together(self) -> None:
         """Refuse rules that ask for nothing or match everything, and kernels of another operation."""
@@ -365,18 +327,10 @@ class TuningPolicy(PolicyValue, frozen=True, kw_only=True):
     TuningPolicy(min_effect=0.05, budget=1.0)
     """
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "min_effect": Percentage("Percentage by which a kernel has to be faster to replace another.", most=0.9),
-        "confidence": Number(0.5, 0.9999, "Confidence of all decisions about one operation together."),
-        "budget": Duration("Time that measuring one operation may take."),
-    }
-
-    min_effect: float = 0.02
-    confidence: float = 0.99
-    budget: float = 3.0
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self, *, min_effect: float | str = 0.02, confidence: float = 0.99, budget: float | str = 3.0
-        ) -> None: ...
+    min_effect: Accepts[float, float | str] = field(
+        Percentage("Percentage by which a kernel has to be faster to replace another.", most=0.9), default=0.02
+    )
+    confidence: float = field(
+        Number(0.5, 0.9999, "Confidence of all decisions about one operation together."), default=0.99
+    )
+    budget: Accepts[float, float | str] = field(Duration("Time that measuring one operation may take."), default=3.0)

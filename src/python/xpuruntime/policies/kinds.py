@@ -3,7 +3,7 @@
 """The kinds of value a policy field can hold.
 
 One kind does all the work for its field: it checks what a constructor is given, reads what a file says, writes it back,
-and describes itself for the JSON Schema. Each policy class lists its fields' kinds in `KINDS`.
+and describes itself for the JSON Schema. Each field of a policy class is stated with its kind.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from xpuruntime.errors import InputError
 from xpuruntime.policies.document import Refused, describe_value, did_you_mean, nearest, quote
-from xpuruntime.policies.kinds import Choice, FilePath, Kind, Text
-from xpuruntime.policies.value import PolicyValue
+from xpuruntime.policies.kinds import Choice, FilePath, Text
+from xpuruntime.policies.value import Accepts, PolicyValue, field
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,17 +123,10 @@ class MemoryPolicy(PolicyValue, frozen=True, kw_only=True):
     MemoryPolicy(pool='caching', limit=8589934592)
     """
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "pool": Choice(("engine", "direct", "caching", "driver"), "Who serves device memory.", what="pools"),
-        "limit": ByteSize("Most device memory in use at once, such as '8GiB' or '512MB'.", optional=True),
-    }
-
-    pool: Pool = "engine"
-    limit: int | None = None
-
-    if TYPE_CHECKING:
-
-        def __init__(self, *, pool: Pool = "engine", limit: int | str | None = None) -> None: ...
+    pool: Pool = field(Choice(get_args(Pool), "Who serves device memory.", what="pools"), default="engine")
+    limit: Accepts[int | None, int | str | None] = field(
+        ByteSize("Most device memory in use at once, such as '8GiB' or '512MB'."), default=None
+    )
 
 
 Stale = Literal["error", "rebuild"]
@@ -193,17 +186,13 @@ class ArtifactPolicy(PolicyValue, frozen=True, kw_only=True):
     ArtifactPolicy(cache='default', stale='rebuild')
     """
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "cache": Folder(
+    cache: Accepts[str, str | os.PathLike[str]] = field(
+        Folder(
             "Where compiled models are kept: 'off', 'default', or a folder such as './cache', which is relative to the "
             "policy file."
         ),
-        "stale": Choice(("error", "rebuild"), "What happens to a compiled model that does not fit."),
-    }
-
-    cache: str = "off"
-    stale: Stale = "error"
-
-    if TYPE_CHECKING:
-
-        def __init__(self, *, cache: str | os.PathLike[str] = "off", stale: Stale = "error") -> None: ...
+        default="off",
+    )
+    stale: Stale = field(
+        Choice(get_args(Stale), "What happens to a compiled model that does not fit."), default="error"
+    )

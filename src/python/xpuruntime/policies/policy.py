@@ -6,25 +6,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import files
 from xpuruntime.policies.compound_kinds import Nested, object_schema
-from xpuruntime.policies.device_spec import DEVICE_PATTERN
+from xpuruntime.policies.device_spec import DEVICE_PATTERN, DeviceSpec
 from xpuruntime.policies.document import Refused, describe_value, from_python, quote
 from xpuruntime.policies.execution_policy import ExecutionPolicy, Precision
 from xpuruntime.policies.kernel_policy import KernelPolicy
 from xpuruntime.policies.kinds import Choice, Kind, Text, in_folder, seen_from
-from xpuruntime.policies.value import PolicySection, PolicyValue, home_in_file, read_fields
+from xpuruntime.policies.value import Accepts, PolicySection, PolicyValue, field, home_in_file, read_fields
 from xpuruntime.policies.verify_policy import AccuracyPolicy, CalibrationPolicy, VerifyPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Self
 
-    from xpuruntime.policies.device_spec import DeviceSpec
 
 __all__ = [
     "SCHEMA",
@@ -37,7 +35,7 @@ __all__ = [
 SCHEMA = "xpuruntime.policy/1"
 
 Mode = Literal["prefer", "strict", "auto"]
-_MODES: tuple[Mode, ...] = ("prefer", "strict", "auto")
+_MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 def _check_schema(text: str) -> str:
@@ -77,46 +75,25 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
     {'mode': 'strict', 'kernels.matmul': 'cublasLt'}
     """
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "mode": Choice(_MODES, "How strictly the policy is enforced.", what="modes"),
-        "execution": Nested(ExecutionPolicy, "Who runs a model, where, and how."),
-        "kernels": Nested(KernelPolicy, "Which kernel runs each operation.", hidden=KernelPolicy.OUTSIDE),
-        "accuracy": Nested(AccuracyPolicy, "How close the results must be to a reference.", optional=True),
-        "calibration": Nested(CalibrationPolicy, "Which inputs a model is quantised with.", optional=True),
-        "verify": Nested(VerifyPolicy, "Which claims `xrt verify` checks.", optional=True),
-    }
+    mode: Mode = field(Choice(_MODES, "How strictly the policy is enforced.", what="modes"), default="prefer")
+    execution: Accepts[ExecutionPolicy, ExecutionPolicy | dict[str, Any]] = field(
+        Nested(ExecutionPolicy, "Who runs a model, where, and how."), default=ExecutionPolicy()
+    )
+    kernels: Accepts[KernelPolicy, KernelPolicy | dict[str, Any]] = field(
+        Nested(KernelPolicy, "Which kernel runs each operation.", hidden=KernelPolicy.OUTSIDE), default=KernelPolicy()
+    )
+    accuracy: Accepts[AccuracyPolicy | None, AccuracyPolicy | dict[str, Any] | None] = field(
+        Nested(AccuracyPolicy, "How close the results must be to a reference."), default=None
+    )
+    calibration: Accepts[CalibrationPolicy | None, CalibrationPolicy | dict[str, Any] | None] = field(
+        Nested(CalibrationPolicy, "Which inputs a model is quantised with."), default=None
+    )
+    verify: Accepts[VerifyPolicy | None, VerifyPolicy | dict[str, Any] | None] = field(
+        Nested(VerifyPolicy, "Which claims `xrt verify` checks."), default=None
+    )
+
     #: The keys of a file.
-    DOCUMENT: ClassVar[dict[str, Kind]] = {
-        "schema": Text("Version of the file format.", what=f"'{SCHEMA}'", parse=_check_schema, pattern=f"^{SCHEMA}$"),
-        "mode": KINDS["mode"],
-        "execution": KINDS["execution"],
-        "kernels": KINDS["kernels"],
-        "auto_strategy": KernelPolicy.KINDS["auto_strategy"],
-        "tuning": KernelPolicy.KINDS["tuning"],
-        "accuracy": KINDS["accuracy"],
-        "calibration": KINDS["calibration"],
-        "verify": KINDS["verify"],
-    }
-
-    mode: Mode = "prefer"
-    execution: ExecutionPolicy = ExecutionPolicy()
-    kernels: KernelPolicy = KernelPolicy()
-    accuracy: AccuracyPolicy | None = None
-    calibration: CalibrationPolicy | None = None
-    verify: VerifyPolicy | None = None
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            mode: Mode = "prefer",
-            execution: ExecutionPolicy | dict[str, Any] = ...,
-            kernels: KernelPolicy | dict[str, Any] = ...,
-            accuracy: AccuracyPolicy | dict[str, Any] | None = None,
-            calibration: CalibrationPolicy | dict[str, Any] | None = None,
-            verify: VerifyPolicy | dict[str, Any] | None = None,
-        ) -> None: ...
+    DOCUMENT: ClassVar[dict[str, Kind]]
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -235,10 +212,10 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
         single = {"engine": engine, "device": device, "precision": precision}
         changes: dict[str, Any] = {
             "mode": self.mode if mode is None else mode,
-            "execution": execution._replaced({key: value for key, value in single.items() if value is not None}),
+            "execution": execution.replace(**{key: value for key, value in single.items() if value is not None}),
             "kernels": self.kernels if kernel_policy is None else kernel_policy,
         }
-        return self._replaced(changes)
+        return self.replace(**changes)
 
     def stated(self) -> dict[str, Any]:
         """Return every key that asks something of a run: dotted key to canonical value.
@@ -251,10 +228,10 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
         stated: dict[str, Any] = {} if self.mode == "prefer" else {"mode": self.mode}
         sections = ("execution", "kernels", "accuracy", "calibration")
         for section, value in ((name, getattr(self, name)) for name in sections):
-            for key, field in ({} if value is None else value.stated_fields()).items():
+            for key, held in ({} if value is None else value.stated_fields()).items():
                 if key == "tuning":
                     continue
-                _flatten(stated, f"{section}.{key}", field)
+                _flatten(stated, f"{section}.{key}", held)
         return stated
 
     @classmethod
@@ -276,6 +253,17 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
         return policy.relocated(in_folder(folder)) if of_file else policy
 
 
+Policy.DOCUMENT = {
+    "schema": Text("Version of the file format.", what=f"'{SCHEMA}'", parse=_check_schema, pattern=f"^{SCHEMA}$"),
+    "mode": Policy.KINDS["mode"],
+    "execution": Policy.KINDS["execution"],
+    "kernels": Policy.KINDS["kernels"],
+    "auto_strategy": KernelPolicy.KINDS["auto_strategy"],
+    "tuning": KernelPolicy.KINDS["tuning"],
+    "accuracy": Policy.KINDS["accuracy"],
+    "calibration": Policy.KINDS["calibration"],
+    "verify": Policy.KINDS["verify"],
+}
 PolicySection.WHOLE = Policy
 PolicyValue.ROOTS.append(Policy)
 

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
-import warnings
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, dataclass_transform, overload
 
 import msgspec
 
-from xpuruntime.errors import PolicyError, XpuRuntimeWarning
+from xpuruntime.errors import PolicyError
 from xpuruntime.policies import files
 from xpuruntime.policies.compound_kinds import ListOf, Nested
 from xpuruntime.policies.document import (
@@ -29,25 +27,75 @@ from xpuruntime.policies.kinds import Kind, seen_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import CodeType
     from typing import Self
 
     from xpuruntime.policies.kinds import Kind
 
 __all__ = [
+    "Accepts",
     "PolicySection",
     "PolicyValue",
+    "field",
     "home_in_file",
     "home_in_python",
     "read_fields",
-    "warn_if_dropped",
 ]
 
 
+Stored = TypeVar("Stored")
+Accepted = TypeVar("Accepted")
+
+
+if TYPE_CHECKING:
+
+    class Accepts(Generic[Stored, Accepted]):
+        """The type of a field whose constructor takes more than it stores, such as ``"8GiB"`` for bytes."""
+
+        @overload
+        def __get__(self, instance: None, owner: Any) -> Any: ...
+        @overload
+        def __get__(self, instance: object, owner: Any) -> Stored: ...
+        def __get__(self, instance: object | None, owner: Any) -> Any: ...
+        def __set__(self, instance: object, value: Accepted) -> None: ...
+
+else:
+
+    class Accepts:
+        """The type of a field: for checkers both, otherwise what it stores."""
+
+        def __class_getitem__(cls, types: tuple[Any, Any]) -> Any:
+            return types[0]
+
+
+class _Field(NamedTuple):
+    kind: Kind
+    default: Any
+
+
+def field(kind: Kind, *, default: Any = msgspec.NODEFAULT) -> Any:
+    """State a field of a policy: its kind says what is checked, read, written and documented.
+
+    Without a default it is required; with ``None`` it may be left out.
+    """
+    if default is None:
+        kind.optional = True
+    return _Field(kind, default)
+
+
 class _PolicyMeta(msgspec.StructMeta):
-    """Reports unknown and missing keyword arguments in the words of a policy."""
+    """Takes `field` apart, and reports unknown and missing keyword arguments in the words of a policy."""
 
     if not TYPE_CHECKING:
+
+        def __new__(mcls, name: str, bases: Any, namespace: dict[str, Any], **options: Any) -> Any:
+            fields = {name: value for name, value in namespace.items() if isinstance(value, _Field)}
+            namespace = {name: value for name, value in namespace.items() if name not in fields}
+            defaults = {name: value.default for name, value in fields.items() if value.default is not msgspec.NODEFAULT}
+            if fields:
+                kinds = {name: value.kind for name, value in fields.items()}
+                required = tuple(name for name in fields if name not in defaults)
+                namespace |= {"KINDS": kinds, "DEFAULTS": defaults, "REQUIRED": required}
+            return super().__new__(mcls, name, bases, namespace | defaults, **options)
 
         def __call__(cls, *args: Any, **fields: Any) -> Any:  # noqa: N805 - a metaclass
             try:
@@ -60,14 +108,16 @@ class _PolicyMeta(msgspec.StructMeta):
             return super().__call__(*args, **fields)
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 class PolicyValue(msgspec.Struct, metaclass=_PolicyMeta, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A frozen, keyword-only, hashable value; its repr can be pasted back.
 
-    `KINDS` says what each field accepts. Constructors check everything and store canonical forms: lists as tuples,
-    sizes in bytes. They raise `PolicyError`.
+    Each `field` is stated once. Constructors check everything and store canonical forms: lists as tuples, sizes in
+    bytes. They raise `PolicyError`.
     """
 
     KINDS: ClassVar[dict[str, Kind]] = {}
+    DEFAULTS: ClassVar[dict[str, Any]] = {}
     REQUIRED: ClassVar[tuple[str, ...]] = ()
     #: Classes of whole files, which enter themselves: an unknown key is looked for in all parts of one.
     ROOTS: ClassVar[list[Any]] = []
@@ -110,21 +160,16 @@ class PolicyValue(msgspec.Struct, metaclass=_PolicyMeta, frozen=True, kw_only=Tr
 
     def stated_fields(self) -> dict[str, Any]:
         """Return the fields that are away from their defaults."""
-        defaults = _defaults(type(self))
-        return {name: value for name in self.KINDS if (value := getattr(self, name)) != defaults[name]}
+        missing = msgspec.NODEFAULT
+        return {n: value for n in self.KINDS if (value := getattr(self, n)) != self.DEFAULTS.get(n, missing)}
 
     def to_plain(self, hidden: frozenset[str] = frozenset()) -> dict[str, Any]:
         """Return what a file says of this value: plain lists, dicts and scalars, without what is at its default."""
         return {n: self.KINDS[n].plain(value) for n, value in self.stated_fields().items() if n not in hidden}
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed. Raises `PolicyError` for unknown fields and bad values.
-
-        Warns where nothing is done with the copy, since this value stays as it is.
-        """
-        made = self._replaced(changes)
-        warn_if_dropped(f"policy.replace({', '.join(f'{name}=...' for name in changes)})")
-        return made
+        """Return a copy with some fields changed. Raises `PolicyError` for unknown fields and bad values."""
+        return type(self)(**{**{name: getattr(self, name) for name in self.KINDS}, **changes})
 
     def relocated(self, move: Callable[[str], str]) -> Self:
         """Return it with every path, of this value and those in it, as `move` changes it."""
@@ -133,10 +178,7 @@ class PolicyValue(msgspec.Struct, metaclass=_PolicyMeta, frozen=True, kw_only=Tr
             value = getattr(self, name)
             if (moved := kind.relocate(value, move)) != value:
                 changes[name] = moved
-        return self._replaced(changes) if changes else self
-
-    def _replaced(self, changes: dict[str, Any]) -> Self:
-        return type(self)(**{**{name: getattr(self, name) for name in self.KINDS}, **changes})
+        return self.replace(**changes) if changes else self
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in self.stated_fields().items())
@@ -176,35 +218,6 @@ def _find(node: Node, path: tuple[str | int, ...]) -> Node:
         elif isinstance(node, SequenceNode) and isinstance(step, int) and step < len(node.items):
             node = node.items[step]
     return node
-
-
-@functools.cache
-def _defaults(cls: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the defaults of a class by field. `msgspec.structs.fields` also evaluates all type hints, and is slow."""
-    stated = cls.__struct_defaults__
-    names = cls.__struct_fields__
-    return {
-        name: default.factory() if hasattr(default, "factory") else default
-        for name, default in zip(names, (*(msgspec.NODEFAULT,) * (len(names) - len(stated)), *stated), strict=True)
-    }
-
-
-def warn_if_dropped(call: str) -> None:
-    """Warn where the caller of the method that calls this does nothing with the result."""
-    caller = sys._getframe(2)
-    if not _drops(caller.f_code, caller.f_lasti):
-        return
-    msg = f"the policy that {call} returns is thrown away, and the one that it is called on stays as it is. "
-    msg += f"Fix: policy = {call}"
-    warnings.warn(msg, XpuRuntimeWarning, stacklevel=3)
-
-
-@functools.lru_cache(maxsize=1024)
-def _drops(code: CodeType, at: int) -> bool:
-    from opcode import opmap
-
-    instructions = code.co_code[at + 2 :: 2]  # of two bytes each, after the call
-    return next((one for one in instructions if one != opmap["CACHE"]), None) == opmap["POP_TOP"]
 
 
 def home_in_file(key: str, kinds: dict[str, Kind]) -> str | None:

@@ -6,19 +6,17 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
 
 from xpuruntime.policies.compound_kinds import FrozenDict, MappingOf, Nested, OneOrMore
 from xpuruntime.policies.device_spec import check_device, check_engine
 from xpuruntime.policies.document import Node, Refused, describe_value, did_you_mean, quote
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES, Determinism
-from xpuruntime.policies.kinds import Choice, FilePath, Integer, Kind, Number, Text, refuse_control_characters
+from xpuruntime.policies.kinds import Choice, FilePath, Integer, Number, Text, refuse_control_characters
 from xpuruntime.policies.memory_and_artifacts import ByteSize
 from xpuruntime.policies.quantities import Duration, Percentage
-from xpuruntime.policies.value import PolicyValue
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from xpuruntime.policies.value import Accepts, PolicyValue, field
 
 __all__ = [
     "AccuracyPolicy",
@@ -85,19 +83,14 @@ class VerifyEvidence(PolicyValue, frozen=True, kw_only=True):
         skipped.
     """
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "require": OneOrMore(
-            Choice(get_args(Required), what="parts"), "Parts of the evidence that must be observed.", empty=True
-        ),
-        "allow": OneOrMore(Text(what="a policy key such as 'kernels.*'"), "Policy keys that may deviate.", empty=True),
-    }
-
-    require: tuple[Required, ...] = ()
-    allow: tuple[str, ...] = ()
-
-    if TYPE_CHECKING:
-
-        def __init__(self, *, require: str | Sequence[str] = (), allow: str | Sequence[str] = ()) -> None: ...
+    require: Accepts[tuple[Required, ...], str | Sequence[str]] = field(
+        OneOrMore(Choice(get_args(Required), what="parts"), "Parts of the evidence that must be observed.", empty=True),
+        default=(),
+    )
+    allow: Accepts[tuple[str, ...], str | Sequence[str]] = field(
+        OneOrMore(Text(what="a policy key such as 'kernels.*'"), "Policy keys that may deviate.", empty=True),
+        default=(),
+    )
 
 
 class VerifySpeed(PolicyValue, frozen=True, kw_only=True):
@@ -120,36 +113,23 @@ class VerifySpeed(PolicyValue, frozen=True, kw_only=True):
         What an inconclusive speed claim does to the exit code: 1, 0 with a warning, 0; ``None``: 4.
     """
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "metric": OneOrMore(Choice(get_args(SpeedMetric), what="metrics"), "What is compared with the control."),
-        "max_slowdown": Percentage("Percentage by which the time may exceed that of the control."),
-        "control": Choice(get_args(Control), "What the session is timed against.", what="controls"),
-        "confidence": Number(0.5, 0.9999, "Confidence of all speed claims together."),
-        "budget": Duration("Time after which an undecided speed claim is inconclusive."),
-        "inconclusive": Choice(
-            get_args(Inconclusive), "What an inconclusive speed claim does to the exit code.", optional=True
-        ),
-    }
-
-    metric: tuple[SpeedMetric, ...] = ("latency.p50",)
-    max_slowdown: float = 0.05
-    control: Control = "reference"
-    confidence: float = 0.99
-    budget: float = 120.0
-    inconclusive: Inconclusive | None = None
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            metric: str | Sequence[str] = ("latency.p50",),
-            max_slowdown: float | str = 0.05,
-            control: Control = "reference",
-            confidence: float = 0.99,
-            budget: float | str = 120.0,
-            inconclusive: Inconclusive | None = None,
-        ) -> None: ...
+    metric: Accepts[tuple[SpeedMetric, ...], str | Sequence[str]] = field(
+        OneOrMore(Choice(get_args(SpeedMetric), what="metrics"), "What is compared with the control."),
+        default=("latency.p50",),
+    )
+    max_slowdown: Accepts[float, float | str] = field(
+        Percentage("Percentage by which the time may exceed that of the control."), default=0.05
+    )
+    control: Control = field(
+        Choice(get_args(Control), "What the session is timed against.", what="controls"), default="reference"
+    )
+    confidence: float = field(Number(0.5, 0.9999, "Confidence of all speed claims together."), default=0.99)
+    budget: Accepts[float, float | str] = field(
+        Duration("Time after which an undecided speed claim is inconclusive."), default=120.0
+    )
+    inconclusive: Inconclusive | None = field(
+        Choice(get_args(Inconclusive), "What an inconclusive speed claim does to the exit code."), default=None
+    )
 
 
 class VerifyMemory(PolicyValue, frozen=True, kw_only=True):
@@ -163,17 +143,12 @@ class VerifyMemory(PolicyValue, frozen=True, kw_only=True):
         Most bytes that the process may have resident while it opens and runs the model.
     """
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "max_growth": Percentage("Percentage by which memory may grow over repeated runs, and over a lock."),
-        "max_peak": ByteSize("Most memory of the process, such as '2GiB'.", optional=True),
-    }
-
-    max_growth: float = 0.1
-    max_peak: int | None = None
-
-    if TYPE_CHECKING:
-
-        def __init__(self, *, max_growth: float | str = 0.1, max_peak: int | str | None = None) -> None: ...
+    max_growth: Accepts[float, float | str] = field(
+        Percentage("Percentage by which memory may grow over repeated runs, and over a lock."), default=0.1
+    )
+    max_peak: Accepts[int | None, int | str | None] = field(
+        ByteSize("Most memory of the process, such as '2GiB'."), default=None
+    )
 
 
 class VerifyGeneration(PolicyValue, frozen=True, kw_only=True):
@@ -195,35 +170,22 @@ class VerifyGeneration(PolicyValue, frozen=True, kw_only=True):
         nothing: a wrong kernel can leave them as they are, and a right one can change them.
     """
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "text": FilePath(
-            "JSON file of held-out texts, relative to the policy file.", what="the path of a JSON file", optional=True
-        ),
-        "top1": Number(
-            0.0, 1.0, "Least share of positions with the most likely token of the reference.", optional=True
-        ),
-        "kl": Number(0.0, math.inf, "Largest mean KL divergence from the reference, in nats.", optional=True),
-        "perplexity": Percentage("Percentage by which the perplexity may be off, either way.", optional=True),
-        "tokens": Integer(0, 65536, "How many greedy tokens after each text are compared, as a report."),
-    }
-
-    text: str | None = None
-    top1: float | None = None
-    kl: float | None = None
-    perplexity: float | None = None
-    tokens: int = 0
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            text: str | None = None,
-            top1: float | None = None,
-            kl: float | None = None,
-            perplexity: float | str | None = None,
-            tokens: int = 0,
-        ) -> None: ...
+    text: str | None = field(
+        FilePath("JSON file of held-out texts, relative to the policy file.", what="the path of a JSON file"),
+        default=None,
+    )
+    top1: float | None = field(
+        Number(0.0, 1.0, "Least share of positions with the most likely token of the reference."), default=None
+    )
+    kl: float | None = field(
+        Number(0.0, math.inf, "Largest mean KL divergence from the reference, in nats."), default=None
+    )
+    perplexity: Accepts[float | None, float | str | None] = field(
+        Percentage("Percentage by which the perplexity may be off, either way."), default=None
+    )
+    tokens: int = field(
+        Integer(0, 65536, "How many greedy tokens after each text are compared, as a report."), default=0
+    )
 
     def check_together(self) -> None:
         """Refuse limits on no text, and a text without a limit."""
@@ -257,39 +219,27 @@ class VerifyPolicy(PolicyValue, frozen=True, kw_only=True):
     VerifyPolicy(determinism='restart', speed=VerifySpeed(max_slowdown=0.03), start=20.0)
     """
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "evidence": Nested(VerifyEvidence, "What must be observed, and what may deviate."),
-        "determinism": Choice(DETERMINISM_GRADES, "Grade of determinism that is tested.", what="grades"),
-        "metrics": Floors("Least values of metrics that are given with --metric."),
-        "speed": Nested(VerifySpeed, "How much slower than a control the session may be.", optional=True),
-        "memory": Nested(VerifyMemory, "How much memory the session may take."),
-        "generation": Nested(
-            VerifyGeneration, "How far next tokens of a language model may be from the reference.", optional=True
-        ),
-        "start": Duration("Longest time to open the session, such as '20s'.", optional=True),
-    }
-
-    evidence: VerifyEvidence = VerifyEvidence()
-    determinism: Determinism = "none"
-    metrics: dict[str, float] = FrozenDict()
-    speed: VerifySpeed | None = None
-    memory: VerifyMemory = VerifyMemory()
-    generation: VerifyGeneration | None = None
-    start: float | None = None
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            evidence: VerifyEvidence | dict[str, Any] = ...,
-            determinism: Determinism = "none",
-            metrics: Mapping[str, float] = ...,
-            speed: VerifySpeed | dict[str, Any] | None = None,
-            memory: VerifyMemory | dict[str, Any] = ...,
-            generation: VerifyGeneration | dict[str, Any] | None = None,
-            start: float | str | None = None,
-        ) -> None: ...
+    evidence: Accepts[VerifyEvidence, VerifyEvidence | dict[str, Any]] = field(
+        Nested(VerifyEvidence, "What must be observed, and what may deviate."), default=VerifyEvidence()
+    )
+    determinism: Determinism = field(
+        Choice(DETERMINISM_GRADES, "Grade of determinism that is tested.", what="grades"), default="none"
+    )
+    metrics: Accepts[dict[str, float], Mapping[str, float]] = field(
+        Floors("Least values of metrics that are given with --metric."), default=FrozenDict()
+    )
+    speed: Accepts[VerifySpeed | None, VerifySpeed | dict[str, Any] | None] = field(
+        Nested(VerifySpeed, "How much slower than a control the session may be."), default=None
+    )
+    memory: Accepts[VerifyMemory, VerifyMemory | dict[str, Any]] = field(
+        Nested(VerifyMemory, "How much memory the session may take."), default=VerifyMemory()
+    )
+    generation: Accepts[VerifyGeneration | None, VerifyGeneration | dict[str, Any] | None] = field(
+        Nested(VerifyGeneration, "How far next tokens of a language model may be from the reference."), default=None
+    )
+    start: Accepts[float | None, float | str | None] = field(
+        Duration("Longest time to open the session, such as '20s'."), default=None
+    )
 
 
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "model")
@@ -325,22 +275,18 @@ class AccuracyPolicy(PolicyValue, frozen=True, kw_only=True):
         Least cosine similarity of each output, from 0 to 1.
     """
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "reference": Text(
+    reference: str = field(
+        Text(
             "Who computes the reference: engine.device.precision.",
             what="a reference such as 'onnxruntime.cpu.fp32'",
             parse=_check_reference,
             pattern=_PATTERN,
         ),
-        "rtol": Number(0.0, math.inf, "Largest relative error.", optional=True),
-        "atol": Number(0.0, math.inf, "Largest absolute error.", optional=True),
-        "cosine": Number(0.0, 1.0, "Least cosine similarity of each output.", optional=True),
-    }
-
-    reference: str = "onnxruntime.cpu.fp32"
-    rtol: float | None = None
-    atol: float | None = None
-    cosine: float | None = None
+        default="onnxruntime.cpu.fp32",
+    )
+    rtol: float | None = field(Number(0.0, math.inf, "Largest relative error."), default=None)
+    atol: float | None = field(Number(0.0, math.inf, "Largest absolute error."), default=None)
+    cosine: float | None = field(Number(0.0, 1.0, "Least cosine similarity of each output."), default=None)
 
     def check_together(self) -> None:
         """Refuse a policy that would accept any result."""
@@ -367,25 +313,23 @@ class CalibrationPolicy(PolicyValue, frozen=True, kw_only=True):
         How many there are.
     """
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "path": FilePath(
+    path: str | None = field(
+        FilePath(
             "File or folder of the inputs, relative to the policy file.",
             what="the path of calibration inputs",
-            optional=True,
         ),
-        "digest": Text(
+        default=None,
+    )
+    digest: str | None = field(
+        Text(
             "SHA-256 over all samples in their order, as `xrt policy calibration` prints it.",
             what="'sha256:' and 64 digits of 0-9 and a-f",
             parse=lambda text: _check_digest(text),
             pattern="^sha256:[0-9a-f]{64}$",
-            optional=True,
         ),
-        "samples": Integer(1, _MOST, "How many samples there are.", optional=True),
-    }
-
-    path: str | None = None
-    digest: str | None = None
-    samples: int | None = None
+        default=None,
+    )
+    samples: int | None = field(Integer(1, _MOST, "How many samples there are."), default=None)
 
     def check_together(self) -> None:
         """Refuse inputs that are not named, or that nothing identifies."""

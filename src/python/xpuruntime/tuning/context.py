@@ -86,7 +86,7 @@ class SearchContext:
             msg = f"space.batch searches the batch, and execution.static_batch: {padded} fixes it; leave one out"
             raise PolicyError(msg)
         given = spec.constraints.accuracy
-        self.base = policy if isinstance(given, str) else policy._replaced({"accuracy": given})
+        self.base = policy if isinstance(given, str) else policy.replace(accuracy=given)
         self.digest = model_digest(request.model)
         self.grade = spec.constraints.determinism or policy.execution.determinism
         self.notes: tuple[str, ...] = ()
@@ -125,8 +125,7 @@ class SearchContext:
         values = {value for tunable in self.space.tunables.values() for key in tunable if key.key == _PRECISION
                   for value in key.values}  # fmt: skip
         policies = [
-            self.base._replaced({"execution": execution._replaced({"precision": one})})
-            for one in {execution.precision, *values}
+            self.base.replace(execution=execution.replace(precision=one)) for one in {execution.precision, *values}
         ]
         if self.calibration is None or any(uses_calibration(policy, model) for policy in policies):
             return
@@ -143,11 +142,11 @@ class SearchContext:
         stated = policy.execution.threads
         if stated is not None:
             return wanted
-        self.base = self.base._replaced({"execution": self.base.execution._replaced({"threads": most})})
+        self.base = self.base.replace(execution=self.base.execution.replace(threads=most))
         self.notes = (
             f"candidates had {self.cores.logical} cores each: the policy leaves threads open, and states {most} here",
         )
-        return wanted if wanted.threads else wanted._replaced({"threads": ("engine", 1, "logical")})
+        return wanted if wanted.threads else wanted.replace(threads=("engine", 1, "logical"))
 
     def journal_header(self, inputs: str) -> dict[str, Any]:
         """Return what a journal must be of."""

@@ -244,8 +244,8 @@ def apply_changes(base: Policy, changes: Mapping[str, Any]) -> Policy:
             kernels[name] = value
         else:
             execution[name] = value
-    changed = base.execution._replaced({**execution, "provider_options": options})
-    return base._replaced({"execution": changed, "kernels": base.kernels._replaced(kernels)})
+    changed = base.execution.replace(**{**execution, "provider_options": options})
+    return base.replace(execution=changed, kernels=base.kernels.replace(**kernels))
 
 
 class Planned(NamedTuple):
@@ -292,7 +292,7 @@ class Planner:
                 return Rejected(f"execution.threads: {threads} are more than the device has, which is {self._most}")
             request = self._request
             if not uses_calibration(policy, request.model):
-                policy = policy._replaced({"calibration": None})
+                policy = policy.replace(calibration=None)
                 request = msgspec.structs.replace(request, calibration=None)
             (plan, _), _ = plan_request(request, policy, self._registry, self._machine)
         except XpuRuntimeError as error:

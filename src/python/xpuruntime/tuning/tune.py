@@ -249,18 +249,18 @@ def _merge_arguments(
     if objective is not None:
         load = Objective.named(objective, batch=load.batch, concurrency=load.concurrency, call=load.call)
     if call is not None:
-        load = load._replaced({"call": call})
+        load = load.replace(call=call)
     if load != spec.objective:
         changes["objective"] = load
     if budget is not None:
-        changes["budget"] = spec.budget._replaced({"time": float(max(min(budget, 1e300), -1))})
+        changes["budget"] = spec.budget.replace(time=float(max(min(budget, 1e300), -1)))
     if devices is not None:
         changes["devices"] = devices if isinstance(devices, str) else tuple(devices)
     if ray is not None:
-        changes["ray"] = (spec.ray or RayPlacement())._replaced({"address": ray}) if isinstance(ray, str) else ray
+        changes["ray"] = (spec.ray or RayPlacement()).replace(address=ray) if isinstance(ray, str) else ray
     if policy is not None and spec.base is not None:
         raise InputError(f"the specification names the base policy {spec.base}, and another is given: leave out one")
-    return spec._replaced(changes) if changes else spec
+    return spec.replace(**changes) if changes else spec
 
 
 def _refuse_unmeasurable(spec: TuneSpec, device: TrialDevice, cluster: RayCluster | None) -> None:

@@ -4,15 +4,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from xpuruntime.policies.compound_kinds import FrozenDict, MappingOf, Nested
 from xpuruntime.policies.document import Node, Refused, SequenceNode, describe, describe_value, from_python
 from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind, Number, Text, refuse_control_characters
-from xpuruntime.policies.value import PolicyValue
+from xpuruntime.policies.value import Accepts, PolicyValue, field
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
 __all__ = ["BatchSettings", "IntegerList", "NamedOf", "PadRule", "QueueDelay", "Shapes", "TimeoutAction", "batch_sizes"]
 
@@ -102,96 +103,56 @@ class NamedOf(MappingOf):
 class PadRule(PolicyValue, frozen=True, kw_only=True):
     """How one input is padded along one axis."""
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "value": Number(-1e308, 1e308, "What the padding is filled with."),
-        "to": IntegerList(_MOST, "Sizes that are padded to."),
-        "axis": Integer(0, 31, "Axis of the input.", optional=True),
-        "outputs": NamedOf(Integer(0, 31), "output to axis, such as {logits: 1}", "Outputs that are cut back."),
-        "mask": Text("Mask input that is made where a request has none.", what="an input", optional=True),
-    }
-
-    value: float = 0.0
-    to: tuple[int, ...] = ()
-    axis: int | None = None
-    outputs: dict[str, int] = FrozenDict()
-    mask: str | None = None
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            value: float = 0.0,
-            to: Sequence[int] = (),
-            axis: int | None = None,
-            outputs: Mapping[str, int] = ...,
-            mask: str | None = None,
-        ) -> None: ...
+    value: float = field(Number(-1e308, 1e308, "What the padding is filled with."), default=0.0)
+    to: Accepts[tuple[int, ...], Sequence[int]] = field(IntegerList(_MOST, "Sizes that are padded to."), default=())
+    axis: int | None = field(Integer(0, 31, "Axis of the input."), default=None)
+    outputs: Accepts[dict[str, int], Mapping[str, int]] = field(
+        NamedOf(Integer(0, 31), "output to axis, such as {logits: 1}", "Outputs that are cut back."),
+        default=FrozenDict(),
+    )
+    mask: str | None = field(Text("Mask input that is made where a request has none.", what="an input"), default=None)
 
 
 class BatchSettings(PolicyValue, frozen=True, kw_only=True):
     """How requests of a model are put together."""
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "max_batch_size": Integer(0, 2**20, "Most rows of one execution; 0 runs requests as they arrive."),
-        "preferred_batch_size": IntegerList(2**20, "Batch sizes that are sent without waiting for the delay."),
-        "max_queue_delay_us": Integer(0, _MOST, "How long a request may wait for others while an instance is idle."),
-        "queue_delay": Choice(
-            get_args(QueueDelay), "Wait for others while some are expected, or always.", what="delays"
-        ),
-        "max_queue_size": Integer(0, _MOST, "Requests that may wait; 0 for no limit."),
-        "timeout_us": Integer(0, 2**53, "How long a request may wait and run; 0 for no limit."),
-        "timeout_action": Choice(
+    max_batch_size: int = field(
+        Integer(0, 2**20, "Most rows of one execution; 0 runs requests as they arrive."), default=0
+    )
+    preferred_batch_size: Accepts[tuple[int, ...], Sequence[int]] = field(
+        IntegerList(2**20, "Batch sizes that are sent without waiting for the delay."), default=()
+    )
+    max_queue_delay_us: int = field(
+        Integer(0, _MOST, "How long a request may wait for others while an instance is idle."), default=0
+    )
+    queue_delay: QueueDelay = field(
+        Choice(get_args(QueueDelay), "Wait for others while some are expected, or always.", what="delays"),
+        default="adaptive",
+    )
+    max_queue_size: int = field(Integer(0, _MOST, "Requests that may wait; 0 for no limit."), default=1024)
+    timeout_us: int = field(Integer(0, 2**53, "How long a request may wait and run; 0 for no limit."), default=0)
+    timeout_action: TimeoutAction = field(
+        Choice(
             get_args(TimeoutAction),
             "What happens past timeout_us; delay serves the request after all that are in time.",
             what="actions",
         ),
-        "priority_levels": Integer(0, 64, "Levels, of which 1 is served first."),
-        "default_priority_level": Integer(0, 64, "Level of requests that state none; 0 is the middle level."),
-        "preserve_ordering": Flag("Answer in the order of arrival."),
-        "shapes": Choice(get_args(Shapes), "Which shapes run together."),
-        "pad": NamedOf(Nested(PadRule), "input to rule", "How inputs are padded."),
-        "isolate_failures": Flag("Rerun the requests of a failed batch once, each alone."),
-        "inline_below_us": Integer(
-            0, 100_000, "On the CPU, requests that execute faster skip the queue when nothing waits; 0 for never."
-        ),
-    }
-
-    max_batch_size: int = 0
-    preferred_batch_size: tuple[int, ...] = ()
-    max_queue_delay_us: int = 0
-    queue_delay: QueueDelay = "adaptive"
-    max_queue_size: int = 1024
-    timeout_us: int = 0
-    timeout_action: TimeoutAction = "reject"
-    priority_levels: int = 0
-    default_priority_level: int = 0
-    preserve_ordering: bool = False
-    shapes: Shapes = "exact"
-    pad: dict[str, PadRule] = FrozenDict()
-    isolate_failures: bool = True
-    inline_below_us: int = 200
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            max_batch_size: int = 0,
-            preferred_batch_size: Sequence[int] = (),
-            max_queue_delay_us: int = 0,
-            queue_delay: QueueDelay = "adaptive",
-            max_queue_size: int = 1024,
-            timeout_us: int = 0,
-            timeout_action: TimeoutAction = "reject",
-            priority_levels: int = 0,
-            default_priority_level: int = 0,
-            preserve_ordering: bool = False,
-            shapes: Shapes = "exact",
-            pad: Mapping[str, PadRule] | Mapping[str, Mapping[str, Any]] = ...,
-            isolate_failures: bool = True,
-            inline_below_us: int = 200,
-        ) -> None: ...
+        default="reject",
+    )
+    priority_levels: int = field(Integer(0, 64, "Levels, of which 1 is served first."), default=0)
+    default_priority_level: int = field(
+        Integer(0, 64, "Level of requests that state none; 0 is the middle level."), default=0
+    )
+    preserve_ordering: bool = field(Flag("Answer in the order of arrival."), default=False)
+    shapes: Shapes = field(Choice(get_args(Shapes), "Which shapes run together."), default="exact")
+    pad: Accepts[dict[str, PadRule], Mapping[str, PadRule] | Mapping[str, Mapping[str, Any]]] = field(
+        NamedOf(Nested(PadRule), "input to rule", "How inputs are padded."), default=FrozenDict()
+    )
+    isolate_failures: bool = field(Flag("Rerun the requests of a failed batch once, each alone."), default=True)
+    inline_below_us: int = field(
+        Integer(0, 100_000, "On the CPU, requests that execute faster skip the queue when nothing waits; 0 for never."),
+        default=200,
+    )
 
     @property
     def default_level(self) -> int:

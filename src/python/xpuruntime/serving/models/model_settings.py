@@ -5,18 +5,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
 
 from xpuruntime.policies.compound_kinds import Nested
 from xpuruntime.policies.device_spec import DeviceText
 from xpuruntime.policies.document import Node, Refused, describe, describe_value, quote, to_python
 from xpuruntime.policies.kinds import Choice, FilePath, Flag, Integer, Kind
 from xpuruntime.policies.quantities import Duration, Percentage, ShortDuration
-from xpuruntime.policies.value import PolicyValue
+from xpuruntime.policies.value import Accepts, PolicyValue, field
 from xpuruntime.serving.batching.settings import BatchSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 __all__ = ["CanarySettings", "ModelSettings", "ShadowSettings", "SloSettings", "check_model_name"]
 
@@ -39,51 +37,37 @@ def check_model_name(text: str) -> str:
 class CanarySettings(PolicyValue, frozen=True, kw_only=True):
     """Sampled requests that run once more, apart from the answers."""
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "every": Integer(1, 10**9, "One request of so many."),
-        "against": Choice(get_args(Against), "What sampled requests are compared with.", what="references"),
-        "rtol": Percentage("Relative tolerance.", most=10.0, optional=True),
-        "atol": Percentage("Absolute tolerance.", most=10.0, optional=True),
-    }
-    every: int = 1000
-    against: Against = "reference"
-    rtol: float | None = None
-    atol: float | None = None
+    every: int = field(Integer(1, 10**9, "One request of so many."), default=1000)
+    against: Against = field(
+        Choice(get_args(Against), "What sampled requests are compared with.", what="references"), default="reference"
+    )
+    rtol: float | None = field(Percentage("Relative tolerance.", most=10.0), default=None)
+    atol: float | None = field(Percentage("Absolute tolerance.", most=10.0), default=None)
 
 
 class ShadowSettings(PolicyValue, frozen=True, kw_only=True):
     """A share of requests that a second policy runs as well, for a comparison of outputs and times."""
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "policy": FilePath("Policy file of the other session.", what="a path"),
-        "share": Percentage("Percentage of requests.", most=1.0),
-        "margin": Percentage("Smallest difference in time that counts.", most=10.0),
-        "rtol": Percentage("Relative tolerance.", most=10.0, optional=True),
-        "atol": Percentage("Absolute tolerance.", most=10.0, optional=True),
-    }
-    REQUIRED: ClassVar[tuple[str, ...]] = ("policy",)
-    policy: str = ""
-    share: float = 0.01
-    margin: float = 0.05
-    rtol: float | None = None
-    atol: float | None = None
+    policy: str = field(FilePath("Policy file of the other session.", what="a path"))
+    share: float = field(Percentage("Percentage of requests.", most=1.0), default=0.01)
+    margin: float = field(Percentage("Smallest difference in time that counts.", most=10.0), default=0.05)
+    rtol: float | None = field(Percentage("Relative tolerance.", most=10.0), default=None)
+    atol: float | None = field(Percentage("Absolute tolerance.", most=10.0), default=None)
 
 
 class SloSettings(PolicyValue, frozen=True, kw_only=True):
     """The latency that batch size and delay are chosen for."""
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "p99": ShortDuration("Latency that 99 % of requests stay within."),
-        "curve": Choice(
+    p99: float = field(ShortDuration("Latency that 99 % of requests stay within."))
+    curve: Curve = field(
+        Choice(
             get_args(Curve),
             "Execution times to choose by: of the lock, measured while the model is loaded, or of the lock if it "
             "has them.",
             what="sources",
         ),
-    }
-    REQUIRED: ClassVar[tuple[str, ...]] = ("p99",)
-    p99: float = 0.0
-    curve: Curve = "auto"
+        default="auto",
+    )
 
 
 class _Versions(Kind):
@@ -119,69 +103,50 @@ class _Versions(Kind):
 class ModelSettings(PolicyValue, frozen=True, kw_only=True):
     """One model of ``serve.yaml``."""
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "source": FilePath("Model file, compiled artifact, or folder of versions.", what="a path"),
-        "policy": FilePath("Policy file; by default the policy in the model.", what="a path", optional=True),
-        "lock": FilePath("Lock file; if it does not hold, the model is not served.", what="a path", optional=True),
-        "device": DeviceText("Device to run on, over that of the policy.", optional=True),
-        "trust": Flag("Load a .pt2 file even if that can run code of the file."),
-        "versions": _Versions("Which versions of a folder are served."),
-        "batching": Nested(BatchSettings, "How requests are batched."),
-        "slo": Nested(SloSettings, "Latency that batch size and delay are chosen for.", optional=True),
-        "instances": Integer(1, 256, "Batches that run concurrently, on one session and its weights."),
-        "warmup": Choice(
+    source: str = field(FilePath("Model file, compiled artifact, or folder of versions.", what="a path"))
+    policy: str | None = field(
+        FilePath("Policy file; by default the policy in the model.", what="a path"), default=None
+    )
+    lock: str | None = field(
+        FilePath("Lock file; if it does not hold, the model is not served.", what="a path"), default=None
+    )
+    device: str | None = field(DeviceText("Device to run on, over that of the policy."), default=None)
+    trust: bool = field(Flag("Load a .pt2 file even if that can run code of the file."), default=False)
+    versions: Accepts[str | tuple[int, ...], str | Sequence[int]] = field(
+        _Versions("Which versions of a folder are served."), default="latest"
+    )
+    batching: Accepts[BatchSettings, BatchSettings | Mapping[str, Any]] = field(
+        Nested(BatchSettings, "How requests are batched."), default=BatchSettings()
+    )
+    slo: Accepts[SloSettings | None, SloSettings | Mapping[str, Any] | None] = field(
+        Nested(SloSettings, "Latency that batch size and delay are chosen for."), default=None
+    )
+    instances: int = field(Integer(1, 256, "Batches that run concurrently, on one session and its weights."), default=1)
+    warmup: Warmup = field(
+        Choice(
             get_args(Warmup),
             "What runs before the model is ready: every shape of the lock, or probe inputs of 1 and "
             "max_batch_size rows in each padded size; auto takes the lock if there is one.",
         ),
-        "load": Choice(("startup", "on_demand"), "When the model is loaded; on_demand is at the first request."),
-        "required": Flag("Whether the server is ready only while this model is."),
-        "max_execution": Duration("A batch that runs longer makes the model not ready."),
-        "evidence": Flag("Run an instrumented copy and store its report before the model is ready."),
-        "canary": Nested(CanarySettings, "Sampled requests that run once more.", optional=True),
-        "shadow": Nested(ShadowSettings, "A second policy on a share of the requests.", optional=True),
-    }
-    REQUIRED: ClassVar[tuple[str, ...]] = ("source",)
-
-    source: str = ""
-    policy: str | None = None
-    lock: str | None = None
-    device: str | None = None
-    trust: bool = False
-    versions: str | tuple[int, ...] = "latest"
-    batching: BatchSettings = BatchSettings()
-    slo: SloSettings | None = None
-    instances: int = 1
-    warmup: Warmup = "auto"
-    load: Literal["startup", "on_demand"] = "startup"
-    required: bool = True
-    max_execution: float = 60.0
-    evidence: bool = False
-    canary: CanarySettings | None = None
-    shadow: ShadowSettings | None = None
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            source: str,
-            policy: str | None = None,
-            lock: str | None = None,
-            device: str | None = None,
-            trust: bool = False,
-            versions: str | Sequence[int] = "latest",
-            batching: BatchSettings | Mapping[str, Any] = ...,
-            slo: SloSettings | Mapping[str, Any] | None = None,
-            instances: int = 1,
-            warmup: Warmup = "auto",
-            load: Literal["startup", "on_demand"] = "startup",
-            required: bool = True,
-            max_execution: float | str = 60.0,
-            evidence: bool = False,
-            canary: CanarySettings | Mapping[str, Any] | None = None,
-            shadow: ShadowSettings | Mapping[str, Any] | None = None,
-        ) -> None: ...
+        default="auto",
+    )
+    load: Literal["startup", "on_demand"] = field(
+        Choice(("startup", "on_demand"), "When the model is loaded; on_demand is at the first request."),
+        default="startup",
+    )
+    required: bool = field(Flag("Whether the server is ready only while this model is."), default=True)
+    max_execution: Accepts[float, float | str] = field(
+        Duration("A batch that runs longer makes the model not ready."), default=60.0
+    )
+    evidence: bool = field(
+        Flag("Run an instrumented copy and store its report before the model is ready."), default=False
+    )
+    canary: Accepts[CanarySettings | None, CanarySettings | Mapping[str, Any] | None] = field(
+        Nested(CanarySettings, "Sampled requests that run once more."), default=None
+    )
+    shadow: Accepts[ShadowSettings | None, ShadowSettings | Mapping[str, Any] | None] = field(
+        Nested(ShadowSettings, "A second policy on a share of the requests."), default=None
+    )
 
     def check_together(self) -> None:
         """Refuse fields that contradict each other."""

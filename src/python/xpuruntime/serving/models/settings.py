@@ -7,16 +7,16 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from xpuruntime.errors import InputError
 from xpuruntime.policies import files
 from xpuruntime.policies.compound_kinds import FrozenDict, Nested, OneOrMore
 from xpuruntime.policies.device_spec import check_device
 from xpuruntime.policies.document import Node, Refused, ScalarNode, from_python, quote
-from xpuruntime.policies.kinds import Choice, FilePath, Flag, Integer, Kind, Text
+from xpuruntime.policies.kinds import Choice, FilePath, Flag, Integer, Text
 from xpuruntime.policies.memory_and_artifacts import ByteSize
-from xpuruntime.policies.value import PolicyValue, home_in_file, read_fields
+from xpuruntime.policies.value import PolicyValue, field, home_in_file, read_fields
 from xpuruntime.serving.batching.settings import NamedOf
 from xpuruntime.serving.models.model_settings import ModelSettings, check_model_name
 
@@ -94,55 +94,43 @@ class _Address(Text):
 class HttpSettings(PolicyValue, frozen=True, kw_only=True):
     """The HTTP listener: its address, ``None`` for no listener, the largest body, and threads that receive bodies."""
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "listen": _Address("Address of the HTTP listener, or false."),
-        "max_body": ByteSize("Largest body of a request, such as '64MiB'."),
-        "body_threads": Integer(
+    listen: str | None = field(_Address("Address of the HTTP listener, or false."), default="127.0.0.1:8000")
+    max_body: int = field(ByteSize("Largest body of a request, such as '64MiB'."), default=64 << 20)
+    body_threads: int | None = field(
+        Integer(
             0,
             64,
             "Threads that receive bodies of more than 64 KiB without TLS; by default one for every four "
             "processors, at most four. With 0, the event loop does.",
-            optional=True,
         ),
-    }
-    listen: str | None = "127.0.0.1:8000"
-    max_body: int = 64 << 20
-    body_threads: int | None = None
+        default=None,
+    )
 
 
 class GrpcSettings(PolicyValue, frozen=True, kw_only=True):
     """The gRPC listener: its address, ``None`` for no listener, and the largest message in bytes."""
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "listen": _Address("Address of the gRPC listener, or false."),
-        "max_message": ByteSize("Largest message, such as '64MiB'."),
-    }
-    listen: str | None = "127.0.0.1:8001"
-    max_message: int = 64 << 20
+    listen: str | None = field(_Address("Address of the gRPC listener, or false."), default="127.0.0.1:8001")
+    max_message: int = field(ByteSize("Largest message, such as '64MiB'."), default=64 << 20)
 
 
 class MetricsSettings(PolicyValue, frozen=True, kw_only=True):
     """Where Prometheus reads metrics, and in whose names: ``xrt``, ``triton``, or both."""
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "path": Text("Path of the metrics, for Prometheus.", what="a path", parse=_check_path),
-        "dialect": OneOrMore(Choice(get_args(Dialect), what="dialects"), "Names of the metrics."),
-    }
-    path: str = "/metrics"
-    dialect: tuple[Dialect, ...] = ("xrt",)
+    path: str = field(
+        Text("Path of the metrics, for Prometheus.", what="a path", parse=_check_path), default="/metrics"
+    )
+    dialect: tuple[Dialect, ...] = field(
+        OneOrMore(Choice(get_args(Dialect), what="dialects"), "Names of the metrics."), default=("xrt",)
+    )
 
 
 class AdminSettings(PolicyValue, frozen=True, kw_only=True):
     """What clients may change: loading and unloading of models. Shared memory is not served, and true is refused."""
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "repository": Flag("Let clients load and unload models."),
-        "shared_memory": Flag("true is refused: memory shared with clients is not supported."),
-        "key_file": FilePath("File with the key that admin routes require.", what="a path", optional=True),
-    }
-    repository: bool = False
-    shared_memory: bool = False
-    key_file: str | None = None
+    repository: bool = field(Flag("Let clients load and unload models."), default=False)
+    shared_memory: bool = field(Flag("true is refused: memory shared with clients is not supported."), default=False)
+    key_file: str | None = field(FilePath("File with the key that admin routes require.", what="a path"), default=None)
 
     def check_together(self) -> None:
         """Refuse what is not served."""
@@ -153,21 +141,25 @@ class AdminSettings(PolicyValue, frozen=True, kw_only=True):
 class MemorySettings(PolicyValue, frozen=True, kw_only=True):
     """How much memory all models of a device may take together, and which go when it is not enough."""
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "budget": NamedOf(
+    budget: dict[str, int] = field(
+        NamedOf(
             ByteSize(),
             "device to size, such as {cpu: 8GiB}",
             "Most bytes of all models of a device; other devices have no limit.",
             name=Text(what="a device", parse=_check_budget_device),
         ),
-        "evict": Choice(
+        default=FrozenDict(),
+    )
+    evict: Literal["lru", "none"] = field(
+        Choice(
             ("lru", "none"), "Which model makes room for another: the least recently used one, or none.", what="orders"
         ),
-        "keep": OneOrMore(Text(what="a model", parse=check_model_name), "Models that are never evicted.", empty=True),
-    }
-    budget: dict[str, int] = FrozenDict()
-    evict: Literal["lru", "none"] = "lru"
-    keep: tuple[str, ...] = ()
+        default="lru",
+    )
+    keep: tuple[str, ...] = field(
+        OneOrMore(Text(what="a model", parse=check_model_name), "Models that are never evicted.", empty=True),
+        default=(),
+    )
 
 
 class ServeSettings(PolicyValue, frozen=True, kw_only=True):
@@ -191,33 +183,30 @@ class ServeSettings(PolicyValue, frozen=True, kw_only=True):
         For an unknown key or a bad value; names the nearest valid one.
     """
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "schema": Text("Version of the file format.", what=f"'{SCHEMA}'", parse=_check_schema, pattern=f"^{SCHEMA}$"),
-        "http": Nested(HttpSettings, "The HTTP listener."),
-        "grpc": Nested(GrpcSettings, "The gRPC listener."),
-        "metrics": Nested(MetricsSettings, "Metrics."),
-        "admin": Nested(AdminSettings, "What clients may change."),
-        "memory": Nested(MemorySettings, "Memory of all models."),
-        "access_log": FilePath(
+    schema: str = field(
+        Text("Version of the file format.", what=f"'{SCHEMA}'", parse=_check_schema, pattern=f"^{SCHEMA}$"),
+        default=SCHEMA,
+    )
+    http: HttpSettings = field(Nested(HttpSettings, "The HTTP listener."), default=HttpSettings())
+    grpc: GrpcSettings = field(Nested(GrpcSettings, "The gRPC listener."), default=GrpcSettings())
+    metrics: MetricsSettings = field(Nested(MetricsSettings, "Metrics."), default=MetricsSettings())
+    admin: AdminSettings = field(Nested(AdminSettings, "What clients may change."), default=AdminSettings())
+    memory: MemorySettings = field(Nested(MemorySettings, "Memory of all models."), default=MemorySettings())
+    access_log: str | None = field(
+        FilePath(
             "File with a JSON line for each inference request, '-' for standard output. Rotate it by copying and "
             "truncating.",
             words=("-",),
             what="a path",
-            optional=True,
         ),
-        "models": NamedOf(
+        default=None,
+    )
+    models: dict[str, ModelSettings] = field(
+        NamedOf(
             Nested(ModelSettings), "name to model", "The models.", name=Text(what="a name", parse=check_model_name)
         ),
-    }
-
-    schema: str = SCHEMA
-    http: HttpSettings = HttpSettings()
-    grpc: GrpcSettings = GrpcSettings()
-    metrics: MetricsSettings = MetricsSettings()
-    admin: AdminSettings = AdminSettings()
-    memory: MemorySettings = MemorySettings()
-    access_log: str | None = None
-    models: dict[str, ModelSettings] = FrozenDict()
+        default=FrozenDict(),
+    )
 
     def check_together(self) -> None:
         """Refuse names that no model has."""
@@ -284,7 +273,7 @@ class ServeSettings(PolicyValue, frozen=True, kw_only=True):
             read.append(path)
             return path
 
-        self._replaced({"access_log": None}).relocated(keep)
+        self.replace(access_log=None).relocated(keep)
         log = None if self.access_log == "-" else self.access_log
         refuse_overwriting({"access_log": log}, [("a file", one) for one in read if kind_of(one) == "file"])
 

@@ -12,11 +12,11 @@ from xpuruntime.policies.compound_kinds import FrozenDict, Nested, OneOrMore
 from xpuruntime.policies.device_spec import ENGINE_PATTERN, check_engine
 from xpuruntime.policies.document import Node, Refused
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES, Determinism
-from xpuruntime.policies.kernel_rules import OPS, KernelName
+from xpuruntime.policies.kernel_rules import KernelName
 from xpuruntime.policies.kinds import Choice, Integer, Kind, Number, Text
 from xpuruntime.policies.memory_and_artifacts import ByteSize
 from xpuruntime.policies.quantities import Duration, Percentage, ShortDuration
-from xpuruntime.policies.value import PolicyValue, read_fields
+from xpuruntime.policies.value import PolicyValue, field, read_fields
 from xpuruntime.tuning.spec.kinds import AtMost, OptionValues, Resources, Rounds, ThreadCount, WordOr
 
 if TYPE_CHECKING:
@@ -54,24 +54,18 @@ class Objective(PolicyValue, frozen=True, kw_only=True):
         stay on the device. ``None``: ``"bind"`` where CUDA graphs are asked for, else ``"run"``.
     """
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "minimise": Choice(_MINIMISED, "What is made small.", what="objectives", optional=True),
-        "maximise": Choice(_MAXIMISED, "What is made large.", what="objectives", optional=True),
-        "batch": Integer(1, 65536, "Rows of one run: as many samples are joined."),
-        "concurrency": Integer(1, 1024, "Threads that call the session concurrently."),
-        "call": Choice(
+    minimise: str | None = field(Choice(_MINIMISED, "What is made small.", what="objectives"), default=None)
+    maximise: str | None = field(Choice(_MAXIMISED, "What is made large.", what="objectives"), default=None)
+    batch: int = field(Integer(1, 65536, "Rows of one run: as many samples are joined."), default=1)
+    concurrency: int = field(Integer(1, 1024, "Threads that call the session concurrently."), default=1)
+    call: str | None = field(
+        Choice(
             CALLS,
             "How they call it: run with host arrays, or bind once. By default bind where CUDA graphs are requested.",
             what="calls",
-            optional=True,
         ),
-    }
-
-    minimise: str | None = None
-    maximise: str | None = None
-    batch: int = 1
-    concurrency: int = 1
-    call: str | None = None
+        default=None,
+    )
 
     def check_together(self) -> None:
         """Refuse two objectives, and a load where none is measured."""
@@ -110,31 +104,35 @@ class Constraints(PolicyValue, frozen=True, kw_only=True):
         Most seconds until the first result.
     """
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "accuracy": WordOr(
+    accuracy: AccuracyPolicy | str = field(
+        WordOr(
             ("inherit",),
             Nested(AccuracyPolicy),
             "How close outputs must be to the reference; inherit is the accuracy of the base policy, else the "
             "tolerance of the precision.",
         ),
-        "memory_peak": AtMost(ByteSize(), "Peak memory of the process that opens and runs the model."),
-        "latency_p99": AtMost(ShortDuration(), "Time that 99 of 100 runs must keep, tested with at least 662 runs."),
-        "determinism": Choice(
+        default="inherit",
+    )
+    memory_peak: int | None = field(
+        AtMost(ByteSize(), "Peak memory of the process that opens and runs the model."), default=None
+    )
+    latency_p99: float | None = field(
+        AtMost(ShortDuration(), "Time that 99 of 100 runs must keep, tested with at least 662 runs."), default=None
+    )
+    determinism: Determinism | None = field(
+        Choice(
             DETERMINISM_GRADES,
             "Determinism grade that must pass; by default that of the base policy.",
             what="grades",
-            optional=True,
         ),
-        "start": AtMost(Duration(), "Longest time to the first result, without starting the interpreter."),
-    }
+        default=None,
+    )
+    start: float | None = field(
+        AtMost(Duration(), "Longest time to the first result, without starting the interpreter."), default=None
+    )
+
     #: The keys of a file.
     DOCUMENT: ClassVar[dict[str, str]] = {"memory.peak": "memory_peak", "latency.p99": "latency_p99"}
-
-    accuracy: AccuracyPolicy | str = "inherit"
-    memory_peak: int | None = None
-    latency_p99: float | None = None
-    determinism: Determinism | None = None
-    start: float | None = None
 
     @classmethod
     def document_kinds(cls) -> dict[str, Kind]:
@@ -171,13 +169,11 @@ def _kernels(op: str) -> OneOrMore:
 class KernelChoices(PolicyValue, frozen=True, kw_only=True):
     """Kernels to try, by operation."""
 
-    KINDS: ClassVar[dict[str, Kind]] = {op: _kernels(op) for op in OPS}
-
-    matmul: tuple[str, ...] | None = None
-    attention: tuple[str, ...] | None = None
-    layer_norm: tuple[str, ...] | None = None
-    rms_norm: tuple[str, ...] | None = None
-    conv: tuple[str, ...] | None = None
+    matmul: tuple[str, ...] | None = field(_kernels("matmul"), default=None)
+    attention: tuple[str, ...] | None = field(_kernels("attention"), default=None)
+    layer_norm: tuple[str, ...] | None = field(_kernels("layer_norm"), default=None)
+    rms_norm: tuple[str, ...] | None = field(_kernels("rms_norm"), default=None)
+    conv: tuple[str, ...] | None = field(_kernels("conv"), default=None)
 
 
 class SearchSpace(PolicyValue, frozen=True, kw_only=True):
@@ -200,62 +196,57 @@ class SearchSpace(PolicyValue, frozen=True, kw_only=True):
         Engine to option to values, in place of those that the engine declares.
     """
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "batch": OneOrMore(Integer(1, 65536), "Rows of one run to try, for throughput.", empty=True),
-        "engine": OneOrMore(
+    batch: tuple[int, ...] = field(
+        OneOrMore(Integer(1, 65536), "Rows of one run to try, for throughput.", empty=True), default=()
+    )
+    engine: tuple[str, ...] = field(
+        OneOrMore(
             Text(what="the name of an engine", parse=check_engine, pattern=ENGINE_PATTERN),
             "Engines to try.",
             empty=True,
         ),
-        "precision": OneOrMore(
+        default=(),
+    )
+    precision: tuple[str, ...] = field(
+        OneOrMore(
             Choice(("model", "fp32", "tf32", "fp16", "bf16", "int8"), what="precisions"),
             "Precisions to try; by default only where an accuracy is stated. int8 needs --calibration.",
             empty=True,
         ),
-        "cuda_graph": OneOrMore(Choice(("off", "prefer", "require")), "CUDA graphs to try.", empty=True),
-        "threads": OneOrMore(ThreadCount(), "Threads to try.", empty=True),
-        "layout": OneOrMore(Choice(("auto", "nchw", "nhwc"), what="layouts"), "Layouts to try.", empty=True),
-        "kernels": WordOr(("off", "auto"), Nested(KernelChoices), "Kernels to try."),
-        "options": OptionValues("Options to try, by engine and option; replaces all that the engine declares."),
-    }
-
-    batch: tuple[int, ...] = ()
-    engine: tuple[str, ...] = ()
-    precision: tuple[str, ...] = ()
-    cuda_graph: tuple[str, ...] = ()
-    threads: tuple[int | str, ...] = ()
-    layout: tuple[str, ...] = ()
-    kernels: KernelChoices | str = "auto"
-    options: dict[str, dict[str, tuple[str, ...]]] = FrozenDict()
+        default=(),
+    )
+    cuda_graph: tuple[str, ...] = field(
+        OneOrMore(Choice(("off", "prefer", "require")), "CUDA graphs to try.", empty=True), default=()
+    )
+    threads: tuple[int | str, ...] = field(OneOrMore(ThreadCount(), "Threads to try.", empty=True), default=())
+    layout: tuple[str, ...] = field(
+        OneOrMore(Choice(("auto", "nchw", "nhwc"), what="layouts"), "Layouts to try.", empty=True), default=()
+    )
+    kernels: KernelChoices | str = field(
+        WordOr(("off", "auto"), Nested(KernelChoices), "Kernels to try."), default="auto"
+    )
+    options: dict[str, dict[str, tuple[str, ...]]] = field(
+        OptionValues("Options to try, by engine and option; replaces all that the engine declares."),
+        default=FrozenDict(),
+    )
 
 
 class Budget(PolicyValue, frozen=True, kw_only=True):
     """How long a search may take, in seconds (``"10m"`` in a file), and how many candidates it opens at most."""
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "time": Duration("Time that the search may take."),
-        "candidates": Integer(1, 100_000, "Most candidates that are opened."),
-    }
-
-    time: float = 600.0
-    candidates: int = 200
+    time: float = field(Duration("Time that the search may take."), default=600.0)
+    candidates: int = field(Integer(1, 100_000, "Most candidates that are opened."), default=200)
 
 
 class Decide(PolicyValue, frozen=True, kw_only=True):
     """When a difference counts."""
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "min_effect": Percentage("Smallest gain that makes a winner.", most=1.0),
-        "confidence": Number(0.5, 0.9999, "Confidence of the result."),
-        "rounds": Rounds("Fewest and most rounds of a race."),
-        "duel_rounds": Integer(3, 100_000, "Most rounds of a final duel; left out, four times those of a race.",
-                               optional=True),
-    }  # fmt: skip
-
-    min_effect: float = LEAST_GAIN
-    confidence: float = 0.99
-    rounds: tuple[int, int] = (7, 61)
-    duel_rounds: int | None = None
+    min_effect: float = field(Percentage("Smallest gain that makes a winner.", most=1.0), default=LEAST_GAIN)
+    confidence: float = field(Number(0.5, 0.9999, "Confidence of the result."), default=0.99)
+    rounds: tuple[int, int] = field(Rounds("Fewest and most rounds of a race."), default=(7, 61))
+    duel_rounds: int | None = field(
+        Integer(3, 100_000, "Most rounds of a final duel; left out, four times those of a race."), default=None
+    )
 
     @property
     def most_duel_rounds(self) -> int:
@@ -287,21 +278,21 @@ class RayPlacement(PolicyValue, frozen=True, kw_only=True):
         Seconds that a node is waited for.
     """
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "address": Text("Address of the cluster.", what="'auto' or 'host:port'"),
-        "resources": Resources(
+    address: str = field(Text("Address of the cluster.", what="'auto' or 'host:port'"), default="auto")
+    resources: dict[str, Any] = field(
+        Resources(
             "What a trial needs from its node: num_cpus, num_gpus and custom resources. By default a GPU if the "
             "policy states cuda, else all processors of the smallest node."
         ),
-        "trials": Integer(1, 1024, "Concurrent trials; by default as many as fit on the cluster.", optional=True),
-        "model": Choice(
-            ("store", "shared"), "How nodes get the model: Ray's object store, or the same path on every node."
-        ),
-        "wait": Duration("How long to wait for a node, including the start of the trial's process."),
-    }
-
-    address: str = "auto"
-    resources: dict[str, Any] = FrozenDict()
-    trials: int | None = None
-    model: str = "store"
-    wait: float = 60.0
+        default=FrozenDict(),
+    )
+    trials: int | None = field(
+        Integer(1, 1024, "Concurrent trials; by default as many as fit on the cluster."), default=None
+    )
+    model: str = field(
+        Choice(("store", "shared"), "How nodes get the model: Ray's object store, or the same path on every node."),
+        default="store",
+    )
+    wait: float = field(
+        Duration("How long to wait for a node, including the start of the trial's process."), default=60.0
+    )

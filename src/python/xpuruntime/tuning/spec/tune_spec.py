@@ -13,7 +13,7 @@ from xpuruntime.policies import files
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore, object_schema
 from xpuruntime.policies.document import Refused, describe_value, from_python, quote
 from xpuruntime.policies.kinds import Choice, FilePath, Integer, Kind, Text, in_folder
-from xpuruntime.policies.value import PolicyValue, home_in_file, read_fields
+from xpuruntime.policies.value import PolicyValue, field, home_in_file, read_fields
 from xpuruntime.tuning.spec.parts import (
     Budget,
     Constraints,
@@ -81,51 +81,45 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
     ('throughput', 120.0)
     """
 
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "base": FilePath(
+    base: str | None = field(
+        FilePath(
             "Policy file whose stated keys are fixed, relative to this file; --policy overrides it.",
             what="the path of a policy file",
-            optional=True,
         ),
-        "inputs": FilePath(
+        default=None,
+    )
+    inputs: str | None = field(
+        FilePath(
             "Inputs, relative to this file; 'random' generates some.",
             words=("random",),
             what="a path, or 'random'",
-            optional=True,
         ),
-        "objective": Nested(Objective, "What is made small or large, and under which load."),
-        "constraints": ConstraintsKind(Constraints, "What a candidate must keep."),
-        "space": Nested(SearchSpace, "Values to try."),
-        "budget": Nested(Budget, "How long a search may take."),
-        "decide": Nested(Decide, "When a difference counts."),
-        "seed": Integer(0, 2**31 - 1, "Seed of the bootstrap and of generated inputs."),
-        "devices": OneOrMore(
+        default=None,
+    )
+    objective: Objective = field(
+        Nested(Objective, "What is made small or large, and under which load."), default=Objective()
+    )
+    constraints: Constraints = field(ConstraintsKind(Constraints, "What a candidate must keep."), default=Constraints())
+    space: SearchSpace = field(Nested(SearchSpace, "Values to try."), default=SearchSpace())
+    budget: Budget = field(Nested(Budget, "How long a search may take."), default=Budget())
+    decide: Decide = field(Nested(Decide, "When a difference counts."), default=Decide())
+    seed: int = field(Integer(0, 2**31 - 1, "Seed of the bootstrap and of generated inputs."), default=0)
+    devices: tuple[str, ...] = field(
+        OneOrMore(
             Text(what=DEVICE_NAMES, parse=check_trial_device),
             "Devices to measure on concurrently; by default the device of the policy.",
             empty=True,
         ),
-        "ray": Nested(RayPlacement, "The Ray cluster whose nodes are measured on.", optional=True),
-        "isolation": Choice(
-            ("process", "none"), "Whether each candidate has its own process; with none, a crash ends the search."
-        ),
-    }
-    #: The keys of a file.
-    DOCUMENT: ClassVar[dict[str, Kind]] = {
-        "schema": Text("Version of the file format.", what=f"'{SCHEMA}'", parse=_check_schema, pattern=f"^{SCHEMA}$"),
-        **KINDS,
-    }
+        default=(),
+    )
+    ray: RayPlacement | None = field(Nested(RayPlacement, "The Ray cluster whose nodes are measured on."), default=None)
+    isolation: Literal["process", "none"] = field(
+        Choice(("process", "none"), "Whether each candidate has its own process; with none, a crash ends the search."),
+        default="process",
+    )
 
-    base: str | None = None
-    inputs: str | None = None
-    objective: Objective = Objective()
-    constraints: Constraints = Constraints()
-    space: SearchSpace = SearchSpace()
-    budget: Budget = Budget()
-    decide: Decide = Decide()
-    seed: int = 0
-    devices: tuple[str, ...] = ()
-    ray: RayPlacement | None = None
-    isolation: Literal["process", "none"] = "process"
+    #: The keys of a file.
+    DOCUMENT: ClassVar[dict[str, Kind]]
 
     def check_together(self) -> None:
         """Refuse devices that share something or this process, and CUDA graphs where none would be used."""
@@ -210,6 +204,10 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
         return {"schema": SCHEMA, **self.to_plain()}
 
 
+TuneSpec.DOCUMENT = {
+    "schema": Text("Version of the file format.", what=f"'{SCHEMA}'", parse=_check_schema, pattern=f"^{SCHEMA}$"),
+    **TuneSpec.KINDS,
+}
 PolicyValue.ROOTS.append(TuneSpec)
 
 
