@@ -174,6 +174,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     status : {"honoured", "substituted", "unsupported", "unobservable"}
     device_kernels : tuple of DeviceKernel
         What a device ran for it, longest first; empty where no profiler of devices watched.
+    phase : str
+        ``"prefill"`` or ``"decode"`` where an engine that generates ran the node in both, each a unit of its own.
     """
 
     id: str
@@ -195,6 +197,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     placement_source: Literal["log", "rule", "policy", "none"] = "none"
     status: UnitStatus = "honoured"
     device_kernels: tuple[DeviceKernel, ...] = ()
+    phase: str = ""
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):

@@ -136,7 +136,7 @@ def _watched_runs(
     within = instrumented(
         observed.run_us,
         observed.units_us,
-        sum(u.time is not None for u in observed.units),
+        sum(u.time is not None and u.phase != "decode" for u in observed.units),  # the runs are prefills then
         outside_us=observed.outside_us,
         cut_us=observed.cut_us,
     )

@@ -229,7 +229,7 @@ def _device_kernels(units: list[Unit]) -> list[RenderableType]:
 def _stands_for(unit: Unit) -> str:
     if unit.source_nodes:
         first = unit.source_nodes[0]
-        if unit.source_nodes == (unit.id,):
+        if len(unit.source_nodes) == 1 and unit.id in (first, f"{unit.phase}:{first}"):
             return "itself"
         return first if len(unit.source_nodes) == 1 else f"{first} + {len(unit.source_nodes) - 1} more"
     return f"a step of {unit.serves[0]}" if unit.serves else "inserted"
@@ -258,8 +258,9 @@ def _accounting(report: Report) -> RenderableType:
     count: dict[str, int] = defaultdict(int)
     nodes: dict[str, int] = defaultdict(int)
     for unit in report.units:
-        count[unit.relation] += 1
-        nodes[unit.relation] += len(unit.source_nodes)
+        if unit.phase != "decode":  # which runs the nodes of the prefill again
+            count[unit.relation] += 1
+            nodes[unit.relation] += len(unit.source_nodes)
     total = sum(nodes.values())
     words = []
     for relation in ("exact", "fused", "opaque", "folded", "inserted"):
