@@ -207,7 +207,7 @@ def _locked_model(info: ModelInfo, like: LockedModel | None) -> LockedModel:
     else:
         graph, initializers = part_digests(info)
     return LockedModel(
-        name=like.name if like is not None else Path(info.path).name,
+        name=like.name if like is not None else info.graph_file or Path(info.path).name,
         format=info.format,
         sha256=sha256,
         graph_sha256=graph,

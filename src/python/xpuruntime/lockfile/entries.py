@@ -53,6 +53,7 @@ _LIBRARIES: dict[str, tuple[str, ...]] = {
         "onnxruntime_pybind11_state*", "libonnxruntime.so*", "libonnxruntime_providers_cuda.so*",
         "libonnxruntime_providers_rocm.so*", "libmigraphx*.so*",
     ),
+    "onnxruntime-genai": ("libonnxruntime-genai*.so*", "libonnxruntime.so*", "libonnxruntime_providers_cuda.so*"),
     "openvino": ("libopenvino.so*", "libopenvino_intel_*_plugin.so*", "libopenvino_onnx_frontend.so*", "libtbb.so*"),
     "qnn": (
         "onnxruntime_pybind11_state*", "libonnxruntime_providers_qnn.so*", "libQnnHtp.so*", "libQnnHtpPrepare.so*",
@@ -78,6 +79,7 @@ _GPU = ("CUDA_*", "NVIDIA_TF32_OVERRIDE", "CUBLAS_*", "CUBLASLT_*", "CUDNN_*")
 _OPENMP = ("OMP_*", "GOMP_*", "KMP_*")
 _VARIABLES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("ORT_*", "ONNX_*", "ONNXRUNTIME_*", "MLAS_*"),
+    "onnxruntime-genai": ("ORTGENAI_*", "ORT_*", "ONNX_*", "ONNXRUNTIME_*", "MLAS_*"),
     "openvino": ("OV_*", "OPENVINO_*", "ONEDNN_*", "DNNL_*", "TBB_*"),
     "qnn": ("QNN_*", "ORT_*", "ADSP_LIBRARY_PATH"),
     "tensorrt": ("TRT_*", "TENSORRT_*"),
@@ -91,10 +93,11 @@ _COMPILED_VARIABLES: dict[str, tuple[str, ...]] = {
     "torch": ("TORCHINDUCTOR_*", "TRITON_*", "CUTEDSL_*", "CUTLASS_*", "ENABLE_*TMA_*"),
 }
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "AUTH")
-#: What says the validator of the device, which devices CUDA shows and in what order, and where files are kept.
+#: What says the validator of the device, which devices CUDA shows and in what order, and where files and libraries are:
+#: ONNX Runtime GenAI itself sets `ORT_LIB_PATH` when it is imported.
 _ELSEWHERE = (
-    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "CUDA_CACHE_PATH", "TORCH_LOGS*",
-    "TORCH_HOME", "TRITON_HOME", "*_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS",
+    "ORT_LIB_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "CUDA_CACHE_PATH",
+    "TORCH_LOGS*", "TORCH_HOME", "TRITON_HOME", "*_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS",
 )  # fmt: skip
 
 #: The BLAS that xpuruntime's kernels for the CPU call, and what a plugin's kernels may compute by: NumPy's, and OpenMP.
@@ -116,6 +119,7 @@ _KERNEL_VARIABLES = {
 #: Engine to the distributions that bring it, the first that is installed counts.
 _PACKAGES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("onnxruntime-gpu", "onnxruntime-rocm", "onnxruntime-directml", "onnxruntime"),
+    "onnxruntime-genai": ("onnxruntime-genai", "onnxruntime-genai-cuda"),
     "openvino": ("openvino",),
     "qnn": ("onnxruntime-qnn",),
     "tensorrt": ("tensorrt-rtx", "tensorrt-cu13", "tensorrt-cu12", "tensorrt"),
@@ -245,10 +249,11 @@ def unit_entries(
 
 def _name(unit: Unit) -> str:
     """Return a name made of source nodes and tensors: many engines number their units anew in each load."""
+    phase = f"{unit.phase}:" if unit.phase else ""
     if unit.source_nodes:
-        return "+".join(unit.source_nodes)
+        return phase + "+".join(unit.source_nodes)
     served = "+".join(unit.serves) or "+".join(sorted(unit.outputs))
-    return f"{unit.op} for {served}" if served else unit.op
+    return phase + (f"{unit.op} for {served}" if served else unit.op)
 
 
 def _kernel(unit: Unit, chosen: Mapping[str, str]) -> str | None:

@@ -176,6 +176,11 @@ def compare_validators(identity: Identity, here: Surroundings) -> tuple[Differen
             expected = {**(expected or {}), "format": identity.model.format}
         if found != expected:
             drifts.append((validator, expected, found))
+    found_beside = {} if here.model is None or identity.model is None else here.model.external
+    for name, digest in found_beside.items():
+        if identity.model is not None and name not in identity.model.external:  # an engine reads whatever lies there
+            kind = ValidatorKind.EXTERNAL_DATA
+            drifts.append((Validator(id=stable_id(kind, name), kind=kind, key=name, expect=None), None, digest))
     return _drifts(drifts, identity)
 
 
@@ -320,6 +325,8 @@ def _with_features(names: set[str]) -> str:
 def _restore_command(one: Validator, expected: Any, found: Any, identity: Identity) -> str:
     """Return the pin or the command that restores what a validator of a lock expects."""
     kind = one.kind
+    if expected is None and kind == ValidatorKind.EXTERNAL_DATA:
+        return f"remove {one.key}, which was not there, or make the lock again"
     if expected is None:
         return "make the lock again: where it was made there was no such thing"
     if kind in (ValidatorKind.ENGINE, ValidatorKind.LIBRARY):
