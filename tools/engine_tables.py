@@ -112,7 +112,7 @@ COLUMNS = (
     ("PyTorch, CUDA", "torch", "cuda:0"),
 )
 PAGES = {"onnxruntime": "onnxruntime", "openvino": "openvino", "qnn": "qnn", "tensorrt": "tensorrt"}
-PAGES |= {"tensorrt-rtx": "tensorrt", "torch": "torch", "null": "null"}
+PAGES |= {"tensorrt-rtx": "tensorrt", "torch": "torch", "null": "null", "onnxruntime-genai": "onnxruntime-genai"}
 
 #: The models that are planned, with a size for each open dimension: engines that compile for sizes need them.
 SIZES = {"encoder.onnx": {"ids": [2, 16]}, "convnet.onnx": {"image": [2, 3, 32, 32]}}
@@ -264,6 +264,7 @@ CLASSES = {
     "tensorrt": "tensorrt.model:TensorRtModel",
     "tensorrt-rtx": "tensorrt.model:TensorRtModel",
     "torch": "torch.model:TorchModel",
+    "onnxruntime-genai": "onnxruntime_genai.model:GenAiModel",
     "null": "null:NullModel",
 }
 
@@ -283,7 +284,7 @@ def facts_table() -> Iterator[str]:
         if engine.name not in PAGES:
             continue
         words = ", ".join(f"`{word}`" for word in (engine.name, *engine.aliases))
-        formats = {"onnx": "ONNX", "pt2": "`.pt2`", "torch": "`nn.Module`"}
+        formats = {"onnx": "ONNX", "pt2": "`.pt2`", "torch": "`nn.Module`", "genai": "a folder"}
         yield (
             f"| [{engine.name}]({PAGES[engine.name]}.md) | {words} | {', '.join(formats[f] for f in engine.formats)} "
             f"| {f'`xpuruntime[{engine.extra}]`' if engine.extra else 'the core'} "

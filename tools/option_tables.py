@@ -24,6 +24,7 @@ from xpuruntime.engines.onnxruntime.options import (
     MIGRAPHX_OPTIONS,
     SESSION_OPTIONS,
 )
+from xpuruntime.engines.onnxruntime_genai.controls import OPTIONS as GENAI_OPTIONS
 from xpuruntime.engines.openvino.options import CPU_OPTIONS as OPENVINO_CPU_OPTIONS
 from xpuruntime.engines.openvino.options import GPU_OPTIONS as OPENVINO_GPU_OPTIONS
 from xpuruntime.engines.openvino.options import GRAPH_OPTIONS as OPENVINO_GRAPH_OPTIONS
@@ -150,6 +151,7 @@ PARTS: dict[str, tuple[tuple[str, Mapping[str, Option]], ...]] = {
         ("Targets and caches", TEXT_OPTIONS),
     ),
     "torch.md": (("Of the session", TORCH_OPTIONS),),
+    "onnxruntime-genai.md": (("Of the session", GENAI_OPTIONS),),
 }
 
 
@@ -160,6 +162,7 @@ TITLES = {
     "qnn.md": "QNN",
     "tensorrt.md": "TensorRT",
     "torch.md": "PyTorch",
+    "onnxruntime-genai.md": "ONNX Runtime GenAI",
 }
 
 

@@ -44,6 +44,7 @@ def has_module(name: str) -> Callable[[], bool]:
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "cuda": (has_cuda, "needs a CUDA device"),
     "openvino": (has_module("openvino"), "needs openvino: make engines"),
+    "genai": (has_module("onnxruntime_genai"), "needs onnxruntime-genai: make engines"),
     "qnn": (has_module("onnxruntime_qnn"), "needs onnxruntime-qnn: make engines"),
     "tensorrt-rtx": (has_module("tensorrt_rtx"), "needs tensorrt_rtx: make engines"),
     "nccl": (has_nccl, "needs NCCL: pip install nccl4py nvidia-nccl-cu13"),

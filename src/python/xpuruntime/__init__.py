@@ -70,6 +70,9 @@ if TYPE_CHECKING:
         profile,
     )
     from xpuruntime.inference import (
+        GenerationSession as GenerationSession,
+    )
+    from xpuruntime.inference import (
         SessionSpec as SessionSpec,
     )
     from xpuruntime.lockfile.canonical import load_lock
@@ -200,6 +203,7 @@ _LAZY = {
     "Event": "runtime.stream",
     "ExecutionPolicy": "policies",
     "ExportResult": "locks.export.result",
+    "GenerationSession": "inference",
     "Graph": "runtime.stream",
     "InferenceSession": "inference",
     "KernelPolicy": "policies",

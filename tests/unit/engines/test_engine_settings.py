@@ -14,11 +14,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from generation_folders import write_folder
 
 from xpuruntime import engines
 from xpuruntime.engines.base import EngineSettings, Judgement, Request
 from xpuruntime.engines.model import inspect_model
-from xpuruntime.engines.registry import default_registry
+from xpuruntime.engines.registry import default_registry, read_model
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
 from xpuruntime.runtime.snapshot import machine_snapshot
@@ -47,6 +48,7 @@ _FACTS = (
         detail={"capabilities": _RTX, "compute_capabilities": "7.5 8.0 8.6 8.9"},
     ),
     EngineFacts(name="torch", version="2.13.0", loadable=True, providers=("cpu", "cuda")),
+    EngineFacts(name="onnxruntime-genai", version="0.18.0", loadable=True, providers=("CPUExecutionProvider",)),
 )
 _GPU = CudaFacts(
     index=0, name="GPU", compute_capability=(8, 9), total_memory=1 << 34, sm_count=80, driver_version=(13, 0),
@@ -81,6 +83,10 @@ _ASKED: dict[tuple[str, str], dict[str, Any]] = {
     ("tensorrt", "cuda:0"): {"precision": "fp16"},
     ("tensorrt-rtx", "cuda:0"): {"memory": {"pool": "caching", "limit": 1 << 30}},
     ("torch", "cpu"): {"precision": "bf16", "threads": 2},
+    ("onnxruntime-genai", "cpu"): {
+        "threads": 2,
+        "provider_options": {"onnxruntime-genai": {"enable_mem_pattern": False}},
+    },
 }
 _KERNELS = {"rules": [{"match": {"node": "mm*"}, "precision": "fp32"}]}
 
@@ -100,6 +106,8 @@ def _request(engine: str, device: str, folder: Path) -> Request:
         from xpuruntime.engines.torch.program.reading import inspect_module
 
         info = inspect_module(torch.nn.Linear(4, 4).eval(), (torch.zeros(2, 4),))
+    elif engine == "onnxruntime-genai":
+        info = read_model(write_folder(folder / "decoder"))
     else:
         info = inspect_model(models.save(models.mlp(batch=2), folder))
     policy = Policy.coerce({"execution": _ASKED[engine, device], "kernels": {} if engine == "torch" else _KERNELS})
@@ -118,6 +126,7 @@ def test_every_engine_is_swept() -> None:
     assert names >= {"onnxruntime", "openvino", "qnn", "tensorrt", "tensorrt-rtx", "torch"}
     assert [cls.__module__.split(".")[2] for cls in _classes()] == [
         "onnxruntime",
+        "onnxruntime_genai",
         "openvino",
         "qnn",
         "tensorrt",

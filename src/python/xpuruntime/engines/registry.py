@@ -103,6 +103,7 @@ _BUILTIN = (
     ("xpuruntime.engines.openvino", "OpenVinoEngine"),
     ("xpuruntime.engines.qnn", "QnnEngine"),
     ("xpuruntime.engines.torch", "TorchEngine"),
+    ("xpuruntime.engines.onnxruntime_genai", "OnnxRuntimeGenAiEngine"),
     ("xpuruntime.engines.null", "NullEngine"),
 )
 

@@ -12,16 +12,29 @@ if TYPE_CHECKING:
     from xpuruntime.inference.comparing import compare_engines
     from xpuruntime.inference.comparison import Comparison
     from xpuruntime.inference.compiling import compile_model
+    from xpuruntime.inference.generation import Generation, GenerationSession
     from xpuruntime.inference.plan_request import plan
     from xpuruntime.inference.profiling import profile
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.inference.session_spec import SessionSpec
 
-__all__ = ["Comparison", "InferenceSession", "SessionSpec", "compare_engines", "compile_model", "plan", "profile"]
+__all__ = [
+    "Comparison",
+    "Generation",
+    "GenerationSession",
+    "InferenceSession",
+    "SessionSpec",
+    "compare_engines",
+    "compile_model",
+    "plan",
+    "profile",
+]
 
 #: Public name to the module that has it; loaded on first use.
 _LAZY = {
     "Comparison": "comparison",
+    "Generation": "generation",
+    "GenerationSession": "generation",
     "InferenceSession": "session",
     "SessionSpec": "session_spec",
     "compare_engines": "comparing",

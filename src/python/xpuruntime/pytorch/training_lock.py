@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.pytorch.explanation.summary import Row
 
-__all__ = ["check_locked", "lock", "policy_of_lock", "replayed_policy"]
+__all__ = ["lock", "policy_of_lock"]
 
 #: Operators whose sizes follow from the shapes of two matrices.
 _PRODUCTS = ("aten::mm", "aten::mm.out", "aten::addmm", "aten::addmm.out")
@@ -78,22 +78,18 @@ def lock(
     check_types({"upgrade": FLAG, "note": TEXT}, {"upgrade": upgrade, "note": note})
     target = None if path is None else user_path(path, "the lock")
     old = load_lock(target) if target is not None and kind_of(target) == "file" else None
-    if old is not None and not upgrade:
-        return check_locked(found, old, str(target))
     made = _lock_of(found, note, old)
-    if target is None or (old is not None and not compare_identities(old.identity, made.identity)):
-        return made if old is None else old
+    if target is None:
+        return made
+    if old is not None:
+        compared = compare_identities(old.identity, made.identity)
+        drifts = [one for one in compared if not lacking(one)]
+        if not compared or (not upgrade and not drifts):
+            return old
+        if not upgrade:
+            raise drift_error(str(target), drifts, take=_RELOCK)
     save_lock(made, target)
     return made
-
-
-def check_locked(found: Explanation, old: Lock, where: str) -> Lock:
-    """Return a lock that a step ran as. Raises `LockError` where it ran otherwise."""
-    compared = compare_identities(old.identity, _lock_of(found, "", old).identity)
-    drifts = [one for one in compared if not lacking(one)]
-    if drifts:
-        raise drift_error(where, drifts, take=_RELOCK)
-    return old
 
 
 def _lock_of(found: Explanation, note: str, old: Lock | None) -> Lock:
@@ -195,24 +191,20 @@ def _surroundings(device: str, policy: Policy, *, compiled: bool = False) -> Sur
 
 
 def policy_of_lock(path: str | os.PathLike[str]) -> Policy:
-    """Return what `replayed_policy` does of a lock in a file."""
-    source = user_path(path, "the lock")
-    return replayed_policy(load_lock(source), str(source))
-
-
-def replayed_policy(found: Lock, where: str) -> Policy:
     """Return the policy that replays a training lock, once its validators hold: its calls are the first rules."""
+    source = user_path(path, "the lock")
+    found = load_lock(source)
     identity = found.identity
     if identity.subject != "training" or identity.policy is None:
         raise LockError(
-            f"{where} is a lock of {identity.subject}, and a policy on PyTorch needs one of training. Fix: make one "
+            f"{source} is a lock of {identity.subject}, and a policy on PyTorch needs one of training. Fix: make one "
             "with `xpuruntime.pytorch.lock`"
         )
     policy = Policy.coerce(identity.policy.document)
     device = next((validator.key for validator in identity.validators if validator.kind == "device"), "cpu")
     drifts = compare_validators(identity, _surroundings(device, policy))
     if drifts:
-        raise drift_error(where, drifts, take=_RELOCK)
+        raise drift_error(str(source), drifts, take=_RELOCK)
     return _replayed(identity, policy)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import ModelError
-from xpuruntime.files.paths import reason_of
+from xpuruntime.files.paths import kind_of, reason_of
 from xpuruntime.files.reading import NotRegularError, open_regular
 
 if TYPE_CHECKING:
@@ -22,10 +22,23 @@ if TYPE_CHECKING:
 
     import onnx
 
-__all__ = ["MAX_PROTOBUF", "looks_like", "onnx_checks", "onnx_messages", "parse", "read", "refuse"]
+__all__ = [
+    "GENERATION_CONFIG",
+    "MAX_PROTOBUF",
+    "generation_folder",
+    "looks_like",
+    "onnx_checks",
+    "onnx_messages",
+    "parse",
+    "read",
+    "refuse",
+]
 
 #: A protobuf message holds at most this many bytes.
 MAX_PROTOBUF = (1 << 31) - 1
+
+#: What makes a folder a language model of ONNX Runtime GenAI.
+GENERATION_CONFIG = "genai_config.json"
 
 _REEXPORT = "export the model to ONNX (.onnx) and give that file"
 
@@ -52,6 +65,14 @@ _MAGIC: tuple[tuple[bytes, str, str], ...] = (
         "write it as protobuf: onnx.save(onnx.parser.parse_model(text), path)",
     ),
 )
+
+
+def generation_folder(model: Any) -> Path | None:
+    """Return the folder where `model` names one with a ``genai_config.json``, else ``None``."""
+    if not isinstance(model, (str, os.PathLike)) or not isinstance(os.fspath(model), str):
+        return None
+    folder = Path(model)
+    return folder if kind_of(folder) == "folder" and kind_of(folder / GENERATION_CONFIG) != "missing" else None
 
 
 def refuse(where: str, reason: str, fix: str) -> ModelError:
@@ -279,6 +300,9 @@ def _missing(where: str) -> tuple[str, str]:
 
 
 def _directory(where: str) -> tuple[str, str]:
+    if (Path(where) / "config.json").is_file() and any(Path(where).glob("*.safetensors")):
+        build = f"python -m onnxruntime_genai.models.builder -i {where} -o FOLDER -p fp32 -e cpu"
+        return "it is a folder of transformers", f"load it with transformers, or build a folder that runs: {build}"
     inside = sorted(p.name for p in Path(where).glob("*.onnx"))[:5]
     if inside:
         return "it is a directory", f"give a file in it, such as {str(Path(where) / inside[0])!r}"

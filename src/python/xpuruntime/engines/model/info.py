@@ -74,6 +74,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}
     random_outputs: dict[str, str] = {}
     weights_digest: str | None = None
+    #: The graph's file where `path` is a folder.
+    graph_file: str | None = None
 
     def __hash__(self) -> int:
         return hash((self.path, self.size, self.mtime_ns, self.graph_name, len(self.nodes)))
@@ -86,7 +88,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         """The path to open: `path` in the folder that it was read from; `path` itself when the model is no file."""
         if self.data is not None or self.base_dir is None:
             return self.path
-        return str(Path(self.base_dir) / Path(self.path).name)
+        return self.base_dir if self.graph_file is not None else str(Path(self.base_dir) / Path(self.path).name)
+
+    @property
+    def _graph(self) -> str:
+        return self.file if self.graph_file is None else str(Path(self.file) / self.graph_file)
 
     @property
     def has_external_data(self) -> bool:
@@ -105,7 +111,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
             return self.digest
         if self.data is not None:
             return hashlib.sha256(self.data).hexdigest()
-        return _digest(self.file, self.size, self.mtime_ns)
+        return _digest(self._graph, self.size, self.mtime_ns)
 
     def weight_share(self, *dtypes: str) -> float:
         """Return the share (0 to 1) of weight elements that have one of `dtypes`; 0 when there are no weights."""
@@ -116,7 +122,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         """Read the model again, with unique node names, ordered nodes and fixed sizes; external data is not loaded."""
         data = self.data
         if data is None:
-            _, data, facts = read(self.file)
+            _, data, facts = read(self._graph)
             if (facts.st_size, facts.st_mtime_ns) != (self.size, self.mtime_ns):
                 raise refuse(self.path, "the file changed since it was inspected", "open the session again")
         proto = parse(data, self.path)
@@ -131,9 +137,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     def check_unchanged(self) -> None:
         """Refuse a file that is not the one that was inspected any more."""
         try:
-            facts = Path(self.file).stat()
+            facts = Path(self._graph).stat()
         except OSError as error:
-            raise refuse(self.file, f"the file cannot be read ({error.strerror})", "put it back") from None
+            raise refuse(self._graph, f"the file cannot be read ({error.strerror})", "put it back") from None
         if (facts.st_size, facts.st_mtime_ns) != (self.size, self.mtime_ns):
             raise refuse(self.path, "the file changed since it was inspected", "open the session again")
 

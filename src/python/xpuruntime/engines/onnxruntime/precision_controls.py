@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.control_builder import ControlBuilder
     from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
 
-__all__ = ["on_unless_stated", "resolve_precision"]
+__all__ = ["integer_nodes", "on_unless_stated", "resolve_precision"]
 
 #: Nodes that a control names.
 _NAMED = 3
@@ -128,7 +128,7 @@ def _keep_activations(request: Request, settings: OnnxRuntimeSettings) -> OnnxRu
 
 def _integers(request: Request, builder: ControlBuilder) -> None:
     """Say that a float precision does not reach nodes of a model that are integer operators."""
-    if request.policy.execution.precision in ("model", "int8") or not (named := _integer_nodes(request)):
+    if request.policy.execution.precision in ("model", "int8") or not (named := integer_nodes(request)):
         return
     for place, control in enumerate(builder.controls):
         if control.key == "execution.precision":
@@ -155,7 +155,7 @@ def _other_floats(request: Request, builder: ControlBuilder) -> None:
             )
 
 
-def _integer_nodes(request: Request) -> str:
+def integer_nodes(request: Request) -> str:
     """Return some of the nodes that the model itself states to multiply in integers; empty where there are none."""
     model = request.model
     ops = {name.rpartition(":")[2] for name in model.ops}

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`OnnxRuntimeGenAiEngine`: probe, judge, load."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from xpuruntime.engines.base import Engine, Judgement, Refusal, missing_cuda_device
+from xpuruntime.engines.model.file import generation_folder
+from xpuruntime.engines.onnxruntime.engine import WHEELS
+from xpuruntime.errors import PolicyError
+from xpuruntime.evidence.records import Verdict, VerdictCode
+from xpuruntime.runtime.machine import EngineFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xpuruntime.engines.base import LoadedModel, Request
+    from xpuruntime.engines.control_builder import Option
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.onnxruntime_genai.controls import GenAiSettings
+    from xpuruntime.runtime.machine import Machine
+
+__all__ = ["OnnxRuntimeGenAiEngine"]
+
+_CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+
+_PACKAGE = "onnxruntime_genai"
+_DISTRIBUTIONS = ("onnxruntime-genai", "onnxruntime-genai-cuda")
+_ABSENT = "no onnxruntime-genai wheel is installed"
+_INSTALL = (
+    "pip install --no-deps onnxruntime-genai (xpuruntime[genai] brings onnxruntime along, which is installed over "
+    "onnxruntime-gpu)"
+)
+
+
+class OnnxRuntimeGenAiEngine(Engine["GenAiSettings"]):
+    """ONNX Runtime GenAI on ``cpu`` and ``cuda:N``."""
+
+    name: ClassVar[str] = "onnxruntime-genai"
+    aliases: ClassVar[tuple[str, ...]] = ("genai",)
+    extra: ClassVar[str | None] = "genai"
+    device_kinds: ClassVar[tuple[str, ...] | None] = ("cpu", "cuda")
+    formats: ClassVar[tuple[str, ...]] = ("genai",)
+    library_files: ClassVar[tuple[str, ...]] = (f"{_PACKAGE}/*.so*", "onnxruntime/capi/*.so*")
+
+    def probe(self) -> EngineFacts:
+        """Say what is installed; nothing is imported."""
+        from importlib import metadata
+
+        def first(names: tuple[str, ...]) -> tuple[str, str] | None:
+            for name in names:
+                try:
+                    return name, metadata.version(name)
+                except metadata.PackageNotFoundError:
+                    continue
+            return None
+
+        wheel, runtime = first(_DISTRIBUTIONS), first(WHEELS)
+        if wheel is None:
+            return EngineFacts(name=self.name, reason=_ABSENT, fix=_INSTALL)
+        try:
+            spec = importlib.util.find_spec(_PACKAGE)
+        except ValueError:  # it is in sys.modules, and is no module
+            spec = None
+        if spec is None or not spec.submodule_search_locations:
+            fix = f"pip install --force-reinstall --no-deps {wheel[0]}"
+            return EngineFacts(name=self.name, version=wheel[1], reason="its package cannot be found", fix=fix)
+        if runtime is None:
+            return EngineFacts(
+                name=self.name,
+                version=wheel[1],
+                reason="no onnxruntime wheel is installed",
+                fix="pip install onnxruntime",
+            )
+        folder = Path(next(iter(spec.submodule_search_locations)))
+        has_cuda = any(folder.glob("*onnxruntime-genai-cuda*"))
+        return EngineFacts(
+            name=self.name,
+            version=wheel[1],
+            loadable=True,
+            providers=(_CUDA, _CPU) if has_cuda else (_CPU,),
+            detail={"wheel": " ".join(wheel), "onnxruntime": " ".join(runtime)},
+        )
+
+    def read(self, model: Any, example_inputs: Any, *, trust: bool) -> ModelInfo | None:
+        """Return what is known of a folder with ``genai_config.json``."""
+        del trust
+        folder = generation_folder(model)
+        if folder is None or example_inputs is not None:
+            return None
+        from xpuruntime.engines.onnxruntime_genai.folder import inspect_folder
+
+        return inspect_folder(folder)
+
+    def devices(self, machine: Machine) -> tuple[str, ...]:
+        """Return the CUDA devices where the wheel has CUDA, then the CPU."""
+        facts = machine.engines.get(self.name)
+        if facts is None or _CUDA not in facts.providers:
+            return ("cpu",)
+        return (*(f"cuda:{device.index}" for device in machine.cuda), "cpu")
+
+    def option_table(self, device: str) -> Mapping[str, Option]:
+        """Return the session options; see `xpuruntime.engines.onnxruntime_genai.controls`."""
+        from xpuruntime.engines.onnxruntime_genai.controls import OPTIONS
+
+        return OPTIONS if device.partition(":")[0] in ("cpu", "cuda") else {}
+
+    def judge(self, request: Request, machine: Machine) -> Judgement[GenAiSettings]:
+        """Accept or reject from facts."""
+        from xpuruntime.engines.onnxruntime_genai.controls import folder_of, resolve
+
+        refusal = self._refuse(request, machine)
+        if refusal is not None:
+            return refusal.judgement(self.name, request.device)
+        try:
+            settings, controls = resolve(request)
+        except PolicyError as error:
+            return Refusal(VerdictCode.OPTION_INVALID, error.reason, error.fix).judgement(self.name, request.device)
+        facts = machine.engines[self.name]
+        reason = f"ONNX Runtime GenAI {facts.version} on {facts.detail.get('onnxruntime', 'onnxruntime')}"
+        reason += f", {settings.provider}"
+        named = sorted(str(name) for one in folder_of(request).providers for name in one)
+        if named:
+            reason += f"; the folder names the providers {', '.join(named)}, and the policy's device decides"
+        candidate = f"{self.name}@{request.device}"
+        verdict = Verdict(candidate=candidate, accepted=True, code=VerdictCode.ACCEPTED, reason=reason)
+        return Judgement(verdict=verdict, controls=controls, settings=settings)
+
+    def load(self, request: Request, judgement: Judgement[GenAiSettings], machine: Machine) -> LoadedModel:
+        """Open the folder; see `LoadedModel`."""
+        from xpuruntime.engines.onnxruntime_genai.model import load_folder
+
+        del machine
+        return load_folder(request, judgement.settings)
+
+    def _refuse(self, request: Request, machine: Machine) -> Refusal | None:
+        kind = request.device.partition(":")[0]
+        if kind not in ("cpu", "cuda"):
+            has = f"ONNX Runtime GenAI has no device {request.device!r} here; it runs on cpu and cuda:N"
+            return Refusal(VerdictCode.DEVICE_UNSUPPORTED, has)
+        missing = missing_cuda_device(request.device, machine) if kind == "cuda" else None
+        if missing is not None:
+            return missing
+        facts = machine.engines.get(self.name)
+        if facts is None or facts.version is None:
+            return Refusal(VerdictCode.ENGINE_MISSING, (facts and facts.reason) or _ABSENT, _INSTALL)
+        if not facts.loadable:
+            return Refusal(VerdictCode.ENGINE_BROKEN, facts.reason or "the wheel cannot be loaded", facts.fix)
+        if kind == "cuda" and _CUDA not in facts.providers:
+            wheel = facts.detail.get("wheel", "installed")
+            fix = "pip uninstall -y onnxruntime-genai && pip install --no-deps onnxruntime-genai-cuda"
+            return Refusal(VerdictCode.LIBRARY_MISSING, f"the wheel {wheel} has no CUDA", fix)
+        from xpuruntime.engines.onnxruntime_genai.controls import folder_of, refuse_options, refuse_precision
+
+        return refuse_options(folder_of(request)) or refuse_precision(request)
