@@ -16,16 +16,20 @@ import torch
 FACTOR = {factor}
 
 
+def wide(x):
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def forward(x, weight, eps):
-    rstd = torch.rsqrt(x.float().pow(2).mean(-1) + eps)
-    normal = x.float() * rstd[..., None]
+    rstd = torch.rsqrt(wide(x).pow(2).mean(-1) + eps)
+    normal = wide(x) * rstd[..., None]
     return (FACTOR * normal * weight).to(x.dtype), rstd
 
 
 def backward(x, weight, rstd, grad):
-    normal, scaled = x.float() * rstd[..., None], FACTOR * grad.float() * weight
+    normal, scaled = wide(x) * rstd[..., None], FACTOR * wide(grad) * weight
     of_x = (scaled - normal * (normal * scaled).mean(-1, keepdim=True)) * rstd[..., None]
-    return of_x.to(x.dtype), (FACTOR * grad.float() * normal).flatten(0, -2).sum(0).to(weight.dtype)
+    return of_x.to(x.dtype), (FACTOR * wide(grad) * normal).flatten(0, -2).sum(0).to(weight.dtype)
 
 
 @torch.library.custom_op("foreign_norms::rms", mutates_args=())
@@ -41,7 +45,7 @@ def _(x, weight, epsilon):
 operator.register_autograd(
     lambda ctx, grad: (*backward(*ctx.saved_tensors, grad), None),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(
-        *inputs[:2], torch.rsqrt(inputs[0].float().pow(2).mean(-1) + inputs[2])
+        *inputs[:2], torch.rsqrt(wide(inputs[0]).pow(2).mean(-1) + inputs[2])
     ),
 )
 """

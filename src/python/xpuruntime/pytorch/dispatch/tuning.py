@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "StepCost",
+    "as_tuning",
     "host_sampler",
     "keep_tuned",
     "may_measure",
@@ -287,7 +288,7 @@ def _measured_once(
     with _measuring:  # one at a time, so that none meets the load of another
         once = _known(CONTEXT.times.get(mark), rule)
         if once is None:
-            with trace_events.mark("tuning", what, candidates=[name for name, _ in candidates]), _as_tuning():
+            with trace_events.mark("tuning", what, candidates=[name for name, _ in candidates]), as_tuning():
                 step = TuningStep("torch", what)
                 route: float | None = None if step(len(candidates), 0, 0, 0.0) else 0.0
                 if route is not None and active is not None and mark[2]:
@@ -311,7 +312,7 @@ def _keep(mark: tuple[str, str, bool], found: Replacement, device: Any, *, known
 
 
 @contextmanager
-def _as_tuning() -> Iterator[None]:
+def as_tuning() -> Iterator[None]:
     """Have what runs inside known as no call of the program's: by `measuring`, and in PyTorch's profiler."""
     CONTEXT.thread.measuring = True
     try:

@@ -28,6 +28,8 @@ from xpuruntime.pytorch.explanation.requested import (
     requests_other_kernel,
     uncertain,
 )
+from xpuruntime.pytorch.providers.bound import BoundKernel
+from xpuruntime.pytorch.providers.canary import NOT_COMPARED, compares
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,6 +127,8 @@ class RecordedCalls:
             self.kernel = route.kernel
             self.status = route.status
             self.reason = route.reasons
+            if isinstance(route.place, BoundKernel) and not compares():
+                self.reason = "; ".join(filter(None, (self.reason, NOT_COMPARED)))
             if route.source != "default":
                 self.asked, self.source = route.asked, route.source
         else:

@@ -21,6 +21,7 @@ from xpuruntime.ops.torch_kernels import (
     missing_distributions,
 )
 from xpuruntime.pytorch.dispatch import context
+from xpuruntime.pytorch.providers.canary import canary_rejection, compares
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,7 +86,7 @@ class BoundKernel:
         """Return why it cannot serve a call; empty where it can."""
         if context.capturing() and self.kernel.capturable is not True:
             return f"it cannot be captured into a CUDA graph: {self.kernel.capturable}"
-        key = call.key
+        key = (compares(), call.key)
         found = self._answers.get(key)
         if found is None:
             found = self._rejection(call)
@@ -102,7 +103,9 @@ class BoundKernel:
             fits, why = self.kernel.supports(call)
         except Exception as error:
             return f"its supports() raised {type(error).__name__}: {error}"
-        return "" if fits else str(why) or "it gives no reason"
+        if not fits:
+            return str(why) or "it gives no reason"
+        return canary_rejection(self.kernel, call, call_of) if compares() else ""
 
     def _check(self, call: TorchCall) -> None:
         reason = self.rejection(call)

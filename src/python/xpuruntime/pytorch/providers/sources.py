@@ -77,7 +77,7 @@ class _Function(TorchKernel):
             outputs = self._call(call, inputs)
             wanted = [x for x in inputs if x.requires_grad]
             found = iter(torch.autograd.grad(outputs, wanted, list(grads)))
-        return [next(found) if x.requires_grad else None for x in inputs]
+        return [next(found).contiguous() if x.requires_grad else None for x in inputs]
 
 
 class _Layer(_Function):

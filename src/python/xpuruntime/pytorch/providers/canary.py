@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Canary: before the first use of a kernel of another package, its forward and backward against float64.
+
+The inputs are those on which kernels of vendors were wrong: lengths around blocks, rows of zeros, large and small
+numbers, scores far below zero, one key that outweighs all others, views that are not dense, several sizes in turn. What
+a kernel writes into its inputs or into the gradient that it gets is found as well. The verdict is kept with measured
+times, for the same packages, variables, device and driver.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.measuring.rounds import KernelTiming, Replacement
+from xpuruntime.ops import tuned_records
+from xpuruntime.ops.torch_kernels import Saved, distribution_facts, packages_of_kernel, source_of
+from xpuruntime.policies import TuningPolicy
+from xpuruntime.pytorch.dispatch import context
+from xpuruntime.pytorch.dispatch.context import thread_policy
+from xpuruntime.pytorch.dispatch.tuning import as_tuning
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch import Tensor
+
+    from xpuruntime.ops.torch_kernels import TorchCall, TorchKernel
+
+__all__ = ["CASES", "NOT_COMPARED", "VARIABLE", "canary_rejection", "compares"]
+
+#: ``off`` leaves the comparison out.
+VARIABLE = "XPURUNTIME_CANARY"
+#: What evidence says of a call then.
+NOT_COMPARED = f"not compared with float64: {VARIABLE} is off"
+
+#: Largest error, as a share of the largest number of the result in float64.
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 8e-3, torch.bfloat16: 4e-2}
+_USUAL = TuningPolicy()
+#: Length of the attention that is also computed of views.
+_VIEWED = 65
+
+_PASSED = "passed"
+
+_lock = threading.RLock()
+_verdicts: dict[Any, str] = {}
+
+
+class Case(NamedTuple):
+    """Inputs by operand, attributes, and what they are, for the sentence of a verdict."""
+
+    what: str
+    operands: dict[str, Tensor]
+    attributes: dict[str, Any]
+
+
+def compares() -> bool:
+    """Say whether kernels of other packages are compared with float64 before their first use."""
+    return os.environ.get(VARIABLE, "").strip().lower() != "off"
+
+
+def canary_rejection(kernel: TorchKernel, call: TorchCall, describe: Callable[..., TorchCall]) -> str:
+    """Return what a kernel computes wrong of an operation, with the numbers; empty where nothing was found.
+
+    `describe` makes the description of a call, as `bound.call_of` does.
+    """
+    cases = CASES.get(call.op)
+    if cases is None:
+        return ""
+    if context.capturing():
+        return "it was not compared with float64 before the capture. Fix: run the step once before it is captured"
+    learns = call.phase in ("train", "backward")
+    dtype = getattr(torch, next(iter(call.operands.values())).dtype)
+    stated = tuple((name, value) for name, value in call.attributes.items() if isinstance(value, (str, bool)))
+    key = f"canary;{kernel.id};{call.op};{dtype};{stated};gradient={learns};{_device_name(call.device)}"
+    held_by = _held_by(kernel)
+    with _lock:
+        mark = (key, tuple(held_by.items()))
+        if mark in _verdicts:
+            return _verdicts[mark]
+        known = tuned_records.recall(key, held_by, _USUAL)
+        if known is not None:
+            verdict = known.candidates[0].config.removeprefix(_PASSED)
+        else:
+            begun = time.perf_counter()
+            verdict, lasting = _apart(lambda: _verdict(kernel, call, describe, cases, dtype, learns), call.device)
+            seconds = time.perf_counter() - begun
+            if lasting:
+                timing = KernelTiming(kernel.id, verdict or _PASSED, seconds * 1e6)
+                tuned_records.keep(key, held_by, Replacement((timing,), 1, seconds, undecided=False))
+        _verdicts[mark] = verdict
+        return verdict
+
+
+def _device_name(device: str) -> str:
+    return str(torch.cuda.get_device_name(device)) if device.startswith("cuda") else device
+
+
+def _held_by(kernel: TorchKernel) -> dict[str, str]:
+    """Return what a verdict holds for."""
+    from xpuruntime import __version__
+
+    found = {"xpuruntime": __version__, "torch": str(torch.__version__), "cuda": str(torch.version.cuda)}
+    for name in packages_of_kernel(kernel.id):
+        found[name] = " ".join((distribution_facts(name) or {}).values())
+    found |= source_of(kernel.id) or {}
+    found["adapter"] = f"{type(kernel).__module__}.{type(kernel).__qualname__}"
+    if (facts := _plugin(kernel)) is not None:
+        found["plugin"] = " ".join(facts.values())
+    for pattern in kernel.environment:
+        found |= {name: os.environ[name] for name in sorted(os.environ) if fnmatch.fnmatchcase(name, pattern)}
+    return found
+
+
+def _plugin(kernel: TorchKernel) -> dict[str, str] | None:
+    from xpuruntime.ops.plugins import plugin_facts
+
+    return plugin_facts(kernel.id.partition(".")[0])
+
+
+def _apart(run: Callable[[], tuple[str, bool]], device: str) -> tuple[str, bool]:
+    """Run something in a thread of its own, in which no mode, transform or policy of the caller's holds."""
+    found: list[tuple[str, bool]] = []
+
+    def work() -> None:
+        with thread_policy(None), as_tuning():
+            if device.startswith("cuda"):
+                torch.cuda.set_device(device)
+            found.append(run())
+
+    thread = threading.Thread(target=work, name="xpuruntime canary")
+    thread.start()
+    thread.join()
+    return found[0] if found else ("its comparison with float64 did not end", False)
+
+
+def _verdict(
+    kernel: TorchKernel,
+    call: TorchCall,
+    describe: Callable[..., TorchCall],
+    cases: Callable[..., Iterator[Case]],
+    dtype: torch.dtype,
+    learns: bool,
+) -> tuple[str, bool]:
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).to(call.device)
+
+    for case in cases(random, call):
+        attributes = {**call.attributes, **case.attributes}
+        described = {phase: describe(call.op, phase, case.operands, attributes) for phase in ("infer", "train")}
+        try:
+            if not kernel.supports(described["train" if learns else "infer"])[0]:
+                continue
+            wrong = _compare(kernel, described["train" if learns else "infer"], describe, case, attributes, learns)
+        except XpuRuntimeError as error:
+            return f"{case.what}: {error.reason}", False
+        except Exception as error:  # whatever a kernel raises
+            return f"{case.what}: it raised {type(error).__name__}: {error}", False
+        if wrong:
+            return f"it is wrong for {case.what}: {wrong}", True
+    return "", True
+
+
+def _compare(
+    kernel: TorchKernel,
+    call: TorchCall,
+    describe: Callable[..., TorchCall],
+    case: Case,
+    attributes: Mapping[str, Any],
+    learns: bool,
+) -> str:
+    """Return what is wrong with one case; empty where nothing is."""
+    inputs = tuple(case.operands.values())
+    before = [x.clone() for x in inputs]
+    exact = [x.detach().double().requires_grad_(x.is_floating_point() and learns) for x in inputs]
+    expected = _reference(call.op, dict(zip(case.operands, exact, strict=True)), attributes)
+    outputs, extra = kernel.forward(call, *inputs)
+    outputs, extra = tuple(outputs), tuple(extra)
+    if len(outputs) != len(expected):
+        return f"it returned {len(outputs)} outputs instead of {len(expected)}"
+    for x, y in zip(outputs, expected, strict=True):
+        like = inputs[0] if x.shape == inputs[0].shape else None
+        if wrong := _difference("the output", x, y, like):
+            return wrong
+    if written := _written(case, before):
+        return written
+    if kernel.deterministic is True:
+        again, _ = kernel.forward(call, *inputs)
+        if any(not torch.equal(x, y) for x, y in zip(outputs, again, strict=True)):
+            return "two runs give different bits, and it says that they do not"
+    if not learns:
+        return ""
+    grads = tuple(torch.linspace(-1, 1, x.numel(), dtype=torch.float64).view(x.shape).to(x) for x in outputs)
+    upstream = [grad.clone() for grad in grads]
+    wanted = [x for x in exact if x.requires_grad]
+    exact_grads = torch.autograd.grad(expected, wanted, [grad.double() for grad in grads], allow_unused=True)
+    values = iter(exact_grads)
+    of_inputs = [next(values) if x.requires_grad else None for x in exact]
+    gradient = describe(call.op, "backward", {**case.operands, "grad": grads[0]}, attributes)
+    found = kernel.backward(gradient, Saved(inputs, outputs, extra), grads)
+    for name, x, y in zip(case.operands, found, of_inputs, strict=False):
+        like = case.operands[name]
+        if y is not None and x is not None and (wrong := _difference(f"the gradient of {name}", x, y, like)):
+            return wrong
+    if any(not torch.equal(x, y) for x, y in zip(grads, upstream, strict=True)):
+        return "its backward writes into the gradient that it gets, which other operations may read"
+    return _written(case, before)
+
+
+def _written(case: Case, before: Sequence[Tensor]) -> str:
+    changed = [name for (name, x), y in zip(case.operands.items(), before, strict=True) if not torch.equal(x, y)]
+    return f"it writes into its input {changed[0]}" if changed else ""
+
+
+def _difference(what: str, found: Tensor, expected: Tensor, like: Tensor | None) -> str:
+    """Return how a result differs from that in float64, or lies in memory otherwise than one like `like` does."""
+    if found.shape != expected.shape:
+        return f"{what} has the shape {list(found.shape)} instead of {list(expected.shape)}"
+    steps = torch.empty_like(expected if like is None else like).stride()
+    if any(a != b for size, a, b in zip(found.shape, found.stride(), steps, strict=True) if size > 1):
+        return f"{what} has the strides {list(found.stride())} instead of {list(steps)}"
+    value, exact = found.double(), expected.detach()
+    if not bool(torch.isfinite(value).all()):
+        return f"{what} has {int((~torch.isfinite(value)).sum())} numbers that are not finite"
+    largest = float(exact.abs().max()) if exact.numel() else 0.0
+    error = float((value - exact).abs().max()) if exact.numel() else 0.0
+    bound = _TOLERANCES.get(found.dtype, _TOLERANCES[torch.float32]) * max(largest, 1e-6)
+    return "" if error <= bound else f"{what} differs by {error:.3g} where {bound:.3g} is the bound"
+
+
+def _reference(op: str, operands: dict[str, Tensor], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    if op == "attention":
+        return (_attention(operands, attributes),)
+    if op == "layer_norm":
+        x, weight, bias = (operands.get(name) for name in ("x", "weight", "bias"))
+        assert x is not None
+        return (torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, attributes["epsilon"]),)
+    from xpuruntime.pytorch.providers.operators import OPERATIONS
+
+    row = OPERATIONS[op]
+    options = {name: value for name, value in attributes.items() if name != "paired"}
+    made = row.reference(*(operands.get(name) for name in row.operands), **options)
+    return (made,) if isinstance(made, torch.Tensor) else tuple(made)
+
+
+def _attention(operands: Mapping[str, Tensor], attributes: Mapping[str, Any]) -> Tensor:
+    q, k, v, mask = (operands.get(name) for name in ("q", "k", "v", "mask"))
+    assert q is not None and k is not None and v is not None  # noqa: PT018 - for the type checker
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scale = attributes["scale"]
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
+    if attributes["causal"]:
+        seen = seen.tril()
+    if mask is not None:
+        seen = seen & (mask.bool() if mask.dtype == torch.bool else torch.isfinite(mask))
+        scores = scores if mask.dtype == torch.bool else scores + mask.masked_fill(~torch.isfinite(mask), 0)
+    weights = torch.softmax(scores.masked_fill(~seen, -math.inf), -1)
+    return torch.nan_to_num(weights) @ v
+
+
+def _norms(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:
+    """Yield norms of several sizes in turn, for a kernel that takes what it compiled for another one."""
+    epsilon = call.attributes.get("epsilon", 1e-6)
+    for columns in (64, 256, 96, 63, 64):
+        rows = random(5, columns)
+        rows[1] = 0
+        rows[2] *= 1e4
+        rows[3] *= 1e-6
+        operands = {"x": rows}
+        if "weight" in call.operands:
+            operands["weight"] = random(columns).to(getattr(torch, call.operands["weight"].dtype))
+        if "bias" in call.operands:
+            operands["bias"] = random(columns)
+        yield Case(f"rows of {columns} columns, one of zeros, large and small ones", operands, {"epsilon": epsilon})
+
+
+def _attentions(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:
+    """Yield attentions of lengths around blocks, with scores far from zero, and with heads in groups."""
+    causal = bool(call.attributes["causal"])
+    masked = "mask" in call.operands
+    head_dim = call.operands["q"].shape[-1]
+    for queries, keys, heads, shift in (
+        (1, 1, 1, 0.0), (64, 64, 2, 0.0), (127, 127, 1, 0.0), (65, 65, 2, 80.0), (192, 192, 1, -120.0),
+        (1, 192, 2, -120.0), (63, 128, 1, 0.0), (704, 704, 1, 0.0),
+    ):  # fmt: skip
+        q, k, v = random(2, heads, queries, head_dim), random(2, 1, keys, head_dim), random(2, 1, keys, head_dim)
+        if shift:
+            size = (abs(shift) * head_dim**0.5 / head_dim) ** 0.5
+            q, k = q * 0.05 + size, k * 0.05 + math.copysign(size, shift)
+        else:
+            k[:, :, keys // 2] *= 4  # one key that outweighs the others
+        attributes = {"causal": causal, "scale": None}
+        what = f"{queries} queries of {heads} heads and {keys} keys, scores about {shift:g}"
+        operands = {"q": q, "k": k, "v": v}
+        if masked:
+            mask = torch.ones(2, 1, queries, keys, dtype=torch.bool, device=q.device)
+            mask[1, :, :, : max(1, keys // 3)] = keys == 1
+            kind = call.operands["mask"].dtype
+            zeros = torch.zeros(mask.shape, dtype=q.dtype, device=q.device)
+            operands["mask"] = mask if kind == "bool" else zeros.masked_fill(~mask, -math.inf)
+            what += ", a third of the keys of one sequence hidden"
+        yield Case(what, operands, attributes)
+        if queries == keys == _VIEWED:
+            views = {name: x.transpose(1, 2).contiguous().transpose(1, 2) for name, x in operands.items()}
+            yield Case(f"{what}, with the heads beside each other in memory", views, attributes)
+            odd = {name: x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x) for name, x in operands.items()}
+            yield Case(f"{what}, at addresses that are aligned to one number", odd, attributes)
+
+
+#: Operation to what makes its inputs, of a function that draws numbers and of the call that is to be served.
+CASES: dict[str, Callable[[Callable[..., Tensor], TorchCall], Iterator[Case]]] = {
+    "rms_norm": _norms,
+    "layer_norm": _norms,
+    "attention": _attentions,
+}

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Canary of kernels of other packages: each planted fault is found before the first use, and a right kernel passes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import xpuruntime as xrt
+from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.ops import plugins
+from xpuruntime.ops.torch_kernels import forget_torch_kernels
+
+torch = pytest.importorskip("torch")
+xt = pytest.importorskip("xpuruntime.pytorch")
+
+from xpuruntime.pytorch.providers.operators import perform  # noqa: E402 - it needs PyTorch
+
+F = torch.nn.functional
+
+
+class Norm(plugins.TorchKernel):
+    """An RMS norm, right unless `fault` says otherwise."""
+
+    id = "planted.rms_norm"
+    op = "rms_norm"
+    fault = ""
+    first_columns = 0
+
+    def supports(self, call):
+        return (call.attributes["formula"] == "torch"), "it computes the formula of F.rms_norm alone"
+
+    def forward(self, call, x, weight):
+        wide = x.float()
+        columns = x.shape[-1]
+        if self.fault == "collision":  # what was compiled for the first size is taken for every other one
+            self.first_columns = columns = self.first_columns or columns
+        rstd = torch.rsqrt(wide.pow(2).sum(-1) / columns + call.attributes["epsilon"])
+        out = wide * rstd[..., None] * (weight + 1 if self.fault == "offset" else weight)
+        if self.fault == "half":
+            rstd = rstd.half().float()
+        if self.fault == "writes input":
+            x.copy_(out)
+        return (out.to(x.dtype),), (rstd,)
+
+    def backward(self, call, saved, grads):
+        if self.fault == "raises":
+            raise RuntimeError("no gradient today")
+        (x, weight), rstd, grad = saved.inputs, saved.extra[0][..., None], grads[0].float()
+        normal, scaled = x.float() * rstd, grad * weight
+        of_x = ((scaled - normal * (normal * scaled).mean(-1, keepdim=True)) * rstd).to(x.dtype)
+        of_weight = (grad * normal).flatten(0, -2).sum(0).to(weight.dtype)
+        if self.fault == "in place":
+            grads[0].copy_(of_x)
+        if self.fault == "no weight gradient":
+            of_weight = torch.zeros_like(weight)
+        return of_x, of_weight
+
+
+class Attention(plugins.TorchKernel):
+    """An attention, right unless `fault` says otherwise."""
+
+    id = "planted.attention"
+    op = "attention"
+    fault = ""
+    deterministic = "its sums are in any order"
+
+    def supports(self, call):
+        return True, ""
+
+    def forward(self, call, q, k, v, mask=None):
+        groups = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        scale = call.attributes["scale"] or q.shape[-1] ** -0.5
+        scores = q.float() @ k.float().mT * scale
+        if call.attributes["causal"]:
+            scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -math.inf)
+        if mask is not None and self.fault != "dropped mask":
+            scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        lse = torch.logsumexp(scores, -1)
+        out = torch.nan_to_num(torch.softmax(scores, -1)) @ v.float()
+        return (torch.empty_like(q).copy_(out),), (lse,)
+
+    def backward(self, call, saved, grads):
+        with torch.enable_grad():
+            inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in saved.inputs]
+            (out,), (lse,) = self.forward(call, *inputs)
+            made = torch.autograd.grad(out, inputs[:3], grads[0])
+        found = [torch.empty_like(x).copy_(y) for x, y in zip(inputs[:3], made, strict=True)]
+        if self.fault == "strides":
+            found[0] = found[0].mT.contiguous().mT
+        if self.fault == "nan gradient" and inputs[1].shape[2] % 128 == 64 and bool((lse < -88.7).any()):
+            found[0].fill_(math.nan)
+        return [*found, *([None] * (len(inputs) - 3))]
+
+
+@pytest.fixture
+def planted():
+    def register(kind, fault):
+        kernel = kind()
+        kernel.fault = fault
+        kernel.__class__ = type(fault or "right", (kind,), {})  # a verdict is of a class of an adapter
+        plugins.register(plugins.KernelBackend("planted", "cpu", fault or "1"), kernel)
+
+    yield register
+    forget_torch_kernels("planted")
+    plugins._sources.pop("planted", None)
+
+
+def strict(**kernels):
+    return xrt.Policy(mode="strict", kernels=kernels)
+
+
+def norm():
+    x, weight = torch.ones(2, 8, requires_grad=True), torch.ones(8, requires_grad=True)
+    perform("rms_norm", {"x": x, "weight": weight}, {"epsilon": 1e-6}).sum().backward()
+    return x.grad
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("offset", "the output differs by"), ("collision", "rows of 256 columns.*the output differs"),
+        ("writes input", "it writes into its input x"), ("in place", "writes into the gradient that it gets"),
+        ("no weight gradient", "the gradient of weight differs"), ("raises", "it raised RuntimeError: no gradient"),
+        ("half", "the gradient of"),
+    ],
+)  # fmt: skip
+def test_fault_of_a_norm_is_found_before_its_first_use(planted, fault, said):
+    planted(Norm, fault)
+    with xt.kernel_policy(strict(rms_norm="planted.rms_norm")), pytest.raises(UnsupportedOperationError, match=said):
+        norm()
+    with xt.kernel_policy(rms_norm="planted.rms_norm"), pytest.warns(XpuRuntimeWarning, match=said):
+        norm()
+
+
+@pytest.mark.parametrize(
+    ("fault", "mask", "said"),
+    [
+        ("dropped mask", torch.ones(1, 1, 8, 8, dtype=torch.bool), "hidden: the output differs"),
+        ("strides", None, "the gradient of q has the strides"),
+        ("nan gradient", None, "192 keys, scores about -120: the gradient of q has .* not finite"),
+    ],
+)
+def test_fault_of_an_attention_is_found_before_its_first_use(planted, fault, mask, said):
+    planted(Attention, fault)
+    q = torch.ones(1, 1, 8, 16, requires_grad=True)
+    with xt.kernel_policy(strict(attention="planted.attention")), pytest.raises(UnsupportedOperationError, match=said):
+        F.scaled_dot_product_attention(q, q, q, mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_right_kernels_pass(planted, dtype):
+    planted(Norm, "")
+    planted(Attention, "")
+    x, weight = (torch.ones(*shape, dtype=dtype, requires_grad=True) for shape in ((2, 8), (8,)))
+    q = torch.ones(1, 2, 8, 16, dtype=dtype, requires_grad=True)
+    mask = torch.ones(8, 8, dtype=torch.bool).tril()
+    policy = strict(rms_norm="planted.rms_norm", attention="planted.attention")
+    with xt.kernel_policy(policy), xt.explain() as found:
+        perform("rms_norm", {"x": x, "weight": weight}, {"epsilon": 1e-6}).sum().backward()
+        for given in (None, mask, torch.zeros(8, 8, dtype=dtype)):
+            F.scaled_dot_product_attention(q, q, q, given).sum().backward()
+    assert {row.resolved for row in found.rows if row.op} == {"planted.rms_norm", "planted.attention"}
+
+
+def test_verdict_is_kept_for_the_same_adapter(planted, monkeypatch):
+    planted(Norm, "")
+    policy = strict(rms_norm="planted.rms_norm")
+    with xt.kernel_policy(policy):
+        norm()
+    from xpuruntime.pytorch.providers import canary
+
+    monkeypatch.setattr(canary, "_verdicts", {})  # as another process begins
+    monkeypatch.setitem(canary.CASES, "rms_norm", lambda *_: pytest.fail("it was compared once more"))
+    with xt.kernel_policy(policy):
+        norm()
+
+
+def test_variable_leaves_it_out_and_evidence_says_so(planted, monkeypatch):
+    monkeypatch.setenv("XPURUNTIME_CANARY", "off")
+    planted(Norm, "offset")
+    with xt.kernel_policy(strict(rms_norm="planted.rms_norm")), xt.explain() as found:
+        norm()
+    rows = [row for row in found.rows if row.op]
+    assert {row.resolved for row in rows} == {"planted.rms_norm"}
+    assert all("not compared with float64" in row.reason for row in rows)
