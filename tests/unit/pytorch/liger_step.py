@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""A step under a policy that names Liger's RMS norm, whose Triton kernels are interpreted on the CPU."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import torch
+import triton
+from triton import language as tl
+from triton.runtime import interpreter
+
+import xpuruntime as xrt
+import xpuruntime.pytorch as xt
+from xpuruntime.pytorch.providers.operators import perform
+
+convert = interpreter._implicit_cvt
+
+
+def as_compiled(value):
+    """Return an argument as compiled kernels get it: Triton's interpreter hands floats over as Python's."""
+    if type(value) is not float:
+        return convert(value)
+    return tl.tensor(interpreter.TensorHandle(np.array([value], np.float32), tl.float32), tl.float32)
+
+
+interpreter._implicit_cvt = as_compiled
+
+
+def rsqrt(x):
+    return 1.0 / tl.sqrt(x)
+
+
+def main() -> None:
+    assert "liger_kernel" not in sys.modules
+    import liger_kernel.ops.rms_norm as liger
+
+    liger.rsqrt = triton.jit(rsqrt)  # the interpreter has no libdevice
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(3, 96, generator=generator, requires_grad=True)
+    weight = torch.randn(96, generator=generator, requires_grad=True)
+    upstream = torch.randn(3, 96, generator=generator)
+
+    def step(formula):
+        operands = {"x": x, "weight": weight}
+        out = perform("rms_norm", operands, {"epsilon": 1e-6, "formula": formula})
+        return out, *torch.autograd.grad(out, (x, weight), upstream)
+
+    policy = xrt.Policy(mode="strict", kernels={"rms_norm": "liger.rms_norm"})
+    for formula in ("torch", "llama", "gemma"):
+        expected = step(formula)
+        with xt.kernel_policy(policy), xt.explain() as found:
+            results = step(formula)
+        assert {row.resolved for row in found.rows if row.op} == {"liger.rms_norm"}
+        for result, wanted in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, wanted)
+    with xt.kernel_policy(policy):
+        torch.testing.assert_close(torch.nn.functional.rms_norm(x, (96,), weight, 1e-6), step("torch")[0])
+    print("served")
+
+
+main()

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Adapters of Liger, quack and FlashAttention 4, with the packages themselves where they are installed."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from xpuruntime.ops.torch_kernels import Operand, TorchCall, find_torch_kernel
+
+pytest.importorskip("torch")
+
+HERE = Path(__file__).parent
+
+
+def file_of(module):
+    """Return the file of a module that is not imported: quack and FlashAttention need a CUDA device for that."""
+    top, *rest = module.split(".")
+    spec = find_spec(top)
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip(f"{top} is not installed: {COMMANDS[top]}")
+    return Path(spec.submodule_search_locations[0], *rest).with_suffix(".py")
+
+
+COMMANDS = {
+    "liger_kernel": 'pip install "xpuruntime[liger]"',
+    "quack": 'pip install "xpuruntime[quack]"',
+    "flash_attn": 'pip install "xpuruntime[fa4]"',
+}
+
+
+def test_liger_serves_a_step_on_the_cpu_by_the_interpreter():
+    file_of("liger_kernel.ops.rms_norm")
+    if find_spec("triton") is None:
+        pytest.skip(f"triton is not installed: {COMMANDS['liger_kernel']}")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", str(HERE / "liger_step.py")], capture_output=True, text=True, env=environment
+    )
+    assert run.stdout.endswith("served\n"), run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "stated"),
+    [
+        ("quack.rmsnorm", "rmsnorm_fwd", {"x", "weight", "eps", "store_rstd", "weight_offset"}),
+        ("quack.rmsnorm", "rmsnorm_bwd", {"x", "weight", "dout", "rstd", "weight_offset"}),
+        ("flash_attn.cute.interface", "_flash_attn_fwd",
+         {"q", "k", "v", "softmax_scale", "causal", "return_lse", "out"}),
+        ("flash_attn.cute.interface", "_flash_attn_bwd",
+         {"q", "k", "v", "out", "dout", "lse", "softmax_scale", "causal", "deterministic", "dq", "dk", "dv"}),
+        ("liger_kernel.ops.rms_norm", "rms_norm_forward", {"X", "W", "eps", "offset", "casting_mode", "row_mode"}),
+        ("liger_kernel.ops.rms_norm", "rms_norm_backward",
+         {"dY", "X", "W", "RSTD", "offset", "casting_mode", "BLOCK_SIZE", "num_warps", "in_place", "row_mode"}),
+    ],
+)  # fmt: skip
+def test_function_that_an_adapter_calls_has_these_parameters(module, function, stated):
+    tree = ast.parse(file_of(module).read_text())
+    found = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function)
+    assert stated <= {argument.arg for argument in (*found.args.args, *found.args.kwonlyargs)}
+
+
+def call(op, arch="sm90", device="cuda:0", phase="train", attributes=None, **operands):
+    return TorchCall(
+        op, phase, device, arch, {name: made if isinstance(made, Operand) else dense(*made)
+                                  for name, made in operands.items()}, attributes or {},
+    )  # fmt: skip
+
+
+def dense(dtype, *shape, alignment=256):
+    steps = [1]
+    for size in reversed(shape[1:]):
+        steps.insert(0, steps[0] * size)
+    return Operand(dtype, shape, tuple(steps), alignment)
+
+
+def attention(**change):
+    q = change.pop("q", ("bfloat16", 2, 8, 128, 64))
+    k = change.pop("k", ("bfloat16", 2, 2, 128, 64))
+    attributes = {"causal": change.pop("causal", False), "scale": None}
+    return call("attention", q=q, k=k, v=change.pop("v", k), attributes=attributes, **change)
+
+
+def norm(formula="torch", x=("bfloat16", 4, 4096), weight=("bfloat16", 4096), **change):
+    return call("rms_norm", x=x, weight=weight, attributes={"epsilon": 1e-6, "formula": formula}, **change)
+
+
+@pytest.mark.parametrize(
+    ("word", "made", "said"),
+    [
+        ("fa4", attention(), ""),
+        ("fa4", attention(causal=True), ""),
+        ("fa4", attention(arch="sm80"), "it runs on sm90 and sm100"),
+        ("fa4", attention(q=("float32", 2, 8, 128, 64)), "q is float32"),
+        ("fa4", attention(q=("bfloat16", 2, 7, 128, 64)), "7 heads of queries are no multiple of 2"),
+        ("fa4", attention(q=("bfloat16", 2, 8, 1, 64), causal=True), "its causal mask begins at the last key"),
+        ("fa4", attention(q=("bfloat16", 2, 8, 128, 60), k=("bfloat16", 2, 8, 128, 60)), "do not begin at multiples"),
+        ("fa4", attention(mask=("bool", 1, 1, 128, 128)), "it takes no mask tensor"),
+        ("quack.rms_norm", norm(), ""),
+        ("quack.rms_norm", norm("gemma"), ""),
+        ("quack.rms_norm", norm("llama"), "the formula is llama's"),
+        ("quack.rms_norm", norm(x=("bfloat16", 4, 4095), weight=("bfloat16", 4095)), "columns in multiples of 8"),
+        ("quack.rms_norm", norm(x=dense("bfloat16", 4, 4096, alignment=2)), "x does not begin at a multiple of 16"),
+        ("quack.rms_norm", norm(arch="sm80"), "it runs on sm_90 and later"),
+        ("liger.rms_norm", norm("llama"), ""),
+        ("liger.rms_norm", norm(x=("bfloat16", 4, 131072), weight=("bfloat16", 131072)), "at most 65536 columns"),
+        ("liger.rms_norm", norm(weight=("float32", 4096)), "the weight is float32"),
+        ("liger.rms_norm", norm(x=("float64", 4, 64), weight=("float64", 64)), "x is float64"),
+        ("liger.rms_norm", norm(device="cpu", arch=""), "it runs on CUDA"),
+    ],
+)
+def test_limits_are_sentences(word, made, said):
+    fits, why = find_torch_kernel(word, made.op).supports(made)
+    assert (fits, said in why) == (not said, True)
