@@ -27,6 +27,7 @@ from xpuruntime.policies import TuningPolicy
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import thread_policy
 from xpuruntime.pytorch.dispatch.tuning import as_tuning
+from xpuruntime.pytorch.providers.operations import OPERATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -245,8 +246,6 @@ def _reference(op: str, operands: dict[str, Tensor], attributes: Mapping[str, An
         x, weight, bias = (operands.get(name) for name in ("x", "weight", "bias"))
         assert x is not None
         return (torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, attributes["epsilon"]),)
-    from xpuruntime.pytorch.providers.operators import OPERATIONS
-
     row = OPERATIONS[op]
     options = {name: value for name, value in attributes.items() if name != "paired"}
     made = row.reference(*(operands.get(name) for name in row.operands), **options)

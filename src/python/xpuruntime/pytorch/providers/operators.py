@@ -4,15 +4,14 @@
 
 ``xpuruntime::swiglu.decided`` lets the active policy choose: it becomes PyTorch's own operations, or
 ``xpuruntime::swiglu.served``, a single node of autograd and of a compiled graph whose kernel is a constant. A new
-operation is one more row of `OPERATIONS`.
+operation is one more row of `operations.OPERATIONS`.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +22,7 @@ from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.route import BY_CALL, Route, facts_of_call
 from xpuruntime.pytorch.providers.bound import BoundKernel, bound_kernel, call_of, rejection_of_word
+from xpuruntime.pytorch.providers.operations import OPERATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,43 +30,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+    from xpuruntime.pytorch.providers.operations import Operation
 
-__all__ = ["OPERATIONS", "Operation", "define", "perform", "rms_norm"]
+__all__ = ["define", "perform"]
 
 _library = torch.library.Library("xpuruntime", "FRAGMENT")
-
-
-class Operation(NamedTuple):
-    """An operation: the names of its operands, and what it computes, by PyTorch's own differentiable operations.
-
-    `reference` is called with the tensors, then with the attributes by name, of which `defaults` are added where a call
-    states none. `without_gradient` names operands such as labels.
-    """
-
-    name: str
-    operands: tuple[str, ...]
-    reference: Callable[..., Any]
-    without_gradient: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = MappingProxyType({})
-
-
-def rms_norm(x: Tensor, weight: Tensor | None = None, *, epsilon: float, formula: str = "torch") -> Tensor:
-    """Return the RMS norm of rows by one of the formulas that model classes have, bit for bit.
-
-    ``"torch"``: ``(n * w).to(x)``, as ``F.rms_norm``; ``"llama"``: ``w * n.to(x)``; ``"gemma"``:
-    ``(n * (1 + w)).to(x)``, where n is the normalised row in float32.
-    """
-    wide = x if x.dtype == torch.float64 else x.float()
-    normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
-    if weight is None:
-        return normal.to(x.dtype)
-    if formula == "llama":
-        return weight * normal.to(x.dtype)
-    return (normal * (1.0 + weight.to(wide.dtype) if formula == "gemma" else weight)).to(x.dtype)
-
-
-#: Operation to its row.
-OPERATIONS: dict[str, Operation] = {}
 
 
 def perform(op: str, operands: Mapping[str, Tensor | None], attributes: Mapping[str, Any], kernel: str = "") -> Any:
@@ -228,7 +196,6 @@ def _by_rule(active: CompiledPolicy | None, op: str) -> bool:
 def define(operation: Operation) -> None:
     """Register the operators of an operation. Once for each."""
     op = operation.name
-    OPERATIONS[op] = operation
 
     def decided(tensors: Sequence[Tensor], names: str, attributes: str, kernel: str) -> list[Tensor]:
         return _decide(op, tensors, names, attributes, kernel)
@@ -325,4 +292,5 @@ def _with_gradient(operation: Operation, names: str) -> list[bool]:
     return [name not in operation.without_gradient for name in names.split(",")]
 
 
-define(Operation("rms_norm", ("x", "weight"), rms_norm, defaults={"formula": "torch"}))
+for _operation in OPERATIONS.values():
+    define(_operation)
