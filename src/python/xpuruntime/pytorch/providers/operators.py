@@ -22,7 +22,7 @@ from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.route import BY_CALL, Route, facts_of_call
 from xpuruntime.pytorch.providers.bound import BoundKernel, bound_kernel, call_of, rejection_of_word
-from xpuruntime.pytorch.providers.operations import OPERATIONS
+from xpuruntime.pytorch.providers.operations import OPERATIONS, rms_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.providers.operations import Operation
 
-__all__ = ["define", "perform"]
+__all__ = ["define", "perform", "rms_norm"]
 
 _library = torch.library.Library("xpuruntime", "FRAGMENT")
 
