@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from xpuruntime import evidence as evidence
     from xpuruntime import generation as generation
     from xpuruntime import inference as inference
+    from xpuruntime import integrations as integrations
     from xpuruntime import locks as locks
     from xpuruntime import ops
     from xpuruntime import planning as planning
@@ -253,8 +254,8 @@ _LAZY = {
 
 #: Packages that are imported when they are first used as attributes. `pytorch` and `training` require PyTorch.
 _PACKAGES = frozenset((
-    "distributed", "engines", "evidence", "generation", "inference", "locks", "ops", "planning", "policies", "pytorch",
-    "runtime", "serving", "testing", "training", "tuning",
+    "distributed", "engines", "evidence", "generation", "inference", "integrations", "locks", "ops", "planning",
+    "policies", "pytorch", "runtime", "serving", "testing", "training", "tuning",
 ))  # fmt: skip
 
 
