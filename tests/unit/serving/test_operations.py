@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,8 +33,8 @@ from xpuruntime.serving.transport.options import Access, TransportOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[3]
 X = rows_of(1)
 
 
@@ -102,6 +104,36 @@ def test_metrics_in_both_dialects(used: Models) -> None:
     data, content_type = exposition(used, "application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     assert data.endswith(b"# EOF\n")
+
+
+def test_each_query_of_the_board_is_of_metrics_and_labels_that_there_are(used: Models) -> None:
+    pytest.importorskip("prometheus_client")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    from xpuruntime.serving.monitoring.pages import exposition
+
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(exposition(used)[0].decode()):
+        found.setdefault(family.name, set())
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    # Families without a sample, of a service whose models have no shadow.
+    found |= {"xrt_shadow_runs_total": {"model", "result"}} if "xrt_shadow_runs" in found else {}
+    board = json.loads((ROOT / "examples" / "serving" / "grafana.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    queries += [one["definition"] for one in board["templating"]["list"] if one["type"] == "query"]
+    assert len(queries) > 20
+    for query in queries:
+        names = re.findall(r"\bxrt_\w+", query)
+        assert names, query
+        assert set(names) <= found.keys(), query
+        for name, selector in re.findall(r"\b(xrt_\w+)\{([^}]*)\}", query):
+            labels = set(re.findall(r"(\w+)=", selector))
+            assert not found[name] or labels <= found[name], query
+    shown = {name for query in queries for name in re.findall(r"\bxrt_\w+", query)}
+    ignored = ("_created", "_sum", "_count", "_bucket")
+    exported = {name for name, labels in found.items() if labels and name.startswith("xrt_")}
+    assert not {name for name in exported - shown if not name.endswith(ignored)}
 
 
 def test_counters_never_fall_between_two_reads(used: Models) -> None:
