@@ -114,6 +114,13 @@ def lock(kind: str, **facts: Any) -> Callable[[], tuple[Identity, Surroundings]]
 
 ON_CUDA = replace(HERE, device="cuda:0")
 COMPILED = replace(HERE, engine="torch", settings={"mode": "compile"}, environment={"CXX": sys.executable})
+GENERATES = replace(
+    HERE,
+    facts={
+        (ValidatorKind.GENERATION, "LlamaForCausalLM"): {"cache": "DynamicCache"},
+        (ValidatorKind.TOKENIZER, "tokenizer"): {"chat_template": "c"},
+    },
+)
 CPU, H100 = MACHINE.cpu, msgspec.structs.replace(CUDA, name="NVIDIA H100")
 #: By code, and another word where a code has several: what is planted, and what is named as expected and found.
 DEVIATIONS: dict[str, tuple[Callable[[], tuple[Identity, Surroundings]], str, str]] = {
@@ -147,6 +154,16 @@ DEVIATIONS: dict[str, tuple[Callable[[], tuple[Identity, Surroundings]], str, st
     ),
     "calibration": (here(calibration={"samples": 2, "ordered": "d", "content": "c"}), "ordered c", "ordered d"),
     "artifact": (here(artifact=None), "f", "nothing"),
+    "generation": (
+        here(GENERATES, facts={(ValidatorKind.GENERATION, "LlamaForCausalLM"): {"cache": "StaticCache"}}),
+        "cache DynamicCache",
+        "cache StaticCache",
+    ),
+    "tokenizer": (
+        here(GENERATES, facts={(ValidatorKind.TOKENIZER, "tokenizer"): {"chat_template": "d"}}),
+        "chat_template c",
+        "chat_template d",
+    ),
 }
 
 

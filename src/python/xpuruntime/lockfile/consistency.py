@@ -50,6 +50,8 @@ _EXPECTED: dict[ValidatorKind, Any] = {
     ValidatorKind.COMPILER: str | None,
     ValidatorKind.CALIBRATION: dict[str, str | int] | None,
     ValidatorKind.ARTIFACT: str | None,
+    ValidatorKind.GENERATION: dict[str, Any],
+    ValidatorKind.TOKENIZER: dict[str, str],
 }
 #: What the engine's validator states ends up in files and commands that run. Versions are an engine's own text.
 _FACTS = {"version": re.compile(r"[^\x00-\x1f\x7f]*"), "package": re.compile(r"[\w.-]+==[\w.+!-]+")}

@@ -43,7 +43,10 @@ _FIELDS = (
 _SUSPECTS = 5
 _RELOCK = "xrt lock MODEL --upgrade-unit"
 #: Kinds of which locks of earlier releases have fewer.
-_ADDED = (ValidatorKind.LIBRARY, ValidatorKind.PACKAGE, ValidatorKind.COMPILER, ValidatorKind.KERNEL_SOURCE)
+_ADDED = (
+    ValidatorKind.LIBRARY, ValidatorKind.PACKAGE, ValidatorKind.COMPILER, ValidatorKind.KERNEL_SOURCE,
+    ValidatorKind.GENERATION, ValidatorKind.TOKENIZER,
+)  # fmt: skip
 
 
 def compare_entries(locked: tuple[UnitEntry, ...], found: tuple[UnitEntry, ...]) -> tuple[Difference, ...]:

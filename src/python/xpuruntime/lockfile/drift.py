@@ -35,6 +35,8 @@ class ValidatorKind(Code):
     COMPILER = "compiler", "A compiler that makes code of the model when it is loaded, or of a step."
     CALIBRATION = "calibration", "The inputs that the model is quantised with."
     ARTIFACT = "artifact", "The compiled artifact that is loaded."
+    GENERATION = "generation", "How a model of transformers generates: attention, experts, cache, configuration."
+    TOKENIZER = "tokenizer", "The tokenizer and its chat template."
 
 
 def _of(kind: ValidatorKind) -> tuple[str, str]:
@@ -58,6 +60,8 @@ class DriftCode(Code):
     COMPILER = _of(ValidatorKind.COMPILER)
     CALIBRATION = _of(ValidatorKind.CALIBRATION)
     ARTIFACT = _of(ValidatorKind.ARTIFACT)
+    GENERATION = _of(ValidatorKind.GENERATION)
+    TOKENIZER = _of(ValidatorKind.TOKENIZER)
     PLAN = "plan", "A line of the plan: engine, device, precision, a setting or a control."
     SHAPES = "shapes", "The input shapes that the lock was made for."
     KERNEL = "kernel", "An entry runs by another kernel."

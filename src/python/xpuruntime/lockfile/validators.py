@@ -72,6 +72,8 @@ class Surroundings:
     calibration: Mapping[str, Any] | None = None
     artifact: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    #: Kind and key to facts that are known once a model has run.
+    facts: Mapping[tuple[ValidatorKind, str], Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     mapped: Mapping[str, str] = field(default_factory=mapped_libraries)
 
@@ -117,6 +119,7 @@ def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tu
         (ValidatorKind.DEVICE, here.device): here.device_facts(),
         (ValidatorKind.ENVIRONMENT, here.engine): variables,
         (ValidatorKind.PACKAGE, "xpuruntime"): _version_of("xpuruntime"),
+        **here.facts,
     }
     if here.model is not None:
         expected[ValidatorKind.MODEL, here.model.name] = model_facts(here.model)
@@ -132,6 +135,8 @@ def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tu
     if here.artifact is not None:
         expected[ValidatorKind.ARTIFACT, "artifact"] = here.artifact
     packages = compiler_packages(here.settings, here.device)
+    if any(kind == ValidatorKind.GENERATION for kind, _ in here.facts):
+        packages += ("transformers",)
     packages += quantiser_packages(here.settings) if here.calibration is not None else ()
     for name in packages:
         if name not in packages_of(here.engine) and (version := _version_of(name)) is not None:
@@ -266,6 +271,8 @@ def _found(one: Validator, here: Surroundings, identity: Identity) -> Any:
         return _core_identity() if key == CORE else _plugin(key)
     if kind == ValidatorKind.CALIBRATION:
         return None if here.calibration is None else dict(here.calibration)
+    if kind in (ValidatorKind.GENERATION, ValidatorKind.TOKENIZER):
+        return here.facts.get((kind, key), one.expect)  # compared when it runs
     return here.artifact
 
 
@@ -365,6 +372,8 @@ def _restore_command(one: Validator, expected: Any, found: Any, identity: Identi
         ValidatorKind.COMPILER: f"export {shlex.quote(one.key)}=PATH of {shown(expected)}",
         ValidatorKind.CALIBRATION: "name the inputs that were locked with calibration= (--calibration PATH)",
         ValidatorKind.ARTIFACT: "restore the artifact that was locked, or compile it again",
+        ValidatorKind.GENERATION: "generate as the lock has it",
+        ValidatorKind.TOKENIZER: "give lock() the tokenizer that was locked",
     }.get(kind, "")
 
 

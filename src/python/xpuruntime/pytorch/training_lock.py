@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,11 +15,12 @@ from xpuruntime.errors import InputError, LockError
 from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.lockfile.canonical import load_lock, save_lock
 from xpuruntime.lockfile.differences import compare_identities
-from xpuruntime.lockfile.drift import drift_error, lacking
+from xpuruntime.lockfile.drift import ValidatorKind, drift_error, lacking
 from xpuruntime.lockfile.records import CallEntry, Identity, Lock, Provenance
 from xpuruntime.lockfile.rules import policy_record, rules_of_calls, stated_keys, without_lock
 from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
 from xpuruntime.policies import Policy
+from xpuruntime.pytorch.call_scope.generation_calls import LockedGeneration
 from xpuruntime.pytorch.explanation.explanation import Explanation
 from xpuruntime.pytorch.explanation.requested import COMPILED
 from xpuruntime.runtime.machine import EngineFacts
@@ -25,6 +28,7 @@ from xpuruntime.runtime.snapshot import machine_snapshot
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
     from xpuruntime.pytorch.explanation.summary import Row
 
@@ -37,12 +41,18 @@ _RELOCK = "`xpuruntime.pytorch.lock(found, path, upgrade=True)` with what `expla
 
 
 def lock(
-    found: Explanation, path: str | os.PathLike[str] | None = None, *, upgrade: bool = False, note: str = ""
+    found: Explanation,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    upgrade: bool = False,
+    note: str = "",
+    tokenizer: Any = None,
 ) -> Lock:
     """Return a lock of the kernels that a step ran, and write it.
 
     Calls that no policy asks for are not in it. Where the file is there and the step ran as it has it, the file is left
-    as it is.
+    as it is. Of models of transformers that generated, `Explanation.generation` is in it, and neither how many tokens
+    nor the prompt.
 
     Parameters
     ----------
@@ -54,6 +64,8 @@ def lock(
         Replace a lock that is there and does not hold.
     note : str
         Kept in the lock.
+    tokenizer : object, optional
+        A tokenizer of transformers: the lock has digests of it and of its chat template.
 
     Raises
     ------
@@ -78,7 +90,7 @@ def lock(
     check_types({"upgrade": FLAG, "note": TEXT}, {"upgrade": upgrade, "note": note})
     target = None if path is None else user_path(path, "the lock")
     old = load_lock(target) if target is not None and kind_of(target) == "file" else None
-    made = _lock_of(found, note, old)
+    made = _lock_of(found, note, old, tokenizer)
     if target is None:
         return made
     if old is not None:
@@ -92,7 +104,7 @@ def lock(
     return made
 
 
-def _lock_of(found: Explanation, note: str, old: Lock | None) -> Lock:
+def _lock_of(found: Explanation, note: str, old: Lock | None, tokenizer: Any) -> Lock:
     if found.policy is None:
         raise InputError(
             "no policy held when explain() was entered, so there are no kernels to lock. Fix: enter it inside of "
@@ -110,7 +122,10 @@ def _lock_of(found: Explanation, note: str, old: Lock | None) -> Lock:
             "operations that the step has"
         )
     device = next((row.device for row in rows if row.device.startswith("cuda")), rows[0].device or "cpu")
-    here = _surroundings(device, policy, compiled=any(map(_is_compiled, found.rows)))
+    facts = {(ValidatorKind.GENERATION, model): facts for model, facts in found.generation.items()}
+    if tokenizer is not None:
+        facts[ValidatorKind.TOKENIZER, "tokenizer"] = _digests_of(tokenizer)
+    here = _surroundings(device, policy, compiled=any(map(_is_compiled, found.rows)), facts=facts)
     validators = collect_validators(here, kernels=[row.resolved for row in rows])
     ids = tuple(sorted(validator.id for validator in validators))
     return Lock.of(
@@ -183,15 +198,41 @@ def _is_compiled(row: Row) -> bool:
     return row.operator == COMPILED or any(name.startswith("triton_") or "cpp_fused_" in name for name in names)
 
 
-def _surroundings(device: str, policy: Policy, *, compiled: bool = False) -> Surroundings:
-    facts = EngineFacts(name="torch", version=str(torch.__version__), loadable=True)
-    machine = machine_snapshot().with_engines({"torch": facts})
-    settings = {"mode": "compile"} if compiled else {}
-    return Surroundings(engine="torch", device=device, machine=machine, policy=stated_keys(policy), settings=settings)
+def _digests_of(tokenizer: Any) -> dict[str, str]:
+    """Return digests of what a tokenizer of transformers makes tokens by."""
+    if not hasattr(tokenizer, "get_vocab"):
+        msg = f"tokenizer is a {type(tokenizer).__name__}: give a tokenizer of transformers"
+        raise TypeError(msg)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    parts = {
+        "vocabulary": sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str(),
+        "special_tokens": tokenizer.special_tokens_map,
+        "chat_template": getattr(tokenizer, "chat_template", None),
+    }
+    texts = {name: json.dumps(part, sort_keys=True, default=str) for name, part in parts.items() if part}
+    digests = {name: "sha256:" + hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    return {"class": type(tokenizer).__name__, **digests}
 
 
-def policy_of_lock(path: str | os.PathLike[str]) -> Policy:
-    """Return the policy that replays a training lock, once its validators hold: its calls are the first rules."""
+def _surroundings(
+    device: str, policy: Policy, *, compiled: bool = False, facts: Mapping[tuple[ValidatorKind, str], Any] | None = None
+) -> Surroundings:
+    engine = EngineFacts(name="torch", version=str(torch.__version__), loadable=True)
+    return Surroundings(
+        engine="torch",
+        device=device,
+        machine=machine_snapshot().with_engines({"torch": engine}),
+        policy=stated_keys(policy),
+        settings={"mode": "compile"} if compiled else {},
+        facts=facts or {},
+    )
+
+
+def policy_of_lock(path: str | os.PathLike[str]) -> tuple[Policy, LockedGeneration | None]:
+    """Return the policy that replays a training lock, once its validators hold: its calls are the first rules.
+
+    Beside it what the lock expects of models that generate, which is compared when they do.
+    """
     source = user_path(path, "the lock")
     found = load_lock(source)
     identity = found.identity
@@ -205,7 +246,9 @@ def policy_of_lock(path: str | os.PathLike[str]) -> Policy:
     drifts = compare_validators(identity, _surroundings(device, policy))
     if drifts:
         raise drift_error(str(source), drifts, take=_RELOCK)
-    return _replayed(identity, policy)
+    expected = {one.key: one.expect for one in identity.validators if one.kind == ValidatorKind.GENERATION}
+    generation = LockedGeneration(str(source), expected, _RELOCK) if expected else None
+    return _replayed(identity, policy), generation
 
 
 def _replayed(identity: Identity, policy: Policy) -> Policy:

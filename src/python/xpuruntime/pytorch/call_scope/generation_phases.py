@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime import _core
+from xpuruntime.pytorch.call_scope import generation_calls
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.import_hook import WhenImported
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["release", "require"]
 
-_MODULE = "transformers.modeling_utils"
+#: Modules of transformers to what each has, and what follows that.
+_MODULES = {"transformers.modeling_utils": "PreTrainedModel", "transformers.generation.utils": "GenerationMixin"}
 #: Arguments that hold the queries of a forward, those of a decoder first.
 _QUERIES = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 
@@ -37,8 +39,9 @@ _asked: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class _Running(threading.local):
-    """Whether a forward whose phase is known runs in this thread."""
+    """Whether a forward runs in this thread, and whether one whose phase is known."""
 
+    inside = False
     value = False
 
 
@@ -50,10 +53,11 @@ def require() -> None:
     with _lock:
         CONTEXT.users["generation_phases"] += 1
         if CONTEXT.users["generation_phases"] == 1:
-            if hasattr(sys.modules.get(_MODULE), "PreTrainedModel"):
-                _follow(sys.modules[_MODULE])
-            else:
-                _undo.append(WhenImported(_MODULE, _follow).remove)
+            for name, attribute in _MODULES.items():
+                if hasattr(sys.modules.get(name), attribute):
+                    _follow(sys.modules[name])
+                else:
+                    _undo.append(WhenImported(name, _follow).remove)
 
 
 def release() -> None:
@@ -66,21 +70,30 @@ def release() -> None:
 
 
 def _follow(module: Any) -> None:
+    if not hasattr(module, "PreTrainedModel"):
+        generation_calls.follow_generation(module, _undo)
+        return
     owner = module.PreTrainedModel
 
     def call(model: Any, /, *args: Any, **kwargs: Any) -> Any:
         run = super(owner, model).__call__
         if torch.compiler.is_dynamo_compiling() or _running.value:
             return run(*args, **kwargs)
-        phase = _phase_of(args, kwargs)
-        if not phase:
-            return run(*args, **kwargs)
-        before, _running.value = _core.set_generation_phase(phase), True
+        cache = _cache_of(kwargs)
+        phase = _phase_of(args, kwargs, cache)
+        if phase:
+            generation_calls.forward(model, cache, phase)
+            before = _core.set_generation_phase(phase)
+        inside, _running.inside, _running.value = _running.inside, True, bool(phase)
         try:
-            return run(*args, **kwargs)
+            found = run(*args, **kwargs)
         finally:
-            _running.value = False
-            _core.set_generation_phase(before)
+            _running.inside, _running.value = inside, False
+            if phase:
+                _core.set_generation_phase(before)
+        if not inside:
+            generation_calls.after_forward(model)
+        return found
 
     def remove() -> None:
         if vars(owner).get("__call__") is call:
@@ -88,12 +101,16 @@ def _follow(module: Any) -> None:
 
     owner.__call__ = call
     _undo.append(remove)
+    generation_calls.follow_models(owner, _undo)
 
 
-def _phase_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Return the phase of a forward; empty where it is none of generation."""
+def _cache_of(kwargs: Mapping[str, Any]) -> Any:
     cache = kwargs.get("cache")
-    cache = kwargs.get("past_key_values") if cache is None else cache
+    return kwargs.get("past_key_values") if cache is None else cache
+
+
+def _phase_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], cache: Any) -> str:
+    """Return the phase of a forward; empty where it is none of generation."""
     if cache is None:
         return "prefill" if kwargs.get("use_cache") is True else ""
     if not hasattr(cache, "get_seq_length"):

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from xpuruntime.policies import KernelRule
     from xpuruntime.policies.call_facts import CallFacts
     from xpuruntime.pytorch.attention.entry_points import EntryPoint
+    from xpuruntime.pytorch.call_scope.generation_calls import LockedGeneration
 
 __all__ = ["CompiledPolicy", "coerce_policy"]
 
@@ -58,12 +59,14 @@ class CompiledPolicy:
         *,
         source: str = "",
         root: torch.nn.Module | None = None,
+        generation: LockedGeneration | None = None,
     ) -> None:
         kernels = policy.kernels
         self.policy = policy
         self.log = log
         self.source = source
         self.root = root
+        self.generation = generation
         self.rule_use = RuleUse(policy)
         self.keys: dict[str, str] = {}
         self.number = next(_numbers)

@@ -15,7 +15,7 @@ from xpuruntime import _core
 from xpuruntime.errors import InputError, PolicyError
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch.attention.advised import warn_of_any_choice
-from xpuruntime.pytorch.call_scope import function_phases, module_paths
+from xpuruntime.pytorch.call_scope import function_phases, generation_phases, module_paths
 from xpuruntime.pytorch.capture.grad_accumulators import leave_torch_graph, patch_torch_graph
 from xpuruntime.pytorch.compiler.compile_hooks import policy_changed
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy, coerce_policy
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping
     from types import TracebackType
+
+    from xpuruntime.pytorch.call_scope.generation_calls import LockedGeneration
 
 __all__ = [
     "InstalledPolicy",
@@ -59,6 +61,8 @@ class InstalledPolicy:
             if active.by_phase or any(override.startswith("unserved_") for override in active.overrides):
                 function_phases.require()
                 undo.callback(function_phases.release)
+            generation_phases.require()
+            undo.callback(generation_phases.release)
             if torch.backends.cuda.is_built():
                 patch_torch_graph()
                 undo.callback(leave_torch_graph)
@@ -76,19 +80,23 @@ class _Entered(NamedTuple):
 
 
 # All below that changes what is active runs by `uninterrupted`: a Ctrl-C is handled after it.
-def _change(policy: Policy | CompiledPolicy | None, root: torch.nn.Module | None = None) -> CompiledPolicy | None:
+def _change(
+    policy: Policy | CompiledPolicy | None,
+    root: torch.nn.Module | None = None,
+    generation: LockedGeneration | None = None,
+) -> CompiledPolicy | None:
     with _lock, _busy():
         _forget_lost()
         before = CONTEXT.frames[-1].active
-        install_policy(policy, root)
+        install_policy(policy, root, generation)
         CONTEXT.frames[-1].active = None if CONTEXT.installed is None else CONTEXT.installed.active
         return before
 
 
-def _enter(policy: Policy | None, root: torch.nn.Module | None) -> _Entered:
+def _enter(policy: Policy | None, root: torch.nn.Module | None, generation: LockedGeneration | None) -> _Entered:
     with _lock, _busy():
         _forget_lost()
-        install_policy(policy, root)
+        install_policy(policy, root, generation)
         frame = PolicyFrame(None if CONTEXT.installed is None else CONTEXT.installed.active)
         CONTEXT.frames.append(frame)
         return _Entered(frame, _core.OnLoss(functools.partial(_lose, frame)))
@@ -141,11 +149,15 @@ def _repair() -> None:
         _lock.release()
 
 
-def install_policy(policy: Policy | CompiledPolicy | None, root: torch.nn.Module | None = None) -> None:
+def install_policy(
+    policy: Policy | CompiledPolicy | None,
+    root: torch.nn.Module | None = None,
+    generation: LockedGeneration | None = None,
+) -> None:
     """Activate a policy process-wide in place of the active one.
 
-    The `CompiledPolicy` of a former one can be given, to activate it again with the routes that it has found. `root` is
-    that of a `Policy`.
+    The `CompiledPolicy` of a former one can be given, to activate it again with the routes that it has found. `root`
+    and `generation` are those of a `Policy`.
     """
     with _lock:
         before = CONTEXT.installed
@@ -161,8 +173,10 @@ def install_policy(policy: Policy | CompiledPolicy | None, root: torch.nn.Module
             CONTEXT.installed = None
         try:
             if policy is not None:
-                active = policy if isinstance(policy, CompiledPolicy) else CompiledPolicy(policy, root=root)
-                CONTEXT.installed = InstalledPolicy(active, again=active is policy)
+                again = isinstance(policy, CompiledPolicy)
+                if not isinstance(policy, CompiledPolicy):
+                    policy = CompiledPolicy(policy, root=root, generation=generation)
+                CONTEXT.installed = InstalledPolicy(policy, again=again)
         except BaseException:
             if before is not None:
                 CONTEXT.installed = InstalledPolicy(before.active, again=True)
@@ -244,7 +258,8 @@ def set_kernel_policy(
     [[3.0, 3.0], [3.0, 3.0]]
     >>> xrt_torch.clear_kernel_policy()
     """
-    report(uninterrupted(_change, _policy_of(policy, kernels, root, lock), root))
+    stated, generation = _policy_of(policy, kernels, root, lock)
+    report(uninterrupted(_change, stated, root, generation))
 
 
 def clear_kernel_policy() -> None:
@@ -294,7 +309,7 @@ class kernel_policy:  # noqa: N801 - used like a function
         lock: str | os.PathLike[str] | None = None,
         **kernels: Any,
     ) -> None:
-        self._policy = _policy_of(policy, kernels, root, lock)
+        self._policy, self._generation = _policy_of(policy, kernels, root, lock)
         self._root = root
         self._entered: list[_Entered] = []
         self._exiting: list[_Entered] = []
@@ -304,7 +319,7 @@ class kernel_policy:  # noqa: N801 - used like a function
         return None if self._policy is None else self._policy.kernels
 
     def _enter(self) -> None:
-        uninterrupted(lambda: self._entered.append(_enter(self._policy, self._root)))
+        uninterrupted(lambda: self._entered.append(_enter(self._policy, self._root, self._generation)))
 
     def _begin_exit(self) -> None:
         if not self._entered:
@@ -325,7 +340,9 @@ class kernel_policy:  # noqa: N801 - used like a function
     __exit__ = _core.guarded(_exit, _leave, _begin_exit)
 
 
-def _policy_of(policy: Any, kernels: dict[str, Any], root: Any, lock: Any) -> Policy | None:
+def _policy_of(
+    policy: Any, kernels: dict[str, Any], root: Any, lock: Any
+) -> tuple[Policy | None, LockedGeneration | None]:
     if root is not None and not isinstance(root, torch.nn.Module):
         msg = f"root is {type(root).__name__!r}: give the torch.nn.Module at which the paths of modules begin"
         raise TypeError(msg)
@@ -341,5 +358,5 @@ def _policy_of(policy: Any, kernels: dict[str, Any], root: Any, lock: Any) -> Po
         msg = f"both a policy and {', '.join(kernels)} are given; put the kernels into the policy, or pass them alone"
         raise PolicyError(msg)
     if kernels:
-        return Policy(kernels=KernelPolicy(**kernels))
-    return None if policy is None else coerce_policy(policy)
+        return Policy(kernels=KernelPolicy(**kernels)), None
+    return None if policy is None else coerce_policy(policy), None

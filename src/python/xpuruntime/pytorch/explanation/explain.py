@@ -14,7 +14,8 @@ from torch.nn.modules import module as torch_module
 from xpuruntime import _core
 from xpuruntime.ops.decision_log import Decision, decisions
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.call_scope import module_paths
+from xpuruntime.pytorch.call_scope import generation_phases, module_paths
+from xpuruntime.pytorch.call_scope.generation_calls import WATCHES, GenerationWatch
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
 from xpuruntime.pytorch.dispatch.overrides import registry
@@ -107,7 +108,7 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
                 watch.stop()
             finally:
                 self._abandon()
-            self._finish(watch.profiler, partial=error is not None)
+            self._finish(watch, partial=error is not None)
         except Exception:
             if error is None:  # otherwise the error of the block is the one to be heard
                 raise
@@ -115,13 +116,14 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
     __enter__ = _core.guarded(_enter, RecordedBlock._abandon, _check)
     __exit__ = _core.guarded(_exit, RecordedBlock._abandon)
 
-    def _finish(self, profiler: Profiler, *, partial: bool) -> None:
-        attribution = attribute_events(profiler.events(), self._recorder.kinds)
+    def _finish(self, watch: Watch, *, partial: bool) -> None:
+        attribution = attribute_events(watch.profiler.events(), self._recorder.kinds)
         recorder = self._recorder
         rows = build_rows(recorder.kinds, attribution, served_since(self._before), recorder.asking)
         unmatched = recorder.asking.unmatched()
         never_ran = () if partial else recorder.asking.never_ran(rows, self._root)
-        notes = [*unmatched, *never_ran]
+        generation = watch.generation
+        notes = [*unmatched, *never_ran, *generation.switches]
         if attribution.kind == "cpu" and any(row.device.startswith("cuda") for row in rows):
             notes.append(
                 "kernels ran on CUDA and the profiler saw none of them, so the times are those of the CPU: CUPTI may "
@@ -136,6 +138,8 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
                 notes=tuple(notes),
                 unmatched=unmatched,
                 never_ran=never_ran,
+                generation=generation.facts(),
+                switches=generation.switches,
                 partial=partial,
                 fast_path=fast_path().route,
             )
@@ -153,6 +157,7 @@ class Watch:
         ranges: _Ranges | None = None,
     ) -> None:
         self._recorder, self.profiler, self._root, self._ranges = recorder, profiler, root, ranges
+        self.generation = GenerationWatch()
         self._undo: list[Callable[[], Any]] = []
 
     def start(self) -> None:
@@ -182,6 +187,10 @@ class Watch:
         undo = self._undo
         ops = registry.require(registry.RUNNING)
         undo.append(lambda: registry.release(ops))
+        generation_phases.require()
+        undo.append(generation_phases.release)
+        WATCHES.append(self.generation)
+        undo.append(lambda: WATCHES.remove(self.generation))
         module_paths.require(self._root, first=False)
         undo.append(lambda: module_paths.release(self._root, first=False))
         if self._ranges is not None:

@@ -34,6 +34,8 @@ class ExplanationData(msgspec.Struct, frozen=True, kw_only=True):
     partial: bool
     unmatched: tuple[str, ...] = ()
     never_ran: tuple[str, ...] = ()
+    generation: dict[str, dict[str, Any]] = {}
+    switches: tuple[str, ...] = ()
     fast_path: str = ""
 
 
@@ -62,6 +64,12 @@ class Explanation(Shown):
     never_ran : tuple of str
         Operations of which a policy names a kernel, and of which no call was seen; also among the notes. Where some may
         have run inside of what is ``"opaque"``, the sentence begins with ``"inconclusive"``.
+    generation : dict of str to dict
+        Class of each model of transformers that generated to what its tokens depend on beside kernels: attention and
+        experts implementation, cache, and what its configuration states of the generation, without lengths. A list
+        where there were several.
+    switches : tuple of str
+        What transformers replaced, dropped or skipped by itself; also among the notes.
     partial : bool
         Whether the block was left by an exception.
     fast_path : str
@@ -116,6 +124,16 @@ class Explanation(Shown):
     def never_ran(self) -> tuple[str, ...]:
         """Operations of which a policy names a kernel, and of which no call was seen."""
         return self._get().never_ran
+
+    @property
+    def generation(self) -> dict[str, dict[str, Any]]:
+        """Class of each model of transformers that generated to what its tokens depend on beside kernels."""
+        return self._get().generation
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """What transformers replaced, dropped or skipped by itself."""
+        return self._get().switches
 
     @property
     def partial(self) -> bool:
@@ -186,7 +204,8 @@ class Explanation(Shown):
             Nothing that the policy speaks of may have escaped it. What is ``"opaque"`` has not escaped, but counts
             against `coverage`.
         no_substitution : bool
-            Nothing may have run by another kernel than its rule asks for.
+            Nothing may have run by another kernel than its rule asks for, and transformers may have replaced, dropped
+            or skipped nothing of a generation by itself.
         no_unmatched : bool
             No rule for a module may have matched no call, and of no operation that the policy names a kernel for may
             there have been none, or none that could be seen.
@@ -215,6 +234,8 @@ class Explanation(Shown):
         if no_substitution and counts["substituted"]:
             wrong.append(f"{_rows(len(counts['substituted']))} ran by another kernel than was asked for")
             against.add("substituted")
+        if no_substitution:
+            wrong += self.switches
         if no_unmatched:
             wrong += [*self.unmatched, *self.never_ran]
         covered = self.coverage.covered

@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Generation by models of transformers: what it depends on beside kernels, and what transformers changes by itself.
+
+transformers replaces attention, experts, logits processors and compiled code by others with a line in its log. Each
+such switch is read back: a strict policy refuses it, another one warns, and `explain` has it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import threading
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.lockfile.drift import DriftCode, LockDrift, drift_error, shown
+from xpuruntime.pytorch.dispatch.context import active_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = [
+    "WATCHES",
+    "GenerationWatch",
+    "LockedGeneration",
+    "after_forward",
+    "follow_generation",
+    "follow_models",
+    "forward",
+]
+
+#: What of a configuration says how long to generate and what to return, and nothing of what is computed.
+_LENGTHS = frozenset(
+    ("max_length", "max_new_tokens", "max_time", "min_length", "min_new_tokens", "output_hidden_states",
+     "output_logits", "output_scores", "return_dict_in_generate", "transformers_version")
+)  # fmt: skip
+_CONFIG = "generation_config."
+#: Arguments of ``generate`` that change its tokens.
+_ARGUMENTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "assistant_model", "custom_generate")
+_STRICT = "or state mode: prefer"
+
+
+class GenerationWatch:
+    """Keeps what generated in a block: for each class of models its facts, and the switches of transformers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        self._switches: dict[str, None] = {}
+
+    def note(self, model: str, group: str, facts: dict[str, Any]) -> None:
+        """Take note of facts of a model, of which a group is noted as a whole."""
+        with self._lock:
+            kinds = self._seen.setdefault(model, {}).setdefault(group, [])
+            if facts not in kinds:
+                kinds.append(facts)
+
+    def switched(self, what: str) -> None:
+        """Take note of a switch."""
+        with self._lock:
+            self._switches[what] = None
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """What transformers changed by itself, a sentence each."""
+        return tuple(self._switches)
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """Return class of a model to its facts; a list where they differed."""
+        return {model: dict(sorted(_merged(groups))) for model, groups in sorted(self._seen.items())}
+
+
+def _merged(groups: Mapping[str, list[dict[str, Any]]]) -> Iterator[tuple[str, Any]]:
+    for kinds in groups.values():
+        for name in {name: None for facts in kinds for name in facts}:
+            values = sorted({json.dumps(facts.get(name)) for facts in kinds})
+            yield name, json.loads(values[0]) if len(values) == 1 else [json.loads(value) for value in values]
+
+
+#: Of the blocks that are being explained.
+WATCHES: list[GenerationWatch] = []
+
+
+class LockedGeneration:
+    """What a lock expects of generation: class of a model to its facts."""
+
+    def __init__(self, path: str, expected: Mapping[str, Mapping[str, Any]], take: str) -> None:
+        self._path, self._expected, self._take = path, expected, take
+
+    def check(self, model: str, group: str, facts: Mapping[str, Any]) -> None:
+        """Raise `LockError` where facts of a model are not those of the lock."""
+        expected = self._expected.get(model)
+        if expected is None:
+            drifts = [_drift(model, " ".join(self._expected), model)]
+        else:
+            names = sorted({*facts, *(name for name in expected if _group(name) == group)})
+            found = [(name, expected.get(name), facts.get(name)) for name in names]
+            drifts = [_drift(f"{model} {name}", *pair) for name, *pair in found if not _is_one_of(*pair)]
+        if drifts:
+            raise drift_error(self._path, drifts, take=self._take)
+
+
+def _is_one_of(expected: Any, value: Any) -> bool:
+    return bool(value in expected if isinstance(expected, list) else value == expected)
+
+
+def _group(name: str) -> str:
+    return "generate" if name.startswith(_CONFIG) or name in _ARGUMENTS else "model"
+
+
+def _drift(subject: str, expected: Any, found: Any) -> LockDrift:
+    return LockDrift(code=DriftCode.GENERATION, subject=subject, expected=shown(expected), found=shown(found))
+
+
+class _Generate:
+    """One call of ``generate``."""
+
+    def __init__(self, model: Any, config: Any) -> None:
+        self.experts = _experts(model)
+        self.compile = getattr(config, "compile_config", None) is not None and not config.disable_compile
+        self.compiled = False
+
+
+class _Thread(threading.local):
+    generate: _Generate | None = None
+
+
+_thread = _Thread()
+#: Models whose weights were compared with what they are declared to be.
+_weighed: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _note(model: Any, group: str, facts: dict[str, Any]) -> None:
+    name = type(model).__name__
+    for watch in WATCHES:
+        watch.note(name, group, facts)
+    active = active_policy()
+    if active is not None and active.generation is not None:
+        active.generation.check(name, group, facts)
+
+
+def _is_noted() -> bool:
+    active = active_policy()
+    return bool(WATCHES) or (active is not None and active.generation is not None)
+
+
+def _switched(what: str, fix: str) -> None:
+    """Report that transformers changed something by itself; raises under a strict policy."""
+    for watch in WATCHES:
+        watch.switched(what)
+    active = active_policy()
+    if active is None or active.policy.mode == "auto":
+        return
+    if active.strict:
+        _refuse(what, fix)
+    if active.is_first(("generation", what)):
+        warnings.warn(f"{what}. Fix: {fix}", XpuRuntimeWarning, stacklevel=2)
+
+
+def _refuse(what: str, fix: str) -> NoReturn:
+    raise UnsupportedOperationError(f"{what}. Fix: {fix}, {_STRICT}", engine="torch")
+
+
+def forward(model: Any, cache: Any, phase: str) -> None:
+    """Take note of a forward of a model that generates, before it runs."""
+    generate = _thread.generate
+    if generate is not None and generate.compile and not generate.compiled and phase == "decode":
+        generate.compile = False
+        _switched(
+            "generate() has a compile_config, and transformers runs the forward uncompiled, since the model, its cache "
+            "or its device does not meet its criteria",
+            "give cache_implementation='static' on a CUDA device without offload, or leave compile_config out",
+        )
+    if cache is not None and _is_noted():
+        _note(model, "model", _facts(model, cache))
+
+
+def _facts(model: Any, cache: Any) -> dict[str, Any]:
+    quantized = getattr(model.config, "quantization_config", None)
+    method = quantized.get("quant_method") if isinstance(quantized, dict) else getattr(quantized, "quant_method", None)
+    facts = {
+        "attn_implementation": _attention(model),
+        "cache": "" if cache is None else type(cache).__name__,
+        "experts_implementation": _experts(model),
+        "quantization": str(getattr(method, "value", method) or ""),
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _attention(model: Any) -> str:
+    return _implementations(model.config, "_attn_implementation")
+
+
+def _experts(model: Any) -> str:
+    return _implementations(model.config, "_experts_implementation")
+
+
+def _implementations(config: Any, name: str) -> str:
+    """Return an implementation, with those of parts of the model that have others."""
+    own = getattr(config, name, None)
+    parts = {part: getattr(getattr(config, part, None), name, None) for part in getattr(config, "sub_configs", ())}
+    others = [f"{part}: {value}" for part, value in sorted(parts.items()) if value is not None and value != own]
+    return ", ".join(filter(None, (own, *others)))
+
+
+def after_forward(model: Any) -> None:
+    """Compare the weights of a model, after its first forward, with what its configuration says they are."""
+    if getattr(model.config, "quantization_config", None) is None or model in _weighed:
+        return
+    _weighed.add(model)
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
+    floats = [name for name, layer in layers.items() if _is_plain(layer)]
+    if layers and len(floats) == len(layers):
+        method = _facts(model, None).get("quantization", "quantized")
+        kind = str(next(iter(layers.values())).weight.dtype).removeprefix("torch.")
+        active = active_policy()
+        if active is None or active.strict:
+            _weighed.discard(model)  # to be told again
+        _switched(
+            f"the configuration of {type(model).__name__} says {method}, and all of its {len(layers)} linear layers "
+            f"hold {kind} weights after the first forward: they were decompressed",
+            "load the weights with a method that computes from the stored ones, such as torchao, or state the float "
+            "checkpoint",
+        )
+
+
+def _is_plain(layer: Any) -> bool:
+    """Whether a layer holds float weights of 16 bits or more, and nothing smaller."""
+    weight = getattr(layer, "weight", None)
+    tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+    return (
+        weight is not None
+        and type(weight) in (torch.nn.Parameter, torch.Tensor)
+        and type(weight.data) is torch.Tensor
+        and weight.is_floating_point()
+        and all(t.element_size() > 1 for t in tensors if t.dim() > 1)
+    )
+
+
+def follow_models(owner: Any, undo: list[Callable[[], None]]) -> None:
+    """Follow the class of all models, ``PreTrainedModel``."""
+    for name, replaced in (
+        ("get_compiled_call", _get_compiled_call),
+        ("set_experts_implementation", _set_experts),
+        ("_check_and_adjust_attn_implementation", _adjust_attention),
+    ):
+        _replace(owner, name, replaced, undo)
+
+
+def follow_generation(module: Any, undo: list[Callable[[], None]]) -> None:
+    """Follow ``generate`` and ``generate_batch``, which the module of ``GenerationMixin`` has."""
+    _replace(module.GenerationMixin, "generate", _generate, undo)
+    batches = next((cls for cls in module.GenerationMixin.__mro__ if "init_continuous_batching" in vars(cls)), None)
+    if batches is not None:
+        _replace(batches, "init_continuous_batching", _init_batches, undo)
+        _replace(batches, "generate_batch", _generate_batch, undo)
+        processors = getattr(inspect.getmodule(batches), "ContinuousBatchingLogitsProcessorList", None)
+        if processors is not None:
+            _replace(processors, "__init__", _keep_processors, undo)
+
+
+def _replace(owner: Any, name: str, replaced: Callable[..., Any], undo: list[Callable[[], None]]) -> None:
+    original = vars(owner).get(name)
+    if original is None:
+        return
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            arguments = signature.bind(*args, **kwargs).arguments
+        except TypeError:  # which the call itself explains
+            return original(*args, **kwargs)
+        return replaced(arguments, lambda: original(*args, **kwargs))
+
+    def restore() -> None:
+        if vars(owner).get(name) is call:
+            setattr(owner, name, original)
+
+    setattr(owner, name, call)
+    undo.append(restore)
+
+
+def _generate(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
+    model = arguments["self"]
+    config = _effective_config(model, arguments)
+    if config is None:
+        return run()
+    if _is_noted():
+        _note(model, "generate", _config_facts(config, arguments))
+    before, _thread.generate = _thread.generate, _Generate(model, config)
+    try:
+        return run()
+    finally:
+        _thread.generate = before
+
+
+def _effective_config(model: Any, arguments: Mapping[str, Any]) -> Any:
+    """Return the configuration that ``generate`` makes of its arguments; ``None`` where it refuses them."""
+    try:
+        return model._prepare_generation_config(arguments.get("generation_config"), **arguments.get("kwargs", {}))[0]
+    except Exception:
+        return None
+
+
+def _config_facts(config: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    stated = json.loads(config.to_json_string(use_diff=True))
+    defaults: dict[str, Any] = getattr(config, "_get_default_generation_params", dict)()
+    facts = {
+        f"{_CONFIG}{name}": _plain(value)
+        for name, value in stated.items()
+        if name not in _LENGTHS and name[:1] != "_" and (name not in defaults or value != defaults[name])
+    }
+    facts.update((name, _name_of(arguments[name])) for name in _ARGUMENTS if arguments.get(name))
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a configuration, of which a list would stand for one of several."""
+    return json.dumps(value, sort_keys=True) if isinstance(value, (dict, list)) else value
+
+
+def _name_of(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return ", ".join(map(_name_of, value))
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def _get_compiled_call(_: dict[str, Any], run: Callable[[], Any]) -> Any:
+    if _thread.generate is not None:
+        _thread.generate.compiled = True
+    return run()
+
+
+def _set_experts(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
+    generate, wanted = _thread.generate, arguments["experts_implementation"]
+    if generate is not None:
+        wanted = wanted.get("", generate.experts) if isinstance(wanted, dict) else wanted
+        if wanted != generate.experts:
+            _switched(
+                f"generate() replaces the experts implementation {generate.experts} of "
+                f"{type(arguments['self']).__name__} by {wanted} for decoding",
+                f"call model.set_experts_implementation({wanted!r}) before, which then holds for all of it",
+            )
+    return run()
+
+
+def _adjust_attention(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
+    wanted, found = arguments["attn_implementation"], run()
+    if wanted is not None and found != wanted.removeprefix("paged|") and found != wanted:
+        _switched(
+            f"{type(arguments['self']).__name__} runs attention by {found}, and attn_implementation is {wanted}",
+            f"install what {wanted} needs, or ask for attn_implementation={found!r}",
+        )
+    return found
+
+
+def _init_batches(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
+    model = arguments["self"]
+    before, found = _attention(model), run()
+    after = _attention(model)
+    if after != before and after != f"paged|{before}":
+        try:
+            _switched(
+                f"generate_batch() replaces the attention {before} of {type(model).__name__} by {after}",
+                "give continuous_batching_config=ContinuousBatchingConfig(auto_switch_to_flash=False), or load the "
+                f"model with attn_implementation={after!r}",
+            )
+        except BaseException:
+            model.set_attn_implementation(before)
+            raise
+    if _is_noted():
+        config = arguments.get("generation_config") or model.generation_config
+        _note(model, "generate", _config_facts(config, {}))
+        _note(model, "model", {**_facts(model, None), "cache": "paged"})
+    return found
+
+
+def _keep_processors(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
+    stated = arguments["logits_processor"]
+    run()
+    kept = {id(processor) for processor in arguments["self"].logits_processor}
+    dropped = [type(processor).__name__ for processor in stated if id(processor) not in kept]
+    if dropped:
+        _switched(
+            f"generate_batch() drops {', '.join(dropped)}, which its generation_config asks for: the tokens are "
+            "other ones",
+            "generate one prompt at a time by generate(), or leave these options out",
+        )
+
+
+def _generate_batch(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
+    model = arguments["self"]
+    config = arguments.get("generation_config") or model.generation_config
+    found = run()
+    requests = len(arguments["inputs"]) * (getattr(config, "num_return_sequences", None) or 1)
+    errors = {name: output.error for name, output in found.items() if output.error is not None}
+    lost = requests - len(found) + len(errors)
+    if lost > 0:
+        why = next((f", of {name}: {error}" for name, error in errors.items()), "")
+        _switched(
+            f"{lost} of {requests} requests of generate_batch() failed, and transformers raises nothing{why}",
+            "generate these prompts by generate(), which shows the error",
+        )
+    return found

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""A lock of a generation holds for other lengths and prompts, and breaks for whatever computes other tokens."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+import xpuruntime as xrt
+
+torch = pytest.importorskip("torch")
+hf = pytest.importorskip("transformers")
+
+import xpuruntime.pytorch as xt  # noqa: E402 - it needs PyTorch
+from xpuruntime.lockfile.canonical import load_lock, save_lock  # noqa: E402 - after the check
+from xpuruntime.lockfile.drift import ValidatorKind  # noqa: E402 - after the check
+from xpuruntime.lockfile.records import Lock  # noqa: E402 - after the check
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256,
+}  # fmt: skip
+KERNELS = {"matmul": "cpu.blas", "attention": "torch.math"}
+
+
+def model_of(kind: str = "Llama", **config: Any) -> Any:
+    torch.manual_seed(0)
+    model = getattr(hf, f"{kind}ForCausalLM")(getattr(hf, f"{kind}Config")(**SIZES, **config))
+    return model.eval()
+
+
+def mixtral() -> Any:
+    return model_of("Mixtral", num_local_experts=2, num_experts_per_tok=1)
+
+
+def generate(model: Any, tokens: int = 4, prompt: int = 8, **config: Any) -> None:
+    ids = torch.arange(1, 1 + prompt)[None]
+    config = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, **config}
+    with torch.no_grad():
+        model.generate(ids, **config)
+
+
+def explained(model: Any, kernels: Any = None, **generation: Any) -> Any:
+    with xt.kernel_policy(**(kernels or KERNELS)), xt.explain(root=model) as found:
+        generate(model, **generation)
+    return found
+
+
+def attention(model: Any, name: str) -> Any:
+    changed = copy.deepcopy(model)
+    changed.set_attn_implementation(name)
+    return changed
+
+
+def test_it_holds_for_other_lengths_and_prompts(tmp_path: Path) -> None:
+    model, path = model_of(), tmp_path / "generation.lock"
+    made = xt.lock(explained(model), path)
+    for tokens, prompt, batch in (
+        (40, 8, {}),
+        (4, 23, {}),
+        (4, 8, {"max_length": 99}),
+        (6, 8, {"output_logits": True}),
+    ):
+        assert xt.lock(explained(model, tokens=tokens, prompt=prompt, **batch), path).digest == made.digest
+        with xt.kernel_policy(lock=path):
+            generate(model, tokens, prompt, **batch)
+
+
+DEVIATIONS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "attention": (lambda model: attention(model, "eager"), {}),
+    "dtype": (lambda model: copy.deepcopy(model).double(), {}),
+    "cache": (lambda model: model, {"cache_implementation": "static"}),
+    "sampling": (lambda model: model, {"do_sample": True}),
+    "penalty": (lambda model: model, {"repetition_penalty": 1.3}),
+    "beams": (lambda model: model, {"num_beams": 2}),
+    "eos": (lambda model: model, {"eos_token_id": 7}),
+    "processor": (lambda model: model, {"logits_processor": [hf.TopKLogitsWarper(3)]}),
+    "class": (lambda _: model_of("Mistral"), {}),
+}
+
+
+@pytest.mark.parametrize("name", DEVIATIONS)
+def test_it_breaks_for_what_computes_other_tokens(name: str, tmp_path: Path) -> None:
+    model, path = model_of(), tmp_path / "generation.lock"
+    xt.lock(explained(model), path)
+    change, generation = DEVIATIONS[name]
+    with pytest.raises(xrt.LockError):
+        xt.lock(explained(change(model), **generation), path)
+    if name != "dtype":  # rules of the lock do not match other types, and PyTorch's own kernels run
+        with xt.kernel_policy(lock=path), pytest.raises(xrt.LockError, match="does not hold") as refused:
+            generate(change(model), **generation)
+        assert "LlamaForCausalLM" in str(refused.value)
+    with xt.kernel_policy(lock=path):  # no false alarm
+        generate(model)
+
+
+def test_it_breaks_for_another_kernel(tmp_path: Path) -> None:
+    model, path = model_of(), tmp_path / "generation.lock"
+    xt.lock(explained(model), path)
+    with pytest.raises(xrt.LockError, match=r"kernel matmul.*cpu\.blas"):
+        xt.lock(explained(model, {**KERNELS, "matmul": "cpu.reference"}), path)
+
+
+def test_it_breaks_for_other_experts(tmp_path: Path) -> None:
+    model, path = mixtral(), tmp_path / "generation.lock"
+    if not getattr(model.config, "_experts_implementation", None):
+        pytest.skip("this transformers has one implementation of experts")
+    made = xt.lock(explained(model), path)
+    assert xt.lock(explained(model, tokens=7), path).digest == made.digest
+    model.set_experts_implementation("batched_mm")
+    with pytest.raises(xrt.LockError, match=r"experts_implementation"):
+        xt.lock(explained(model), path)
+    with xt.kernel_policy(lock=path), pytest.raises(xrt.LockError, match=r"expected .*found batched_mm"):
+        generate(model)
+
+
+def test_it_breaks_for_another_version_of_transformers(tmp_path: Path) -> None:
+    path = tmp_path / "generation.lock"
+    xt.lock(explained(model_of()), path)
+    made = load_lock(path)
+    validators = tuple(
+        msgspec.structs.replace(one, expect="4.0.0") if one.key == "transformers" else one
+        for one in made.identity.validators
+    )
+    assert validators != made.identity.validators
+    save_lock(Lock.of(msgspec.structs.replace(made.identity, validators=validators)), path)
+    with pytest.raises(xrt.LockError, match=r"package transformers: expected 4\.0\.0"), xt.kernel_policy(lock=path):
+        pass
+
+
+def tokenizer(words: str, template: str) -> Any:
+    tokenizers = pytest.importorskip("tokenizers")
+    level = tokenizers.models.WordLevel({word: place for place, word in enumerate(words.split())}, unk_token="[UNK]")
+    made = hf.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(level), unk_token="[UNK]")
+    made.chat_template = template
+    return made
+
+
+def test_it_has_digests_of_a_tokenizer(tmp_path: Path) -> None:
+    model, path = model_of(), tmp_path / "generation.lock"
+    words, template = "[UNK] a b", "{{ messages }}"
+    made = xt.lock(explained(model), path, tokenizer=tokenizer(words, template))
+    assert xt.lock(explained(model), path, tokenizer=tokenizer(words, template)).digest == made.digest
+    for other in (tokenizer("[UNK] b a", template), tokenizer(words, "{{ messages[0] }}")):
+        with pytest.raises(xrt.LockError, match="tokenizer"):
+            xt.lock(explained(model), path, tokenizer=other)
+    with pytest.raises(xrt.LockError, match="found nothing"):
+        xt.lock(explained(model), path)
+    with pytest.raises(TypeError, match="give a tokenizer"):
+        xt.lock(explained(model), path, tokenizer="gpt2")
+
+
+def test_facts_are_in_the_evidence() -> None:
+    found = explained(model_of(), top_k=5, do_sample=True)
+    facts = found.generation["LlamaForCausalLM"]
+    assert (facts["attn_implementation"], facts["cache"]) == ("sdpa", "DynamicCache")
+    stated = {name: value for name, value in facts.items() if name.startswith("generation_config")}
+    assert {"generation_config.do_sample": True, "generation_config.top_k": 5}.items() <= stated.items()
+    assert not any("max" in name or "._" in name for name in stated)
+    assert found.to_dict()["generation"] == found.generation
+    assert "LlamaForCausalLM generated by attn_implementation sdpa, cache DynamicCache" in " ".join(str(found).split())
+    made = xt.lock(found)
+    assert {one.key for one in made.identity.validators if one.kind == ValidatorKind.GENERATION} == {"LlamaForCausalLM"}

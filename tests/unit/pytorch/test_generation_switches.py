@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What transformers replaces, drops or skips by itself: refused under strict, else in the evidence."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import xpuruntime as xrt
+
+torch = pytest.importorskip("torch")
+hf = pytest.importorskip("transformers")
+
+import xpuruntime.pytorch as xt  # noqa: E402 - it needs PyTorch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+batching = pytest.importorskip("transformers.generation.continuous_batching.continuous_api")
+
+pytestmark = pytest.mark.filterwarnings("ignore:Passing `.*` with `inputs_embeds`:UserWarning")
+
+STRICT = xrt.Policy(mode="strict", kernels={"attention": "torch.math"})
+PREFER = xrt.Policy(kernels={"attention": "torch.math"})
+SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256,
+}  # fmt: skip
+
+
+def llama(**config: Any) -> Any:
+    torch.manual_seed(0)
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, **config)).eval()
+
+
+def config_of(**stated: Any) -> Any:
+    return hf.GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=-1, pad_token_id=0, **stated)
+
+
+def batch(model: Any, *, drop: bool = True, **stated: Any) -> Any:
+    small = batching.ContinuousBatchingConfig(
+        num_blocks=16, page_size=16, max_batch_tokens=32, drop_unsupported_processors=drop
+    )
+    return model.generate_batch(
+        [[1, 2, 3], [4, 5]], generation_config=config_of(**stated), continuous_batching_config=small, warmup=False
+    )
+
+
+def generate(model: Any, **stated: Any) -> None:
+    with torch.no_grad():
+        model.generate(torch.arange(1, 5)[None], generation_config=config_of(**stated))
+
+
+def dropped(_: Any) -> None:
+    batch(llama(), repetition_penalty=1.5)
+
+
+def failed(_: Any) -> None:
+    batch(llama(), drop=False, no_repeat_ngram_size=2)
+
+
+def flash(patch: pytest.MonkeyPatch) -> None:
+    """Let transformers believe that FlashAttention 2 is there, as on a machine that has it."""
+    patch.setattr(batching, "is_flash_attn_3_available", lambda **_: False)
+    patch.setattr(batching, "is_flash_attn_2_available", lambda **_: True)
+    patch.setattr(hf.PreTrainedModel, "_check_and_adjust_attn_implementation", lambda *_, **__: "flash_attention_2")
+    model = llama(attn_implementation="sdpa")
+    model.config._attn_implementation_internal = "sdpa"
+    model.init_continuous_batching(config_of())
+
+
+def uncompiled(_: Any) -> None:
+    generate(llama(), compile_config=hf.CompileConfig(), cache_implementation="static")
+
+
+def experts(_: Any) -> None:
+    """Replace them in the middle, as `generate` does on devices other than the CPU."""
+    model = hf.MixtralForCausalLM(hf.MixtralConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1)).eval()
+
+    def replace(_: int, ids: Any) -> list[int]:
+        model.set_experts_implementation("batched_mm")
+        return list(range(len(ids)))
+
+    with torch.no_grad():
+        model.generate(torch.arange(1, 5)[None], generation_config=config_of(), prefix_allowed_tokens_fn=replace)
+
+
+def hub(patch: pytest.MonkeyPatch) -> None:
+    """Let transformers find a kernel of the Hub in place of FlashAttention 2, as where `kernels` is installed."""
+    modeling = pytest.importorskip("transformers.modeling_utils")
+    patch.setattr(modeling, "is_kernels_available", lambda: True)
+    patch.setattr(modeling, "lazy_import_flash_attention", lambda *_, **__: None)
+    llama(attn_implementation="flash_attention_2")
+
+
+SWITCHES: dict[str, tuple[Callable[[Any], None], str]] = {
+    "processors are dropped": (dropped, "drops RepetitionPenaltyLogitsProcessor"),
+    "requests fail": (failed, "2 of 2 requests"),
+    "attention of batches": (flash, "sdpa of LlamaForCausalLM by flash_attention_2"),
+    "compiled code": (uncompiled, "runs the forward uncompiled"),
+    "experts": (experts, "replaces the experts implementation"),
+    "kernel of the Hub": (hub, "by kernels-community/"),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_it_is_refused_under_strict(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, what = SWITCHES[name]
+    with pytest.raises(xrt.UnsupportedOperationError, match=what) as refused, xt.kernel_policy(STRICT):
+        run(monkeypatch)
+    assert "Fix: " in str(refused.value)
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_it_is_in_the_evidence_under_prefer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, what = SWITCHES[name]
+    with pytest.warns(xrt.XpuRuntimeWarning, match=what), xt.kernel_policy(PREFER), xt.explain() as found:
+        run(monkeypatch)
+    assert what in " ".join(found.switches)
+    assert what in " ".join(str(found).split())
+    with pytest.raises(xrt.UnsupportedOperationError, match=what):
+        found.require(no_bypass=False, no_unmatched=False)
+
+
+def test_nothing_is_said_where_nothing_is_switched() -> None:
+    with warnings.catch_warnings(), xt.kernel_policy(STRICT), xt.explain() as found:
+        warnings.simplefilter("error", xrt.XpuRuntimeWarning)
+        generate(llama(), repetition_penalty=1.5)
+        generate(llama(), cache_implementation="static")
+        generate(llama(), compile_config=hf.CompileConfig(), disable_compile=True)
+        llama(attn_implementation="eager")
+        assert all(one.error is None for one in batch(llama(), temperature=0.7).values())
+    assert found.switches == ()
+
+
+def test_nothing_is_left_in_transformers() -> None:
+    owners = [hf.PreTrainedModel, hf.GenerationMixin, batching.ContinuousMixin]
+    before = [dict(vars(owner)) for owner in owners]
+    with xt.kernel_policy(STRICT), xt.explain():
+        assert [dict(vars(owner)) for owner in owners] != before
+    assert [dict(vars(owner)) for owner in owners] == before
