@@ -18,6 +18,7 @@ import xpuruntime.pytorch as xt  # noqa: E402 - it needs PyTorch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 batching = pytest.importorskip("transformers.generation.continuous_batching.continuous_api")
 
@@ -96,6 +97,14 @@ def hub(patch: pytest.MonkeyPatch) -> None:
     llama(attn_implementation="flash_attention_2")
 
 
+def decompressed(_: Any) -> None:
+    """Run a model whose configuration says int8, and which holds floats, as after a first forward elsewhere."""
+    model = llama()
+    model.config.quantization_config = {"quant_method": "compressed-tensors"}
+    with torch.no_grad():
+        model(torch.arange(4)[None])
+
+
 SWITCHES: dict[str, tuple[Callable[[Any], None], str]] = {
     "processors are dropped": (dropped, "drops RepetitionPenaltyLogitsProcessor"),
     "requests fail": (failed, "2 of 2 requests"),
@@ -103,6 +112,7 @@ SWITCHES: dict[str, tuple[Callable[[Any], None], str]] = {
     "compiled code": (uncompiled, "runs the forward uncompiled"),
     "experts": (experts, "replaces the experts implementation"),
     "kernel of the Hub": (hub, "by kernels-community/"),
+    "weights": (decompressed, "says compressed-tensors, and all of its weights are float32 after"),
 }
 
 
@@ -142,3 +152,35 @@ def test_nothing_is_left_in_transformers() -> None:
     with xt.kernel_policy(STRICT), xt.explain():
         assert [dict(vars(owner)) for owner in owners] != before
     assert [dict(vars(owner)) for owner in owners] == before
+
+
+def test_weights_that_are_decompressed_at_the_first_forward(tmp_path: Path) -> None:
+    """A checkpoint of int8 weights and activations, as llm-compressor writes it."""
+    pytest.importorskip("compressed_tensors", reason="needs compressed-tensors: pip install compressed-tensors")
+    safetensors = pytest.importorskip("safetensors.torch")
+    kind = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**kind, "strategy": "channel"},
+        "input_activations": {**kind, "strategy": "token", "dynamic": True},
+    }
+    model, tensors = llama(), {}
+    for name, weight in model.state_dict().items():
+        if "proj" in name:
+            scale = weight.abs().amax(1, keepdim=True) / 127
+            tensors[name], tensors[f"{name}_scale"] = (weight / scale).round().to(torch.int8), scale
+        else:
+            tensors[name] = weight.contiguous()
+    model.config.quantization_config = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {"group": group},
+    }
+    model.config.save_pretrained(tmp_path)
+    safetensors.save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.model.layers[0].mlp.up_proj.weight.dtype == torch.int8
+    with pytest.raises(xrt.UnsupportedOperationError, match="they were decompressed"), xt.kernel_policy(STRICT):
+        generate(loaded)

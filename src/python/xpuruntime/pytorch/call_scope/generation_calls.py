@@ -214,33 +214,28 @@ def after_forward(model: Any) -> None:
     if getattr(model.config, "quantization_config", None) is None or model in _weighed:
         return
     _weighed.add(model)
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
-    floats = [name for name, layer in layers.items() if _is_plain(layer)]
-    if layers and len(floats) == len(layers):
-        method = _facts(model, None).get("quantization", "quantized")
-        kind = str(next(iter(layers.values())).weight.dtype).removeprefix("torch.")
-        active = active_policy()
-        if active is None or active.strict:
-            _weighed.discard(model)  # to be told again
-        _switched(
-            f"the configuration of {type(model).__name__} says {method}, and all of its {len(layers)} linear layers "
-            f"hold {kind} weights after the first forward: they were decompressed",
-            "load the weights with a method that computes from the stored ones, such as torchao, or state the float "
-            "checkpoint",
-        )
-
-
-def _is_plain(layer: Any) -> bool:
-    """Whether a layer holds float weights of 16 bits or more, and nothing smaller."""
-    weight = getattr(layer, "weight", None)
-    tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
-    return (
-        weight is not None
-        and type(weight) in (torch.nn.Parameter, torch.Tensor)
-        and type(weight.data) is torch.Tensor
-        and weight.is_floating_point()
-        and all(t.element_size() > 1 for t in tensors if t.dim() > 1)
+    tensors = (*model.parameters(), *model.buffers())
+    if any(map(_is_quantized, tensors)):
+        return
+    active = active_policy()
+    if active is None or active.strict:
+        _weighed.discard(model)  # to be told again
+    method = _facts(model, None).get("quantization", "quantized")
+    kind = str(model.dtype).removeprefix("torch.")
+    _switched(
+        f"the configuration of {type(model).__name__} says {method}, and all of its weights are "
+        f"{kind} after the first forward: they were decompressed",
+        "quantize the model by a method that computes from stored integers, such as torchao, or load a checkpoint of "
+        f"{kind}",
     )
+
+
+def _is_quantized(tensor: torch.Tensor) -> bool:
+    """Whether a tensor may hold quantized values: of a class of its own, packed or of 8 bits."""
+    if type(tensor) not in (torch.nn.Parameter, torch.Tensor) or type(tensor.data) is not torch.Tensor:
+        return True
+    packed = tensor.dtype == torch.int32 or (tensor.element_size() == 1 and tensor.dtype != torch.bool)
+    return bool(packed) and tensor.dim() > 1
 
 
 def follow_models(owner: Any, undo: list[Callable[[], None]]) -> None:
@@ -315,7 +310,7 @@ def _config_facts(config: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     facts = {
         f"{_CONFIG}{name}": _plain(value)
         for name, value in stated.items()
-        if name not in _LENGTHS and name[:1] != "_" and (name not in defaults or value != defaults[name])
+        if name not in _LENGTHS and name[:1] != "_" and value != defaults.get(name, False)
     }
     facts.update((name, _name_of(arguments[name])) for name in _ARGUMENTS if arguments.get(name))
     return {name: value for name, value in facts.items() if value is not None}
