@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
-from xpuruntime.lockfile.drift import DriftCode, LockDrift, drift_error, shown
+from xpuruntime.evidence.difference import Difference
+from xpuruntime.lockfile.drift import DriftCode, drift_error, shown
 from xpuruntime.pytorch.dispatch.context import active_policy
 
 if TYPE_CHECKING:
@@ -114,8 +115,8 @@ def _group(name: str) -> str:
     return "generate" if name.startswith(_CONFIG) or name in _ARGUMENTS else "model"
 
 
-def _drift(subject: str, expected: Any, found: Any) -> LockDrift:
-    return LockDrift(code=DriftCode.GENERATION, subject=subject, expected=shown(expected), found=shown(found))
+def _drift(subject: str, expected: Any, found: Any) -> Difference:
+    return Difference(code=DriftCode.GENERATION, subject=subject, before=shown(expected), after=shown(found))
 
 
 class _Generate:
