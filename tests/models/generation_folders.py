@@ -63,7 +63,7 @@ def write_folder(folder: Path, *, level: int | None = None, seed: int = 0, **sea
         },
     }  # fmt: skip
     (folder / "genai_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-    _write_tokenizer(folder)
+    write_tokenizer(folder)
     return folder
 
 
@@ -75,7 +75,7 @@ def change_config(folder: Path, change: Any) -> None:
     path.write_text(json.dumps(config), encoding="utf-8")
 
 
-def _write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> None:
     """Write a tokenizer with a token for each byte, under the characters that byte-level tokenizers write them as."""
     shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = (chr(256 + number) for number in range(256 - len(shown)))
