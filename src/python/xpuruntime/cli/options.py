@@ -98,7 +98,12 @@ def flag_option(name: str, help: str) -> Any:
 
 
 ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="An ONNX file, a .pt2 file or an artifact.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="An ONNX file, a .pt2 file, an artifact, or a folder with genai_config.json.",
+        show_default=False,
+    ),
 ]
 OnnxArgument = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
 PolicyOption = Annotated[

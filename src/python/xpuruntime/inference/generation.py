@@ -127,6 +127,16 @@ class GenerationSession:
         )
         self._texts: Any = None
 
+    @classmethod
+    def over(cls, session: InferenceSession) -> GenerationSession:
+        """Return what generates by a session that is open. Closing it closes the session."""
+        if session.model.format != "genai":
+            fix = "open a folder that `python -m onnxruntime_genai.models.builder` wrote"
+            raise ModelError(f"{session.model.path} is no language model in a folder", fix=fix)
+        made = cls.__new__(cls)
+        made._session, made._texts = session, None
+        return made
+
     @property
     def plan(self) -> Plan:
         """What was decided and why."""

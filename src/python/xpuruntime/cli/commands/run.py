@@ -22,6 +22,7 @@ from xpuruntime.cli.options import (
     SessionOptions,
     output_option,
     runs_option,
+    text_option,
     warmup_option,
     with_session_options,
 )
@@ -46,6 +47,19 @@ OutputOption = Annotated[
     str | None,
     output_option("--output", "-o", help="Write the outputs to .npz, or .npy if there is one."),
 ]
+NewTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--new-tokens",
+        min=1,
+        metavar="N",
+        help="Generate this many tokens, by a language model in a folder.",
+        show_default=False,
+    ),
+]
+PromptOption = Annotated[
+    str | None, text_option("--prompt", metavar="TEXT", help="Text before the new tokens, in place of --input.")
+]
 
 
 @with_session_options
@@ -58,11 +72,14 @@ def run(
     lock: LockOption = None,
     frozen: FrozenOption = False,
     dim: DimOption = None,
+    new_tokens: NewTokensOption = None,
+    prompt: PromptOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a model once and show its outputs."""
+    """Run a model once and show its outputs; with --new-tokens, what a language model generates."""
     import time
 
+    from xpuruntime.cli.generating import check_generation, show_generation
     from xpuruntime.cli.output import check_outputs, console, print_json, refuse_other_kinds
     from xpuruntime.cli.results import check_output_path, output_table, save_outputs, summarise
     from xpuruntime.cli.session import open_session, prepare
@@ -73,7 +90,15 @@ def run(
     refuse_other_kinds({"--output": (output, "arrays")})
     info, feeds = prepare(model, input, dim, trust=session_options.trust)
     check_output_path(output, len(info.outputs))
+    feeds = check_generation(info, new_tokens, prompt, feeds)
     session, _ = open_session(model, session_options, feeds, as_json=json, lock=lock, frozen=frozen)
+    if new_tokens is not None:
+        if output is not None:
+            session.close()
+            raise InputError("--output writes arrays, and --new-tokens gives none", fix="leave one of them out")
+        with session:
+            show_generation(session, feeds, new_tokens, prompt, as_json=json)
+        return
     with session, feeds.running():
         start = time.perf_counter_ns()
         outputs = session.run(feeds.arrays)
@@ -107,8 +132,15 @@ def run(
     )
 
 
-BenchRunsOption = Annotated[int, runs_option("Timed runs.", 10_000_000)]
-BenchWarmupOption = Annotated[int, warmup_option("Untimed runs before the timed ones.", 10_000_000)]
+BenchRunsOption = Annotated[
+    int | None, runs_option("Timed runs. Default: 200, and 10 of a language model in a folder.", 10_000_000)
+]
+BenchWarmupOption = Annotated[
+    int | None,
+    warmup_option(
+        "Untimed runs before the timed ones. Default: 20, and 2 of a language model in a folder.", 10_000_000
+    ),
+]
 _CHUNKS = 50
 
 
@@ -117,34 +149,49 @@ def bench(
     model: ModelArgument,
     *,
     input: InputOption = None,
-    runs: BenchRunsOption = 200,
-    warmup: BenchWarmupOption = 20,
+    runs: BenchRunsOption = None,
+    warmup: BenchWarmupOption = None,
     session_options: SessionOptions,
     lock: LockOption = None,
     frozen: FrozenOption = False,
     dim: DimOption = None,
+    new_tokens: NewTokensOption = None,
+    prompt: PromptOption = None,
     json: JsonOption = False,
 ) -> None:
     """Time a model: `run` with arrays given each time, and `bind` with fixed buffers.
 
     Calls run one after the other; the wall time of each ends with its result. On CUDA, `run` takes and gives host
-    arrays, `run_device` device arrays.
+    arrays, `run_device` device arrays. Of a language model in a folder, the first token and those after it are timed.
     """
+    from xpuruntime.cli.generating import NEW_TOKENS, check_generation, time_generation
     from xpuruntime.cli.output import console, print_json, progress
     from xpuruntime.cli.session import open_session, prepare
     from xpuruntime.evidence.render_text.tables import duration_text
 
-    _, feeds = prepare(model, input, dim, trust=session_options.trust)
+    info, feeds = prepare(model, input, dim, trust=session_options.trust)
+    generates = info.format == "genai"
+    new_tokens = (new_tokens or NEW_TOKENS) if generates else new_tokens
+    feeds = check_generation(info, new_tokens, prompt, feeds)
+    runs = runs or (10 if generates else 200)
+    warmup = (2 if generates else 20) if warmup is None else warmup
     arrays = feeds.arrays
     session, load_us = open_session(model, session_options, feeds, as_json=json, lock=lock, frozen=frozen)
     samples: dict[str, list[float]] = {}
+    generated: dict[str, Any] = {}
+    graph = "off"
     with session, progress(as_json=json) as bar, feeds.running():
         plan = session.plan
-        samples["run"] = _time(lambda: session.run(arrays), warmup, runs, bar, "run")
-        there, wait = _on_device(arrays, plan.device)
-        if wait is not None:
-            samples["run_device"] = _time(_then(lambda: session.run(there), wait), warmup, runs, bar, "run_device")
-        graph = _time_bound(session, there, lambda call: _time(_then(call, wait), warmup, runs, bar, "bind"), samples)
+        if new_tokens is not None:
+            generated = time_generation(session, feeds, new_tokens, prompt, warmup, runs, samples, bar)
+        else:
+            samples["run"] = _time(lambda: session.run(arrays), warmup, runs, bar, "run")
+            there, wait = _on_device(arrays, plan.device)
+            if wait is not None:
+                samples["run_device"] = _time(_then(lambda: session.run(there), wait), warmup, runs, bar, "run_device")
+            graph = _time_bound(
+                session, there, lambda call: _time(_then(call, wait), warmup, runs, bar, "bind"), samples
+            )
     found = {name: _latency(values) for name, values in samples.items()}
     if json:
         print_json(
@@ -166,10 +213,17 @@ def bench(
                 "cuda_graph": graph,
                 "latency": found,
                 "samples_us": samples,
+                **generated,
             }
         )
         return
     console().print(_table(found))
+    if generated:
+        console().print(
+            f"prompt of {generated['prompt_tokens']} tokens, {generated['new_tokens']} new ones"
+            + (f": {rate:,.1f} tokens/s after the first" if (rate := generated["tokens_per_second"]) else ""),
+            soft_wrap=True,
+        )
     console().print(
         f"{plan.candidate}, precision {plan.precision}, {runs} runs after {warmup}, "
         f"loaded in {duration_text(load_us)}, CUDA graph: {graph}",
