@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin
 
 import msgspec
 
@@ -13,9 +15,11 @@ from xpuruntime.errors import InputError
 from xpuruntime.files.paths import json_bytes, json_text, reason_of, user_path
 from xpuruntime.files.writing import replace_file
 from xpuruntime.notebook import Shown
+from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator
     from pathlib import Path
 
 __all__ = ["Document", "Page", "write_whole"]
@@ -37,11 +41,13 @@ def write_whole(path: str | os.PathLike[str], text: str, what: str) -> Path:
 class Document(Shown, msgspec.Struct, frozen=True, kw_only=True):
     """A record with a field `schema`, which tables show and JSON has as a whole.
 
-    `NOUN` names it in messages; `STATED` are the properties that its JSON has beside its fields.
+    `NOUN` names it in messages; `STATED` are the properties that its JSON has beside its fields, `TABLE` the field that
+    is its table.
     """
 
     NOUN: ClassVar[str] = "the result"
     STATED: ClassVar[tuple[str, ...]] = ()
+    TABLE: ClassVar[str] = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists and scalars, with properties such as `headline` in them."""
@@ -65,6 +71,77 @@ class Document(Shown, msgspec.Struct, frozen=True, kw_only=True):
             The file cannot be written.
         """
         return write_whole(path, self.to_json() + "\n", self.NOUN)
+
+    def rows(self, table: str = "") -> list[dict[str, Any]]:
+        """Return a table of the record, such as ``"units"`` of a report, as flat rows of text, numbers and ``None``.
+
+        Fields of parts get names with a dot, such as ``"time.value"``; a list of texts is one text with ``"; "``
+        between, and a list of parts is JSON.
+
+        Parameters
+        ----------
+        table : str
+            A field with a row for each part. Default: ``"units"`` of a report, ``"claims"`` of a verification.
+
+        Raises
+        ------
+        InputError
+            There is no such table.
+        """
+        name, columns = table or self.TABLE, self._tables()
+        if name not in columns:
+            raise InputError(f"{self.NOUN} has no table {name!r}. Fix: give one of {', '.join(columns)}")
+        parts: list[dict[str, Any]] = msgspec.json.decode(json_bytes(getattr(self, name)))
+        rows = [dict(_flat(part)) for part in parts]
+        # A part that one row has and another lacks has its columns, and none for itself.
+        lacking = {column.rpartition(".")[0] for row in rows for column in row} - {""}
+        return [{column: value for column, value in row.items() if column not in lacking} for row in rows]
+
+    def to_pandas(self, table: str = "") -> Any:
+        """Return a table of the record, as `rows` does, as a ``pandas.DataFrame``. Needs pandas."""
+        import pandas as pd
+
+        rows = self.rows(table)
+        return pd.DataFrame(rows, columns=None if rows else self._tables()[table or self.TABLE])
+
+    def save_csv(self, path: str | os.PathLike[str], table: str = "") -> Path:
+        """Write a table of the record, as `rows` has it, as CSV (RFC 4180, UTF-8) with the names of columns first.
+
+        Raises
+        ------
+        InputError
+            There is no such table, or the file cannot be written.
+        """
+        rows, text = self.rows(table), io.StringIO()
+        columns = list(dict.fromkeys(name for row in rows for name in row)) or self._tables()[table or self.TABLE]
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        writer.writerows(
+            {name: printable(one) if isinstance(one, str) else one for name, one in row.items()} for row in rows
+        )
+        return write_whole(path, text.getvalue(), f"{self.NOUN} as CSV")
+
+    @classmethod
+    def _tables(cls) -> dict[str, list[str]]:
+        """Return the fields with a row for each part, and the fields of a part."""
+        lists = [field for field in msgspec.structs.fields(cls) if get_origin(field.type) is tuple]
+        kinds = {field.name: get_args(field.type)[0] for field in lists}
+        return {
+            name: list(kind.__struct_fields__)
+            for name, kind in kinds.items()
+            if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+        }
+
+
+def _flat(part: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in part.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, list):
+            texts = all(isinstance(one, str) for one in value)
+            yield prefix + name, "; ".join(value) if texts else json_bytes(value).decode()
+        else:
+            yield prefix + name, value
 
 
 class Page(Document, frozen=True, kw_only=True):

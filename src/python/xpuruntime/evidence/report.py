@@ -102,6 +102,7 @@ class Report(Page, frozen=True, kw_only=True):
     """
 
     NOUN: ClassVar = "the report"
+    TABLE: ClassVar = "units"
     STATED: ClassVar = ("headline", "honoured", "fallback")
 
     schema: str = SCHEMA

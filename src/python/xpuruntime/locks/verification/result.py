@@ -65,6 +65,7 @@ class VerificationResult(Page, frozen=True, kw_only=True):
     """
 
     NOUN: ClassVar = "the verification"
+    TABLE: ClassVar = "claims"
     STATED: ClassVar = ("headline", "verdict", "exit_code")
 
     schema: str = SCHEMA
