@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import threading
 from typing import TYPE_CHECKING, Any
@@ -275,6 +276,47 @@ def test_a_break_in_the_middle_leaves_the_session_usable(session: Any, monkeypat
         session.generate(PROMPT, max_new_tokens=5)
     monkeypatch.undo()
     assert session.generate(PROMPT, max_new_tokens=5).tokens == expected
+
+
+def test_a_length_that_the_policy_does_not_state_is_refused(folder: Path):
+    for sizes, fits in (([1, 4], [4]), ([1, "3..5"], [3, 4, 5])):
+        policy = {"mode": "strict", "execution": {"shapes": {"tokens": sizes}}}
+        with xrt.GenerationSession(folder, policy) as fixed:
+            for length in range(1, 8):
+                calls = [
+                    lambda n=length: fixed.generate([1] * n, 1),
+                    lambda n=length: fixed.generate([[1] * n], 1),
+                    lambda n=length: fixed.session.run({"tokens": np.ones((1, n), np.int64)}),
+                ]
+                for call in calls:
+                    if length in fits:
+                        call()
+                    else:
+                        with pytest.raises(xrt.InputError, match=r"execution\.shapes|axis 1 must be"):
+                            call()
+
+
+def test_a_child_of_the_process_steps_no_sequence(folder: Path):
+    with xrt.GenerationSession(folder) as session:
+        stream = session.stream(PROMPT, 5)
+        next(stream)
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            told = []
+            for call in (lambda: next(stream), lambda: session.generate(PROMPT, 1)):
+                try:
+                    told.append(str(call()))
+                except xrt.EngineError as error:
+                    told.append(str(error))
+            os.write(write, "|".join(told).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        told = os.read(read, 10_000).decode().split("|")
+        os.close(read)
+        os.close(write)
+        assert all("forked" in one for one in told), told
+        assert next(stream) >= 0
 
 
 def test_sessions_are_not_copied(session: Any):

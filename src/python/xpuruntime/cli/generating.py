@@ -49,7 +49,11 @@ def show_generation(session: InferenceSession, feeds: Feeds, new: int, prompt: s
     result = GenerationSession.over(session).generate(_prompt(feeds, prompt), new)
     plan = session.plan
     if as_json:
-        found = {"schema": "xpuruntime.generation/1", "model": session.model.path, "engine": plan.engine}
+        found: dict[str, Any] = {
+            "schema": "xpuruntime.generation/1",
+            "model": session.model.path,
+            "engine": plan.engine,
+        }
         found |= {"device": plan.device, "request_hash": plan.request_hash, "execution_hash": plan.execution_hash}
         found |= {"prompt": prompt, "probe_inputs": feeds.probed, "tokens": result.tokens}
         found |= {"text": result.text, "finish": result.finish, "first_token_us": result.first_token_us}

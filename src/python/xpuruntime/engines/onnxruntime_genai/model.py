@@ -146,6 +146,14 @@ class GenAiModel(HostModel):
             raise InputError(f"a prompt is a list of token ids, got {shown}", fix="pass whole numbers, [1, 2, 3]")
         if not len(array):
             raise InputError("the prompt is empty", fix="begin it with the first token of the model (bos_token_id)")
+        stated = self._info.inputs[0]
+        limits = (stated.limits or (None, None))[1]
+        if isinstance(stated.shape, tuple) and isinstance(stated.shape[1], int):
+            limits = (stated.shape[1], stated.shape[1])
+        if limits is not None and not limits[0] <= len(array) <= limits[1]:
+            size = str(limits[0]) if limits[0] == limits[1] else f"from {limits[0]} to {limits[1]}"
+            fix = "give a prompt of such a length, or change execution.shapes.tokens"
+            raise InputError(f"the prompt has {len(array)} tokens, and execution.shapes states {size}", fix=fix)
         if len(array) + room > self.folder.context:
             asked = f"{len(array)} tokens" + (f" and {room} new ones" if room else "")
             fix = "shorten the prompt" + (", or lower max_new_tokens" if room else "")
@@ -369,6 +377,9 @@ class GenAiSequence:
 
         The last step sets `done`, and `ended` too where its token ends the text.
         """
+        if self._model.forked:
+            fix = "open the session again in this process"
+            raise EngineError("this sequence was begun before the process was forked", fix=fix, engine=_ENGINE)
         with self._model._turn:
             if self._model._handle is None:
                 closed()
