@@ -63,6 +63,48 @@ def test_int4_weights_at_level_0_compute_in_fp32(tmp_path: Path):
         xrt.GenerationSession(folder, policy={"execution": {"precision": "int8"}})
 
 
+ACCURACY = {"mode": "strict", "accuracy": {"rtol": 1e-3, "atol": 1e-3}}
+
+
+def test_accuracy_is_held_against_the_graph_on_onnxruntime(
+    folder: Path, int4_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from xpuruntime.engines.onnxruntime_genai.model import GenAiModel
+
+    for one in (folder, int4_folder):
+        with xrt.GenerationSession(one, policy=ACCURACY) as session:
+            statuses = {seen.key: seen.status for seen in session.explain([1, 2, 3], runs=1).observations}
+            assert statuses["accuracy.rtol"] == "honoured"
+    execute = GenAiModel._execute
+
+    def scaled(self: Any, handle: Any, ready: Any) -> Any:
+        return [1.05 * logits for logits in execute(self, handle, ready)]
+
+    monkeypatch.setattr(GenAiModel, "_execute", scaled)
+    with pytest.raises(xrt.AccuracyError, match="does not agree"):
+        xrt.GenerationSession(folder, policy=ACCURACY)
+
+
+def test_gates_of_a_policy_are_verified_against_onnxruntime(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from xpuruntime.engines.onnxruntime_genai.model import GenAiModel
+
+    (tmp_path / "texts.json").write_text("[[256, 1, 2, 3, 4, 5], [7, 8, 9]]")
+    limits = {"text": str(tmp_path / "texts.json"), "kl": 1e-6, "top1": 0.9}
+    policy = {"verify": {"generation": limits}}
+    found = xrt.verify(folder, policy, only=["generation"])
+    assert {claim.id: claim.verdict for claim in found.claims}["generation.kl"] == "pass", found
+    execute = GenAiModel._execute
+
+    def scaled(self: Any, handle: Any, ready: Any) -> Any:
+        return [1.05 * logits for logits in execute(self, handle, ready)]
+
+    monkeypatch.setattr(GenAiModel, "_execute", scaled)
+    found = xrt.verify(folder, policy, only=["generation"])
+    assert {claim.id: claim.verdict for claim in found.claims}["generation.kl"] == "fail", found
+
+
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "int8", "tf32"])
 def test_no_other_precision_is_pretended(folder: Path, precision: str):
     with pytest.raises(xrt.UnsupportedOperationError, match="Fix"):

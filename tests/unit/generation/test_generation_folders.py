@@ -58,6 +58,7 @@ CHANGES = {
     "more layers": decoder(num_hidden_layers=3),
     "other heads": decoder(num_key_value_heads=2),
     "other head size": decoder(head_size=17),
+    "head size a text": decoder(head_size="16"),
     "file above": decoder(filename="../model.onnx"),
     "file absolute": decoder(filename="/etc/passwd"),
     "file in a folder": decoder(filename="sub/model.onnx"),

@@ -54,7 +54,8 @@ def test_tokens_and_logprobs_are_those_of_transformers(llama: Any, built: Path):
     from xpuruntime.generation import check_gates
     from xpuruntime.pytorch.generation.logprobs import logprobs_of
 
-    with xrt.GenerationSession(built, {"mode": "strict", "execution": {"precision": "fp32"}}) as session:
+    policy = {"mode": "strict", "execution": {"precision": "fp32"}, "accuracy": {"rtol": 1e-3, "atol": 1e-3}}
+    with xrt.GenerationSession(built, policy) as session:
         for prompt in PROMPTS:
             ids = torch.tensor([prompt])
             expected = llama.generate(ids, max_new_tokens=16, do_sample=False)[0, len(prompt) :].tolist()

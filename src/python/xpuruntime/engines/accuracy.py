@@ -166,13 +166,15 @@ def _made(request: Request) -> tuple[Sequence[Mapping[str, Any]], str]:
 
 
 def unconverted(request: Request, engine: Engine | None, machine: Machine) -> LoadedModel:
-    """Return the model as it is, loaded on the CPU."""
+    """Return the model as it is, loaded on the CPU: by ONNX Runtime wherever it is an ONNX graph."""
     from xpuruntime.engines.base import Request as Plain
     from xpuruntime.engines.base import judge
     from xpuruntime.engines.registry import default_registry
     from xpuruntime.policies import ExecutionPolicy, Policy
 
-    reference = default_registry().get("onnxruntime") if engine is None or request.model.format == "onnx" else engine
+    graph = None if engine is None else engine.as_onnx(request.model)
+    model = request.model if graph is None else graph[0]
+    reference = default_registry().get("onnxruntime") if engine is None or model.format == "onnx" else engine
     execution = request.policy.execution
     plain_execution = ExecutionPolicy(
         device="cpu",
@@ -181,7 +183,7 @@ def unconverted(request: Request, engine: Engine | None, machine: Machine) -> Lo
         provider_options=reference.operator_options(execution.provider_options),
     )
     policy = Policy(execution=plain_execution)
-    plain = Plain(model=request.model, device="cpu", policy=policy)
+    plain = Plain(model=model, device="cpu", policy=policy)
     if reference.name not in machine.engines:  # the registry of this session may not have it
         machine = msgspec.structs.replace(machine, engines={reference.name: reference.probe()})
     judgement = judge(reference, plain, machine)
@@ -190,7 +192,8 @@ def unconverted(request: Request, engine: Engine | None, machine: Machine) -> Lo
         raise EngineError(
             f"{reference.name} refuses it: {verdict.reason}", fix=verdict.fix, engine=reference.name, device="cpu"
         )
-    return reference.load(plain, judgement, machine)
+    loaded = reference.load(plain, judgement, machine)
+    return loaded if graph is None else graph[1](loaded)
 
 
 def check_accuracy(

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from typing import Self
 
@@ -151,6 +151,14 @@ class Engine(ABC, Generic[SettingsT]):
         ONNX models are no engine's own. `trust` allows a file that can run code of its own.
         """
         del model, example_inputs, trust
+        return None
+
+    def as_onnx(self, model: ModelInfo) -> tuple[ModelInfo, Callable[[LoadedModel], LoadedModel]] | None:
+        """Return the ONNX graph in a model of this engine's own format, and what makes a loaded one take its inputs.
+
+        Results are then compared with those of that graph on ONNX Runtime. ``None``, the default, where there is none.
+        """
+        del model
         return None
 
     def operator_schemas(self) -> Sequence[Any]:

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.base import EngineSettings, Refusal
-from xpuruntime.engines.control_builder import BOOL, ControlBuilder, Option, check_options, own_options, show
+from xpuruntime.engines.control_builder import (
+    BOOL,
+    PROBED,
+    REFERENCE,
+    ControlBuilder,
+    Option,
+    check_options,
+    own_options,
+    show,
+)
 from xpuruntime.engines.model.file import GENERATION_CONFIG as CONFIG
 from xpuruntime.engines.onnxruntime.options import AFFINITIES, DENORMALS, SESSION_OPTIONS
 from xpuruntime.engines.onnxruntime.precision_controls import integer_nodes
@@ -167,8 +176,10 @@ def resolve(request: Request) -> tuple[GenAiSettings, tuple[Control, ...]]:
             add(
                 key, "-", "unsupported", reason, "leave the key out, or run the decoder's graph with engine onnxruntime"
             )
+        elif key == "accuracy.reference" and builder.stated[key] != REFERENCE:
+            fix = f"state reference: {REFERENCE}"
+            add(key, REFERENCE, "unsupported", f"the reference of this engine is {REFERENCE}", fix)
         elif key.startswith("accuracy."):
-            reason = "nothing is converted, so that there is nothing to compare with on this engine"
-            add(key, "-", "unsupported", reason, "leave the key out, and compare logprobs with another engine")
+            add(key, PROBED, "enforced", "the session is refused beyond the tolerance")
     builder.options(where, NAMES, "checked against the known options and handed to ONNX Runtime")
     return settings, builder.finish("ONNX Runtime GenAI")

@@ -16,7 +16,7 @@ from xpuruntime.evidence.records import Verdict, VerdictCode
 from xpuruntime.runtime.machine import EngineFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from xpuruntime.engines.base import LoadedModel, Request
     from xpuruntime.engines.control_builder import Option
@@ -95,6 +95,12 @@ class OnnxRuntimeGenAiEngine(Engine["GenAiSettings"]):
         from xpuruntime.engines.onnxruntime_genai.folder import inspect_folder
 
         return inspect_folder(folder)
+
+    def as_onnx(self, model: ModelInfo) -> tuple[ModelInfo, Callable[[LoadedModel], LoadedModel]]:
+        """Return the decoder's graph, which runs without a past."""
+        from xpuruntime.engines.onnxruntime_genai.decoder import decoder_of
+
+        return decoder_of(model)
 
     def devices(self, machine: Machine) -> tuple[str, ...]:
         """Return the CUDA devices where the wheel has CUDA, then the CPU."""

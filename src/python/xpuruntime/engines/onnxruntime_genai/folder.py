@@ -48,6 +48,10 @@ class GenAiFolder(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     ends: tuple[int, ...]
     every_logit: bool
+    tokens_name: str
+    logits_name: str
+    heads: int
+    head_size: int
     session_options: dict[str, Any]
     search: dict[str, Any]
     providers: tuple[dict[str, Any], ...] = ()
@@ -90,6 +94,10 @@ def inspect_folder(folder: Path) -> ModelInfo:
         context=_count(model, "model.context_length", where),
         ends=_ends(model, where),
         every_logit=True,
+        tokens_name=_names(decoder, "inputs", where)["input_ids"],
+        logits_name=_names(decoder, "outputs", where)["logits"],
+        heads=_count(decoder, "model.decoder.num_key_value_heads", where),
+        head_size=_count(decoder, "model.decoder.head_size", where),
         session_options=options,
         search=search,
         providers=tuple(providers),
@@ -101,7 +109,7 @@ def inspect_folder(folder: Path) -> ModelInfo:
         for name in (CONFIG, *_TOKENIZER)
         if kind_of(folder / name) == "file"
     )
-    logits = next(output for output in info.outputs if output.name == _names(decoder, "outputs", where)["logits"])
+    logits = next(output for output in info.outputs if output.name == facts.logits_name)
     return msgspec.structs.replace(
         info,
         path=where,
@@ -186,18 +194,17 @@ def _names(decoder: dict[str, Any], part: str, where: str) -> dict[str, str]:
 
 def _fitted(facts: GenAiFolder, decoder: dict[str, Any], info: ModelInfo, where: str) -> GenAiFolder:
     """Compare names and sizes with the graph: the engine runs fewer layers than there are without an error."""
-    inputs, outputs = _names(decoder, "inputs", where), _names(decoder, "outputs", where)
     shapes = {tensor.name: tensor.shape for tensor in (*info.inputs, *info.outputs)}
-    for role, name in (("input", inputs["input_ids"]), ("output", outputs["logits"])):
+    for role, name in (("input", facts.tokens_name), ("output", facts.logits_name)):
         if name not in shapes:
             fix = f"name its {role} in model.decoder.{role}s of {CONFIG}"
             raise refuse(where, f"the graph has no {role} {name!r:.80}", fix)
-    shape = shapes[outputs["logits"]] or ()
+    shape = shapes[facts.logits_name] or ()
     width = shape[-1] if shape else None
     if isinstance(width, int) and width != facts.vocabulary:
         fix = f"set model.vocab_size to {width} in {CONFIG}"
         raise refuse(where, f"model.vocab_size is {facts.vocabulary}, and the graph gives {width} logits", fix)
-    pattern = inputs["past_key_names"]
+    pattern = _names(decoder, "inputs", where)["past_key_names"]
     head, _, tail = pattern.partition("%d")
     layers = sum(name == f"{head}{name[len(head) : len(name) - len(tail)]}{tail}" for name in shapes if head in name)
     stated = _count(decoder, "model.decoder.num_hidden_layers", where)
