@@ -28,6 +28,7 @@ EXPECTED = {
     "plan_only.py": "onnxruntime on cpu",
     "capture_training_step.py": "cuda:0: captured" if NEEDS["cuda"][0]() else "the CPU has no CUDA graphs",
     "explain_training.py": "covered: ",
+    "generate.py": "pass: 96 next tokens of 8 texts",
     "train_under_policy.py": "scaled_dot_product_attention, asked flash_v2, ran torch.flash: honoured",
     "all_reduce.py": "nothing to add up" if not NEEDS["cuda"][0]() else "ranks, sum",
     "bind_buffers.py": "359 of 360 images recognised",
@@ -45,6 +46,7 @@ NEEDED = {
     "torch_program.py": "torch",
     "capture_training_step.py": "torch",
     "explain_training.py": "torch",
+    "generate.py": "transformers",
     "train_under_policy.py": "torch",
 }
 #: Policies for operations of PyTorch in training, which no engine is chosen by.

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,11 +37,22 @@ def _refused(x: Any) -> Any:
     raise xrt.UnsupportedOperationError("arguments were taken")
 
 
+class _Decoder(torch.nn.Linear):  # type: ignore[misc,name-defined,unused-ignore]
+    """What `capture_decode` asks of a model before it generates."""
+
+    config = SimpleNamespace()
+
+    def generate(self) -> None: ...
+
+    prepare_inputs_for_generation = generate
+
+
 _STEP = {"fn": _loss, "sample_inputs": (X,), "optimizer": SGD}
 #: Each function with arguments that are right; one at a time is wrong.
 FUNCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "allocator_stats": (xt.allocator_stats, {}),
     "autocast": (xt.autocast, {"device_type": "cpu"}),
+    "capture_decode": (xt.capture_decode, {"model": _Decoder(2, 2).eval(), "max_length": 8}),
     "capture_graph": (xt.capture_graph, _STEP),
     "coverage_gaps": (xt.coverage_gaps, {}),
     "explain": (xt.explain, {}),
@@ -50,6 +62,7 @@ FUNCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "fused_rms_norm": (fused_rms_norm, {"input": X, "normalized_shape": [4]}),
     "kernel_policy": (xt.kernel_policy, {}),
     "lock": (xt.lock, {"path": None}),
+    "logprobs_of": (xt.logprobs_of, {"model": NET}),
     "memory_report": (xt.memory_report, {}),
     "parity": (xt.parity, {"model": NET, "inputs": X}),
     "profile": (xt.profile, {"activities": None}),

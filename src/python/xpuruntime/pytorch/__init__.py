@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.explanation.explain import explain
     from xpuruntime.pytorch.explanation.explanation import Explanation
     from xpuruntime.pytorch.exporter import Exported, export
+    from xpuruntime.pytorch.generation.capture import capture_decode
     from xpuruntime.pytorch.generation.logprobs import logprobs_of
     from xpuruntime.pytorch.layer_parity.parity import parity
     from xpuruntime.pytorch.layer_parity.result import LayerParity, Parity
@@ -70,6 +71,7 @@ except Exception as _error:
 _LAZY = {
     "allocator_stats": "allocator.api",
     "autocast": "amp",
+    "capture_decode": "generation.capture",
     "capture_graph": "capture",
     "clear_kernel_policy": "dispatch.policy_scope",
     "coverage_gaps": "coverage.gaps",
@@ -106,6 +108,7 @@ __all__ = [
     "TunedStep",
     "allocator_stats",
     "autocast",
+    "capture_decode",
     "capture_graph",
     "clear_kernel_policy",
     "coverage_gaps",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "capture_graph",
+    "compiled_by",
     "device_of",
     "samples_of",
     "state_of",
@@ -203,7 +204,7 @@ def capture_graph(
     if why_eager and strict:
         msg = f"capture_graph: {why_eager}, and strict=True asks for a graph; leave it out to have the step run eagerly"
         raise UnsupportedOperationError(msg)
-    work = StepProgram(_compiled(fn, compile), optimizer, scaler, before_step, used.parameters())
+    work = StepProgram(compiled_by(fn, compile), optimizer, scaler, before_step, used.parameters())
     reasons, notes = [], _notes(used)
     if optimizer is not None and not why_eager:
         reasons = _settle(work, device, capture_optimizer=capture_optimizer, make_capturable=make_capturable)
@@ -283,20 +284,21 @@ def _warmup(used: CapturedState) -> int:
     return _WARMUP
 
 
-def _compiled(fn: Callable[..., Any], compile: bool | Mapping[str, Any]) -> Callable[..., Any]:
+def compiled_by(fn: Callable[..., Any], compile: bool | Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a function as ``torch.compile`` compiles it with such options; ``False``: as it is."""
     if compile is False:
         return fn
     options = {} if compile is True else dict(compile)
     if options.get("mode") in _CAPTURING_MODES:
         msg = (
-            f"capture_graph: compile has the mode {options['mode']!r}, in which torch.compile captures CUDA graphs by "
+            f"compile has the mode {options['mode']!r}, in which torch.compile captures CUDA graphs by "
             "itself. Fix: leave mode out, or use max-autotune-no-cudagraphs"
         )
         raise InputError(msg)
     try:
         compiled: Callable[..., Any] = torch.compile(fn, **options)
     except TypeError as error:
-        raise InputError(f"capture_graph: compile is not what torch.compile takes: {error}") from None
+        raise InputError(f"compile is not what torch.compile takes: {error}") from None
     return compiled
 
 

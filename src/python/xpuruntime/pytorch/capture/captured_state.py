@@ -47,6 +47,8 @@ class CapturedState:
     optimizers: list[Any] = field(default_factory=list)
     scalers: list[Any] = field(default_factory=list)
     generators: list[Any] = field(default_factory=list)
+    #: Tensors that belong to no module.
+    buffers: list[Any] = field(default_factory=list)
 
     def add(self, value: Any) -> bool:
         """Keep a value of one of the four kinds, and say whether it was of one."""
@@ -67,8 +69,9 @@ class CapturedState:
         return _once(inner for module in self.modules for inner in module.modules())
 
     def tensors(self) -> list[Any]:
-        """Return parameters and buffers of the modules and parameters of the optimizers, each once."""
-        return _once([*self.parameters(), *(buffer for module in self.modules for buffer in module.buffers())])
+        """Return parameters and buffers of the modules, parameters of the optimizers and other tensors, each once."""
+        buffers = (buffer for module in self.modules for buffer in module.buffers())
+        return _once([*self.parameters(), *buffers, *self.buffers])
 
     def parameters(self) -> list[Any]:
         """Return the parameters of the modules and the optimizers, each once."""

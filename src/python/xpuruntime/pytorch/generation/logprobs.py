@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xpuruntime.argument_types import CALLABLE, ArgumentType, check_types
 from xpuruntime.errors import InputError, ModelError
 from xpuruntime.pytorch.dispatch.policy_scope import kernel_policy
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from xpuruntime.inference.session_arguments import PolicyLike
 
 __all__ = ["TorchLogprobs", "logprobs_of"]
+
+_TOKENIZER = ArgumentType("a tokenizer with encode", lambda value: callable(getattr(value, "encode", None)))
 
 
 def logprobs_of(
@@ -57,6 +60,8 @@ def logprobs_of(
     """
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"logprobs_of takes a torch.nn.Module, got a {type(model).__name__}")
+    types = {"generate": CALLABLE, "tokenizer": _TOKENIZER}
+    check_types(types, {"generate": generate, "tokenizer": tokenizer}, optional=types)
     return TorchLogprobs(model, policy, generate, tokenizer)
 
 

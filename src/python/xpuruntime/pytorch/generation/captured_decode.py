@@ -1,0 +1,437 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`CapturedDecode`: whole decode steps of a model of transformers as CUDA graphs, under its own ``generate``."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.error_text import error_line
+from xpuruntime.errors import ModelError, UnsupportedOperationError
+from xpuruntime.printable import printable
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.capture.api import compiled_by
+from xpuruntime.pytorch.capture.captured_state import CapturedState, StateSnapshot
+from xpuruntime.pytorch.capture.graph_key import GraphInfo, GraphKey
+from xpuruntime.pytorch.capture.step_program import uncached_autocast
+from xpuruntime.pytorch.dispatch import context, tuning
+from xpuruntime.pytorch.generation.decode_calls import (
+    NotCapturedError,
+    check_prompt,
+    choice_of,
+    refuse_mode,
+    why_plain,
+)
+from xpuruntime.pytorch.generation.decode_lanes import Lane, fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from xpuruntime.pytorch.capture.graph_recorder import CapturedGraph, GraphRecorder
+    from xpuruntime.pytorch.generation.decode_calls import Choice
+
+__all__ = ["CapturedDecode", "DecodeReport"]
+
+_WARMUP = 3
+
+
+@dataclass(frozen=True)
+class DecodeReport:
+    """What of the decoding ran as graphs, what did not, and why.
+
+    Attributes
+    ----------
+    device : str
+    reasons : dict of str to int
+        Why tokens were made eagerly, and how many calls that were; of a device without graphs, how many calls so far.
+    notes : tuple of str
+    graphs : tuple of GraphInfo
+        Least recently used first.
+    captures, replays : int
+    eager_tokens : int
+        Steps of the loop that ran eagerly: first tokens, and all where nothing is captured.
+    host_reads : int
+        How often the host asked the device whether all texts had ended.
+    kv_ranges : tuple of int
+    cache_bytes : int
+        Caches and static tensors of all batch sizes so far.
+    """
+
+    device: str
+    reasons: dict[str, int]
+    notes: tuple[str, ...]
+    graphs: tuple[GraphInfo, ...]
+    captures: int
+    replays: int
+    eager_tokens: int
+    host_reads: int
+    kv_ranges: tuple[int, ...]
+    cache_bytes: int
+
+    def __str__(self) -> str:
+        lines = [
+            f"decode on {self.device}: {self.captures} graphs captured, {self.replays} steps replayed, "
+            f"{self.eager_tokens} eager; the host asked {self.host_reads} times for the end",
+            f"  cache: {self.cache_bytes / 2**20:.1f} MiB, read up to {', '.join(map(str, self.kv_ranges))}",
+            *(f"  graph {graph.key}: {graph.bytes / 2**20:.1f} MiB, {graph.hits} steps" for graph in self.graphs),
+            *(f"  eager: {reason} ({count} calls)" for reason, count in self.reasons.items()),
+            *(f"  note: {note}" for note in self.notes),
+        ]
+        return printable("\n".join(lines))
+
+
+@dataclass
+class _Graph:
+    recording: CapturedGraph
+    name: str
+    #: What the graph refers to, apart from the lane: processors, tokens that end a text, the policy with its kernels.
+    kept: tuple[Any, ...]
+    hits: int = 0
+
+
+class CapturedDecode:
+    """A model whose decode steps are replayed where they can be. Made by `capture_decode`.
+
+    One thread at a time calls it. It cannot be copied or pickled: capture the copy of the model.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        device: torch.device,
+        recorder: GraphRecorder | None,
+        max_length: int,
+        batches: tuple[int, ...],
+        extents: tuple[int, ...],
+        check_every: int,
+        max_graphs: int,
+        compile: bool | Mapping[str, Any],
+        strict: bool | None,
+        why_eager: str,
+    ) -> None:
+        self._model = model
+        self._generate = model.generate
+        self._device = device
+        self._recorder = recorder
+        self._max_length = max_length
+        self._batches = batches
+        self._extents = extents
+        self._check_every = check_every
+        self._max_graphs = max_graphs
+        self._compile = compile
+        self._strict = strict
+        self._why_eager = why_eager
+        self._lock = threading.Lock()
+        self._lanes: dict[int, Lane] = {}
+        self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
+        self._failed: dict[Any, str] = {}
+        self._reasons: Counter[str] = Counter()
+        self._notes: dict[str, None] = {}
+        self._captures = self._replays = self._eager_tokens = self._host_reads = 0
+        self._adopt()
+
+    def _adopt(self) -> None:
+        self._modules = list(self._model.modules())
+        self._print = fingerprint(self._modules)
+        self._surroundings = GraphKey(CapturedState(modules=[self._model]), self._device)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate as the model's own ``generate`` does, with its arguments and its result."""
+        return self._run(args, kwargs, ahead=False)
+
+    def warm(self, **kwargs: Any) -> int:
+        """Capture the graphs of all batch sizes and ranges for such arguments of ``generate``. Returns how many.
+
+        Nothing is generated; without a CUDA device, nothing is captured.
+        """
+        before = self._captures
+        if self._recorder is not None:
+            for batch in self._batches:
+                ids = torch.ones(batch, 1, dtype=torch.long, device=self._device)
+                options = {"max_length": self._max_length, **kwargs, "attention_mask": torch.ones_like(ids)}
+                self._run((ids,), options, ahead=True)
+        return self._captures - before
+
+    @contextlib.contextmanager
+    def attached(self) -> Iterator[CapturedDecode]:
+        """Have ``model.generate`` be this in the block, for code of others that calls it."""
+        own = vars(self._model)
+        before, mine = own.get("generate"), functools.partial(self.generate)
+        if isinstance(before, functools.partial) and isinstance(getattr(before.func, "__self__", None), CapturedDecode):
+            raise UnsupportedOperationError("this model is attached already", fix="leave its `attached()` block first")
+        self._model.generate = mine
+        try:
+            yield self
+        finally:
+            if own.get("generate") is mine:  # else somebody has put another there since
+                if before is None:
+                    del self._model.generate
+                else:
+                    self._model.generate = before
+
+    def reset(self) -> None:
+        """Drop all graphs and caches, and give their memory back."""
+        with self._alone():
+            self._drop_all()
+
+    @property
+    def report(self) -> DecodeReport:
+        """What ran as graphs, what did not, and why."""
+        return DecodeReport(
+            device=str(self._device),
+            reasons=dict(self._reasons),
+            notes=tuple(self._notes),
+            graphs=tuple(
+                GraphInfo(key=graph.name, bytes=graph.recording.bytes, hits=graph.hits)
+                for graph in self._graphs.values()
+            ),
+            captures=self._captures,
+            replays=self._replays,
+            eager_tokens=self._eager_tokens,
+            host_reads=self._host_reads,
+            kv_ranges=self._extents,
+            cache_bytes=sum(lane.bytes for lane in self._lanes.values()),
+        )
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a captured model cannot be copied or pickled: its graphs refer to the tensors of its model. Fix: copy the "
+            "model outside of an `attached()` block, and call capture_decode(copy, ...)"
+        )
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise UnsupportedOperationError(
+                "a call of this captured model is still running, in another thread or around this one; its graphs "
+                "share their cache",
+                fix="call it in turn, or capture a model for each thread",
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, ahead: bool) -> Any:
+        signature = inspect.signature(type(self._model).generate)
+        bound = signature.bind(self._model, *args, **kwargs).arguments
+        options = {**bound.pop("kwargs", {}), **bound}
+        options.pop(next(iter(signature.parameters)), None)
+        check_prompt(options)
+        try:
+            if plain := why_plain(self._model):
+                raise NotCapturedError(plain)
+            for name in ("custom_generate", "cache", "past_key_values", "inputs_embeds", "assistant_model"):
+                if options.get(name) is not None:
+                    raise NotCapturedError(f"generate is called with {name}")
+            # transformers tells a callable nothing of the streamer, and would put the prompt into it already.
+            streamer = options.get("streamer")
+            loop = functools.partial(self._loop, _streamer=streamer, _ahead=ahead)
+            with self._alone():
+                return self._generate(**{**options, "streamer": None, "custom_generate": loop})
+        except NotCapturedError as reason:
+            self._note_eager(str(reason))
+        return self._generate(**options)
+
+    def _note_eager(self, reason: str) -> None:
+        self._reasons[reason] += 1
+        strict = self._strict
+        if strict is None:
+            active = context.active_policy()
+            strict = active is not None and active.policy.mode == "strict" and reason != self._why_eager
+        if strict:
+            raise UnsupportedOperationError(
+                f"capture_decode: {reason}, so it would be generated eagerly",
+                fix="leave that out of the call, or call capture_decode(..., strict=False)",
+            ) from None
+
+    def _loop(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        *,
+        _streamer: Any,
+        _ahead: bool,
+        **model_kwargs: Any,
+    ) -> torch.Tensor:
+        """Generate: what transformers calls in place of its own loop."""
+        del model, streamer
+        refuse_mode(generation_config, model_kwargs, synced=synced_gpus)
+        batch, prompt = input_ids.shape
+        end = int(generation_config.max_length)
+        if end > self._max_length:
+            raise NotCapturedError(f"{end} tokens do not fit into max_length={self._max_length}")
+        if batch not in self._batches:
+            raise NotCapturedError(f"there is no cache for {batch} rows, only for {', '.join(map(str, self._batches))}")
+        # Buffers outlive a block of inference mode around one call.
+        with torch.inference_mode(False), torch.no_grad():
+            mask = _moved(model_kwargs.get("attention_mask"), self._device)
+            choice = choice_of(logits_processor, stopping_criteria, generation_config, mask, self._device)
+            ids = input_ids.to(self._device)
+            self._follow_model()
+            lane = self._lanes.get(batch) or Lane(self._model, batch, self._max_length, self._device)
+            self._lanes[batch] = lane
+            if self._recorder is not None:
+                self._recorder.order()
+            lane.start(ids, mask, _moved(model_kwargs.get("position_ids"), self._device))
+            lane.read_up_to(self._extent_for(prompt))
+            if _streamer is not None:
+                _streamer.put(input_ids.cpu())
+            lane.prefill(ids, choice)
+            if _ahead:
+                for extent in self._extents:
+                    self._graph_for(lane, choice, batch, extent)
+                return input_ids
+            counted = self._decode(lane, choice, prompt, end, _streamer)
+            if _streamer is not None:
+                _streamer.end()
+            made = lane.history[:, prompt : prompt + counted].to(input_ids.device, input_ids.dtype)
+            return torch.cat([input_ids, made], dim=1)
+
+    def _decode(self, lane: Lane, choice: Choice, prompt: int, end: int, streamer: Any) -> int:
+        """Choose tokens until all rows have ended, or there are `end`. Returns how many count."""
+        made, budget = 1, end - prompt
+        self._eager_tokens += 1
+        surroundings = self._surroundings.now()
+        every = 1 if streamer is not None else self._check_every
+        generator = _generator(self._device)
+        states: dict[int, torch.Tensor] = {}
+        while True:
+            if streamer is not None:
+                streamer.put(lane.token[:, 0].cpu())
+            if made >= budget:
+                break
+            if choice.eos is not None and (made == 1 or made % every == 0):
+                self._host_reads += 1
+                if not bool(lane.unfinished.any()):
+                    break
+                states.clear()
+            lane.read_up_to(extent := self._extent_for(prompt + made))
+            key = (lane.token.shape[0], extent, choice.key, *surroundings)
+            graph = None if self._recorder is None else self._graph_for(lane, choice, lane.token.shape[0], extent, key)
+            if graph is None:
+                lane.step(choice)
+                self._eager_tokens += 1
+            else:
+                graph.recording.graph.replay()
+                graph.hits += 1
+                self._replays += 1
+            made += 1
+            if choice.sample and choice.eos is not None:
+                states[made] = generator.get_state()
+        if self._why_eager:
+            self._reasons[self._why_eager] += 1
+        counted = made if choice.eos is None else int(lane.counted)
+        if counted in states and counted < made:
+            generator.set_state(states[counted])  # the tokens after it were made in vain
+        return counted
+
+    def _extent_for(self, tokens: int) -> int:
+        """Return the range of the cache for a step after which it holds so many tokens."""
+        return next(extent for extent in self._extents if extent >= tokens)
+
+    def _graph_for(self, lane: Lane, choice: Choice, batch: int, extent: int, key: Any = None) -> _Graph | None:
+        """Return the graph of a step, captured now if need be; nothing where it has to run eagerly."""
+        if key is None:
+            key = (batch, extent, choice.key, *self._surroundings.now())
+        graph = self._graphs.get(key)
+        if graph is not None:
+            self._graphs.move_to_end(key)
+            return graph
+        if key in self._failed:
+            self._reasons[self._failed[key]] += 1
+            return None
+        lane.read_up_to(extent)
+        while len(self._graphs) >= self._max_graphs:
+            self._drop(next(iter(self._graphs)))
+        try:
+            recording = self._record(lane, choice)
+        except Exception as error:
+            reason = f"the step of {batch} rows and {extent} positions cannot be captured: {error_line(error)}"
+            self._failed[key] = reason
+            self._note_eager(reason)
+            return None
+        self._captures += 1
+        processors = [name for name, *_ in choice.key[0]]
+        name = f"{batch} rows, {extent} positions, {'sampled' if choice.sample else 'greedy'}"
+        name += "".join(f", {processor}" for processor in processors)
+        graph = self._graphs[key] = _Graph(recording, name, (choice, context.active_policy()))
+        return graph
+
+    def _record(self, lane: Lane, choice: Choice) -> CapturedGraph:
+        """Capture a step; the lane is as before, since each run writes the keys and values of one position."""
+        assert self._recorder is not None
+        used = CapturedState(buffers=lane.state())
+        snapshot = StateSnapshot(used, self._device)
+        step = compiled_by(lane.step, self._compile)
+        # All graphs are compiled of the same code, and beyond the limit Dynamo would leave it uncompiled.
+        limit = _private_api.dynamo_config().patch(recompile_limit=4 * self._max_graphs)
+        with uncached_autocast(), tuning.replayed(), contextlib.nullcontext() if self._compile is False else limit:
+            try:
+                with self._recorder.warming():
+                    for _ in range(_WARMUP):
+                        step(choice)
+                        snapshot.restore()
+                return self._recorder.record(lambda: step(choice), [])
+            finally:
+                snapshot.restore()
+                if getattr(self._recorder, "cut_loose", False):
+                    self._drop_graphs()  # they would go on with random numbers of their own
+                    self._recorder.cut_loose = False  # type: ignore[attr-defined]
+
+    def _follow_model(self) -> None:
+        """Drop what belongs to the model as it was, where it has changed."""
+        modules = list(self._model.modules())
+        now = fingerprint(modules)
+        if now == self._print:
+            return
+        if any(part.training for part in modules):
+            raise ModelError(f"<{type(self._model).__qualname__}> is in training mode. Fix: call model.eval()")
+        devices = {tensor.device for tensor in CapturedState(modules=[self._model]).tensors()}
+        if devices != {self._device}:
+            places = " and ".join(sorted(map(str, devices)))
+            raise NotCapturedError(f"the model was captured on {self._device}, and is on {places} now")
+        if self._graphs:
+            self._notes["the model was changed, so graphs were captured anew"] = None
+        self._drop_all()
+        self._adopt()
+
+    def _drop_graphs(self) -> None:
+        for key in list(self._graphs):
+            self._drop(key)
+
+    def _drop_all(self) -> None:
+        self._drop_graphs()
+        self._failed.clear()
+        self._lanes.clear()
+
+    def _drop(self, key: Any) -> None:
+        assert self._recorder is not None
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._graphs.pop(key).recording.graph.reset()
+        self._recorder.released(1)
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator
+
+
+def _moved(tensor: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
+    return None if tensor is None else tensor.to(device)

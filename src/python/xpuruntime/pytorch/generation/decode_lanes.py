@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Lane`: the static tensors that a decode step reads and writes, and the cache."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.pytorch.generation.decode_calls import NotCapturedError, padding_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from xpuruntime.pytorch.generation.decode_calls import Choice
+
+__all__ = ["Lane", "fingerprint"]
+
+_SCALARS = (bool, int, float, str, type(None))
+
+
+@functools.cache
+def _ranged_layer() -> type[Any]:
+    """Return the class of the cache's layers, which needs transformers."""
+    from transformers.cache_utils import StaticLayer
+
+    class RangedLayer(StaticLayer):  # type: ignore[misc,no-untyped-call,unused-ignore]
+        """A static layer of which attention reads no more than the first `extent` positions."""
+
+        extent = 0
+
+        def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            keys, values = super().update(key_states, value_states, *args, **kwargs)
+            return keys[:, :, : self.extent], values[:, :, : self.extent]
+
+        def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+            del query_length
+            return self.extent, 0
+
+    return RangedLayer
+
+
+def _static_cache(model: Any, max_length: int) -> Any:
+    """Return a cache whose layers all hold `max_length` positions; attention masks what a window leaves out."""
+    from transformers import StaticCache
+    from transformers.cache_utils import StaticLayer
+
+    cache = StaticCache(config=model.config, max_cache_len=max_length)
+    other = next((layer for layer in cache.layers if not isinstance(layer, StaticLayer)), None)
+    if other is not None:
+        raise NotCapturedError(f"the model keeps a {type(other).__name__}, which is no cache of keys and values")
+    cache.layers[:] = [_ranged_layer()(max_cache_len=max_length) for _ in cache.layers]
+    return cache
+
+
+class Lane:
+    """The static tensors of one batch size, and the cache, which stays for all calls."""
+
+    def __init__(self, model: Any, batch: int, max_length: int, device: torch.device) -> None:
+        self._model = model
+        self.cache = _static_cache(model, max_length)
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self._takes_positions = "position_ids" in parameters
+        self._more = {"use_cache": True, **({"logits_to_keep": 1} if "logits_to_keep" in parameters else {})}
+        counts = {"dtype": torch.long, "device": device}
+        self.token = torch.zeros(batch, 1, **counts)
+        self.position = torch.zeros(batch, 1, **counts)
+        self.mask = torch.ones(batch, max_length, **counts)
+        self.history = torch.zeros(batch, max_length, **counts)
+        self.unfinished = torch.ones(batch, **counts)
+        #: Tokens so far, prompt included, and how many were chosen while a row was unfinished.
+        self.length = torch.zeros(1, **counts)
+        self.counted = torch.zeros(1, **counts)
+
+    def state(self) -> list[torch.Tensor]:
+        """Return what a step changes, apart from keys and values: those of its own position, which it writes first."""
+        lengths = [layer.cumulative_length for layer in self.cache.layers]
+        return [self.token, self.position, self.history, self.unfinished, self.length, self.counted, *lengths]
+
+    @property
+    def bytes(self) -> int:
+        """How much memory keys, values and the other tensors take."""
+        layers = [layer for layer in self.cache.layers if layer.is_initialized]
+        kept = [*self.state(), self.mask, *(tensor for layer in layers for tensor in (layer.keys, layer.values))]
+        return sum(tensor.numel() * tensor.element_size() for tensor in kept)
+
+    def read_up_to(self, extent: int) -> None:
+        """Let attention read the first `extent` positions of the cache."""
+        for layer in self.cache.layers:
+            layer.extent = extent
+
+    def start(self, ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None) -> None:
+        """Fill the tensors for a prompt. What an earlier call left, whole or broken off, is gone."""
+        length = ids.shape[1]
+        self.cache.reset()
+        self.mask.fill_(1)
+        if mask is not None:
+            self.mask[:, :length].copy_(mask)
+        # Processors see all of the history, and count no token twice: what is empty has the last token of the prompt.
+        self.history.copy_(ids[:, -1:].expand_as(self.history))
+        self.history[:, :length].copy_(ids)
+        if mask is not None:
+            empty = torch.arange(length, device=ids.device) < padding_of(self.mask[:, :length])[:, None]
+            self.history[:, :length] = torch.where(empty, ids[:, -1:], ids)
+        self.length.fill_(length)
+        self.counted.zero_()
+        self.unfinished.fill_(1)
+        self._positions = (self.mask[:, :length].cumsum(-1) - 1).clamp(min=0) if positions is None else positions
+        self.position.copy_(self._positions[..., -1:])
+
+    def prefill(self, ids: torch.Tensor, choice: Choice) -> None:
+        """Run the prompt, and choose the first token."""
+        self._advance(self._forward(ids, self._positions, is_first_iteration=True), choice)
+
+    def step(self, choice: Choice) -> None:
+        """Run the last token, and choose the next: this is what a graph holds."""
+        self._advance(self._forward(self.token, self.position), choice)
+
+    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, **more: Any) -> torch.Tensor:
+        arguments: dict[str, Any] = {self._cache_name: self.cache, **self._more, **more}
+        if self._takes_positions:
+            arguments["position_ids"] = positions
+        extent = self.cache.layers[0].extent
+        inputs = self._model.prepare_inputs_for_generation(ids, attention_mask=self.mask[:, :extent], **arguments)
+        logits: torch.Tensor = self._model(**inputs, return_dict=True).logits
+        return logits[:, -1].to(copy=True, dtype=torch.float32)
+
+    def _advance(self, scores: torch.Tensor, choice: Choice) -> None:
+        scores = choice.processors(self.history, scores)
+        chosen = torch.multinomial(scores.softmax(-1), 1).squeeze(1) if choice.sample else scores.argmax(-1)
+        self.counted.add_(self.unfinished.amax())
+        if choice.eos is not None:
+            chosen = chosen * self.unfinished + choice.pad * (1 - self.unfinished)
+            self.unfinished.mul_(~torch.isin(chosen, choice.eos))
+        self.token.copy_(chosen[:, None])
+        self.history.index_copy_(1, self.length, chosen[:, None])
+        self.length.add_(1)
+        self.position.add_(1)
+
+
+def fingerprint(modules: Iterable[Any]) -> tuple[Any, ...]:
+    """Return what of a model a graph freezes: places of tensors, switches of modules, and which hooks there are."""
+    found: list[Any] = []
+    for module in modules:
+        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        found += [(name, tensor.data_ptr(), tensor.dtype, tensor.device) for name, tensor in tensors]
+        found.append((id(module), id(vars(module).get("forward"))))
+        switches = [(name, _switch(value)) for name, value in vars(module).items()]
+        found += [(name, value) for name, value in switches if value is not None]
+    return tuple(found)
+
+
+def _switch(value: Any) -> Any:
+    """Return the value of a switch, such as those of adapters, or the keys of a dict; nothing of anything else."""
+    if isinstance(value, _SCALARS):
+        return value
+    if isinstance(value, (list, tuple)) and all(isinstance(item, _SCALARS) for item in value):
+        return tuple(value)
+    if isinstance(value, dict) and all(isinstance(name, _SCALARS) for name in value):
+        return tuple((name, item if isinstance(item, _SCALARS) else None) for name, item in value.items())
+    return None

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Decode steps captured on a CUDA device: the tokens of plain ``generate``, few graphs, constant memory."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+sys.modules.setdefault("torchvision", None)
+hf = pytest.importorskip("transformers")
+
+import xpuruntime.pytorch as xrt_torch  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("cuda_is_usable_afterwards")
+
+PROMPT = torch.tensor([[0, 0, 2, 7, 11], [3, 8, 6, 4, 1]], device="cuda")
+MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]], device="cuda")
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    config = hf.LlamaConfig(
+        vocab_size=64, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=512, bos_token_id=1, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return hf.LlamaForCausalLM(config).eval().cuda()
+
+
+def capture(model, **options):
+    return xrt_torch.capture_decode(model, **{"max_length": 256, "batch": (1, 2), "kv_ranges": (32, 64), **options})
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_greedy_tokens(model, compiled, penalty):
+    captured = capture(model, compile=compiled, strict=True)
+    options = {"attention_mask": MASK, "max_new_tokens": 80, "do_sample": False, "repetition_penalty": penalty}
+    want = model.generate(PROMPT, **options)
+    for ends in (None, int(want[1, 40])):
+        plain = model.generate(PROMPT, **options, eos_token_id=ends)
+        for _ in range(2):
+            assert torch.equal(captured.generate(PROMPT, **options, eos_token_id=ends), plain)
+    assert captured.report.captures == 6, "three ranges, with an end and without"
+    assert captured.report.reasons == {}
+
+
+def test_a_seed_repeats_and_the_next_call_goes_on(model):
+    captured = capture(model)
+    options = {"max_new_tokens": 40, "do_sample": True, "top_k": 20, "eos_token_id": 63}
+    captured.warm(do_sample=True, top_k=20, eos_token_id=63)
+    found = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        found.append([captured.generate(PROMPT, **options) for _ in range(3)])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    assert not torch.equal(found[0][0], found[0][1])
+
+
+def test_memory_and_policies(model):
+    captured = capture(model)
+    options = {"max_new_tokens": 100, "do_sample": False}
+    with captured.attached():
+        model.generate(PROMPT, **options)
+        torch.cuda.synchronize()
+        held, captures = torch.cuda.memory_allocated(), captured.report.captures
+        for _ in range(20):
+            model.generate(PROMPT + 1, **options)
+        assert torch.cuda.memory_allocated() == held
+        assert captured.report.captures == captures
+        with xrt_torch.kernel_policy(matmul="cublasLt"):
+            model.generate(PROMPT, **options)
+        assert captured.report.captures == 2 * captures
+    captured.reset()
+    assert captured.report.graphs == ()
