@@ -17,6 +17,7 @@ from xpuruntime.policies import (
     Policy,
     RuleMatch,
     VerifyPolicy,
+    WeightsPolicy,
 )
 
 
@@ -37,6 +38,7 @@ def full_policy() -> Policy:
             artifacts=ArtifactPolicy(cache="/data/cache", stale="rebuild"),
             determinism="run_to_run",
             tf32=False,
+            weights=WeightsPolicy(storage="int4", compute="float", group=32, exclude=["lm_head"]),
             layout="nhwc",
             threads=4,
             provider_options={"onnxruntime": {"use_tf32": "off", "x": 1, "y": 1.5, "z": True}},

@@ -22,6 +22,7 @@ from xpuruntime.policies import (
     VerifyMemory,
     VerifyPolicy,
     VerifySpeed,
+    WeightsPolicy,
 )
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES
 from xpuruntime.policies.kernel_rules import FAMILIES, KERNEL_IDS, OPS
@@ -180,6 +181,9 @@ def execution_policies(draw):
         ),
         determinism=draw(st.sampled_from(DETERMINISM_GRADES)),
         tf32=draw(st.sampled_from([value for value in (None, True, False) if value is None or value != contradicting])),
+        weights=draw(
+            st.sampled_from([WeightsPolicy(), WeightsPolicy(storage="int8", compute="int8", exclude=["lm_head"])])
+        ),
         layout=draw(st.sampled_from(["auto", "nchw", "nhwc"])),
         threads=draw(optional(st.integers(1, 4096))),
         provider_options=draw(st.dictionaries(names, st.dictionaries(text, options, max_size=3), max_size=2)),

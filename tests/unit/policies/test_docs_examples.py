@@ -28,6 +28,7 @@ from xpuruntime.policies import (
     VerifyMemory,
     VerifyPolicy,
     VerifySpeed,
+    WeightsPolicy,
     policy_schema,
 )
 from xpuruntime.policies.document import to_python
@@ -95,9 +96,14 @@ def rows(heading):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
 
 
+SECTIONS = (
+    ArtifactPolicy, ExecutionPolicy, MemoryPolicy, TuningPolicy, VerifyEvidence, VerifyMemory, WeightsPolicy,
+)  # fmt: skip
+
+
 def written(value):
     plain = {None: "`null`", True: "`true`", False: "`false`", (): "`[]`"}
-    if isinstance(value, (ArtifactPolicy, MemoryPolicy, ExecutionPolicy, TuningPolicy, VerifyEvidence, VerifyMemory)):
+    if isinstance(value, SECTIONS):
         return "all defaults"
     if isinstance(value, dict):
         return "`{}`"
@@ -112,6 +118,7 @@ def written(value):
         ("Keys at the top", Policy(), set()),
         ("`execution`", ExecutionPolicy(), set()),
         ("`execution.memory`", MemoryPolicy(), set()),
+        ("`execution.weights`", WeightsPolicy(), set()),
         ("`execution.artifacts`", ArtifactPolicy(), set()),
         ("`kernels`", KernelPolicy(), {"auto_strategy", "tuning"}),
         ("`tuning`", TuningPolicy(), {"min_effect", "budget"}),

@@ -22,6 +22,7 @@ from xpuruntime.policies import (
     MemoryPolicy,
     Policy,
     RuleMatch,
+    WeightsPolicy,
 )
 
 
@@ -41,6 +42,7 @@ def test_defaults():
         "artifacts": ArtifactPolicy(cache="off", stale="error"),
         "determinism": "none",
         "tf32": None,
+        "weights": WeightsPolicy(),
         "layout": "auto",
         "threads": None,
         "lock": None,
@@ -62,6 +64,7 @@ def test_defaults():
         MemoryPolicy,
         Policy,
         RuleMatch,
+        WeightsPolicy,
     ],
 )
 def test_every_field_has_a_kind_and_the_other_way_round(cls):
@@ -355,6 +358,10 @@ def test_stated_lists_every_key_away_from_its_default(full_policy):
         "execution.artifacts.stale": "rebuild",
         "execution.determinism": "run_to_run",
         "execution.tf32": False,
+        "execution.weights.storage": "int4",
+        "execution.weights.compute": "float",
+        "execution.weights.group": 32,
+        "execution.weights.exclude": ("lm_head",),
         "execution.layout": "nhwc",
         "execution.threads": 4,
         "execution.provider_options.onnxruntime.use_tf32": "off",

@@ -6,7 +6,7 @@ Values here know nothing of machines and engines. They check form; planning chec
 """
 
 from xpuruntime.policies.device_spec import DeviceSpec
-from xpuruntime.policies.execution_policy import ExecutionPolicy
+from xpuruntime.policies.execution_policy import ExecutionPolicy, WeightsPolicy
 from xpuruntime.policies.kernel_policy import KernelPolicy
 from xpuruntime.policies.kernel_rules import KernelRule, RuleMatch, TuningPolicy
 from xpuruntime.policies.memory_and_artifacts import ArtifactPolicy, MemoryPolicy
@@ -39,5 +39,6 @@ __all__ = [
     "VerifyMemory",
     "VerifyPolicy",
     "VerifySpeed",
+    "WeightsPolicy",
     "policy_schema",
 ]

@@ -21,15 +21,28 @@ from xpuruntime.policies.device_spec import (
 from xpuruntime.policies.document import Refused, quote
 from xpuruntime.policies.kinds import Choice, FilePath, Flag, Integer, Text
 from xpuruntime.policies.memory_and_artifacts import ArtifactPolicy, MemoryPolicy
-from xpuruntime.policies.value import Accepts, PolicySection, field
+from xpuruntime.policies.value import Accepts, PolicySection, PolicyValue, field
 
-__all__ = ["DETERMINISM_GRADES", "CudaGraph", "Determinism", "EngineOnDevice", "ExecutionPolicy", "Layout", "Precision"]
+__all__ = [
+    "DETERMINISM_GRADES", "CudaGraph", "Determinism", "EngineOnDevice", "ExecutionPolicy", "Layout", "Precision",
+    "WeightsPolicy",
+]  # fmt: skip
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "model"]
 CudaGraph = Literal["off", "prefer", "require"]
 Determinism = Literal["none", "run_to_run", "concurrency", "restart", "batch_position", "batch_invariant"]
 Layout = Literal["auto", "nchw", "nhwc"]
 
+Storage = Literal["int8", "int4", "fp8", "nvfp4"]
+WeightCompute = Literal["float", "int8", "fp8", "fp4"]
+
+#: Storage of weights to the types that products of them can be computed in.
+WEIGHT_COMPUTES: dict[Storage, tuple[WeightCompute, ...]] = {
+    "int8": ("float", "int8"),
+    "int4": ("float",),
+    "fp8": ("float", "fp8"),
+    "nvfp4": ("float", "fp4"),
+}
 #: Grades of determinism, each of which includes those before it.
 DETERMINISM_GRADES: tuple[Determinism, ...] = get_args(Determinism)
 
@@ -61,6 +74,48 @@ def _check_op(text: str) -> str:
     if not _OP.fullmatch(text):
         raise Refused(f"{quote(text)} is not an operator type, such as 'Shape' or 'com.microsoft:FusedConv'")
     return text
+
+
+class WeightsPolicy(PolicyValue, frozen=True, kw_only=True):
+    """How linear layers store their weights, and in which type they compute: two claims.
+
+    Attributes
+    ----------
+    storage : {"int8", "int4", "fp8", "nvfp4"} or None
+        Type of the stored values; ``None``: as the model has them.
+    compute : {"float", "int8", "fp8", "fp4"} or None
+        Type of the operands of the products: ``"float"`` where the weights are converted first. ``None``: any.
+    group : int or None
+        Values of a row that share one scale; ``None``: any.
+    exclude : tuple of str
+        Patterns of modules that keep floats, such as ``"lm_head"``.
+    """
+
+    storage: Storage | None = field(
+        Choice(tuple(WEIGHT_COMPUTES), "Type in which linear layers store their weights.", what="types"), default=None
+    )
+    compute: WeightCompute | None = field(
+        Choice(get_args(WeightCompute), "Type of the operands of their products.", what="types"), default=None
+    )
+    group: int | None = field(Integer(1, 65536, "Values of a row that share one scale."), default=None)
+    exclude: Accepts[tuple[str, ...], str | Sequence[str]] = field(
+        OneOrMore(Text(what="a pattern of modules"), "Patterns of modules that keep floats.", empty=True), default=()
+    )
+
+    def check_together(self) -> None:
+        """Refuse claims about weights that are not stated, and types that do not go together."""
+        if self.storage is None:
+            if stated := next((name for name in ("compute", "group", "exclude") if getattr(self, name)), None):
+                raise Refused(
+                    f"is of weights whose storage is not stated; state 'storage: int8', or leave {stated} out"
+                )
+            return
+        possible = WEIGHT_COMPUTES[self.storage]
+        if self.compute is not None and self.compute not in possible:
+            raise Refused(
+                f"{quote(self.compute)} does not go with storage {self.storage}; expected {' or '.join(possible)}",
+                "compute",
+            )
 
 
 class ExecutionPolicy(PolicySection, frozen=True, kw_only=True):
@@ -99,6 +154,8 @@ class ExecutionPolicy(PolicySection, frozen=True, kw_only=True):
         ``batch_invariant``: and in a batch of every size. `xpuruntime.determinism` tests them.
     tf32 : bool or None
         Whether fp32 matmul and convolution may use TF32; ``None`` leaves it to `precision` and the engine.
+    weights : WeightsPolicy
+        Storage and computing type of the weights of linear layers, in PyTorch.
     layout : {"auto", "nchw", "nhwc"}
     threads : int or None
         CPU threads inside one operator, 1 to 4096; ``None`` leaves it to the engine.
@@ -180,6 +237,10 @@ class ExecutionPolicy(PolicySection, frozen=True, kw_only=True):
         default="none",
     )
     tf32: bool | None = field(Flag("Whether fp32 matmul and convolution may use TF32."), default=None)
+    weights: Accepts[WeightsPolicy, WeightsPolicy | dict[str, Any]] = field(
+        Nested(WeightsPolicy, "How linear layers of PyTorch store their weights, and in which type they compute."),
+        default=WeightsPolicy(),
+    )
     layout: Layout = field(Choice(get_args(Layout), "Memory layout of images.", what="layouts"), default="auto")
     threads: int | None = field(Integer(1, 4096, "CPU threads inside one operator."), default=None)
     lock: str | None = field(

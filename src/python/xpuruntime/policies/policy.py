@@ -269,7 +269,7 @@ PolicyValue.ROOTS.append(Policy)
 
 
 def _flatten(stated: dict[str, Any], key: str, value: Any) -> None:
-    if isinstance(value, PolicyValue) and key in ("execution.memory", "execution.artifacts"):
+    if isinstance(value, PolicyValue) and key in ("execution.memory", "execution.artifacts", "execution.weights"):
         for name, field in value.stated_fields().items():
             stated[f"{key}.{name}"] = field
     elif isinstance(value, dict):

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.step_tuning.result import StepCandidate, TunedStep
     from xpuruntime.pytorch.step_tuning.tune import tune
     from xpuruntime.pytorch.training_lock import lock
+    from xpuruntime.pytorch.weights import LinearWeights, quantize
 
 _known = len(_sys.modules)
 try:
@@ -84,11 +85,13 @@ _LAZY = {
     "kernel_policy": "dispatch.policy_scope",
     "lock": "training_lock",
     "LayerParity": "layer_parity.result",
+    "LinearWeights": "weights",
     "logprobs_of": "generation.logprobs",
     "memory_report": "allocator.report",
     "Parity": "layer_parity.result",
     "parity": "layer_parity.parity",
     "profile": "profiling.profile",
+    "quantize": "weights",
     "register_flash_attention": "attention.flash_impl",
     "reset_allocator": "allocator.api",
     "set_allocator": "allocator.api",
@@ -103,6 +106,7 @@ __all__ = [
     "Explanation",
     "Exported",
     "LayerParity",
+    "LinearWeights",
     "Parity",
     "StepCandidate",
     "TunedStep",
@@ -121,6 +125,7 @@ __all__ = [
     "memory_report",
     "parity",
     "profile",
+    "quantize",
     "register_flash_attention",
     "reset_allocator",
     "set_allocator",

@@ -23,6 +23,7 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT, PolicyFrame
 from xpuruntime.pytorch.dispatch.overrides import registry
 from xpuruntime.pytorch.dispatch.unmatched_rules import refuse_impossible, report
 from xpuruntime.pytorch.switches.policy_switches import set_switches
+from xpuruntime.pytorch.weights import check_storage
 from xpuruntime.runtime.interruptible_waits import uninterrupted
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ def _change(
 
 
 def _enter(policy: Policy | None, root: torch.nn.Module | None, generation: LockedGeneration | None) -> _Entered:
+    if policy is not None:
+        check_storage(policy, root)
     with _lock, _busy():
         _forget_lost()
         install_policy(policy, root, generation)
@@ -259,6 +262,8 @@ def set_kernel_policy(
     >>> xrt_torch.clear_kernel_policy()
     """
     stated, generation = _policy_of(policy, kernels, root, lock)
+    if stated is not None:
+        check_storage(stated, root)
     report(uninterrupted(_change, stated, root, generation))
 
 
@@ -332,6 +337,8 @@ class kernel_policy:  # noqa: N801 - used like a function
         self._leave()
         if kind is None:
             report(active)
+            if self._policy is not None:
+                check_storage(self._policy, self._root)  # a first forward may have changed them
 
     def _leave(self) -> None:
         if self._exiting:

@@ -13,6 +13,7 @@ from torch.nn.modules import module as torch_module
 
 from xpuruntime import _core
 from xpuruntime.ops.decision_log import Decision, decisions
+from xpuruntime.policies.execution_policy import WeightsPolicy
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.call_scope import generation_phases, module_paths
 from xpuruntime.pytorch.call_scope.generation_calls import WATCHES, GenerationWatch
@@ -25,6 +26,7 @@ from xpuruntime.pytorch.explanation.call_recorder import CallRecorder
 from xpuruntime.pytorch.explanation.explanation import Explanation, ExplanationData
 from xpuruntime.pytorch.explanation.summary import build_rows
 from xpuruntime.pytorch.explanation.timeline import MODULE, RANGE
+from xpuruntime.pytorch.weights import deviations, weights_of
 from xpuruntime.runtime.interruptible_waits import uninterrupted
 from xpuruntime.runtime.profiler import RecordedBlock
 
@@ -90,6 +92,7 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
         self._recorder.note_policy()
         active = active_policy()
         self._policy = None if active is None else active.policy.to_dict()
+        self._claimed = WeightsPolicy() if active is None else active.policy.execution.weights
         # Threads that the program starts are watched, too, and not only those of autograd.
         profiler = Profiler(
             record_shapes=True, experimental_config=_private_api.ExperimentalConfig(profile_all_threads=True)
@@ -123,7 +126,9 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
         unmatched = recorder.asking.unmatched()
         never_ran = () if partial else recorder.asking.never_ran(rows, self._root)
         generation = watch.generation
-        notes = [*unmatched, *never_ran, *generation.switches]
+        weights = () if self._root is None else weights_of(self._root, rows)
+        wrong = () if self._claimed.storage is None else deviations(self._claimed, weights, ran=not partial)
+        notes = [*unmatched, *never_ran, *generation.switches, *wrong]
         if attribution.kind == "cpu" and any(row.device.startswith("cuda") for row in rows):
             notes.append(
                 "kernels ran on CUDA and the profiler saw none of them, so the times are those of the CPU: CUPTI may "
@@ -140,6 +145,8 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
                 never_ran=never_ran,
                 generation=generation.facts(),
                 switches=generation.switches,
+                weights=weights,
+                weight_deviations=wrong,
                 partial=partial,
                 fast_path=fast_path().route,
             )

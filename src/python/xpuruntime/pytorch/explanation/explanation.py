@@ -12,6 +12,7 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.files.paths import json_text
 from xpuruntime.notebook import Shown
 from xpuruntime.pytorch.explanation.summary import Coverage, Row
+from xpuruntime.pytorch.weights import LinearWeights
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,6 +37,8 @@ class ExplanationData(msgspec.Struct, frozen=True, kw_only=True):
     never_ran: tuple[str, ...] = ()
     generation: dict[str, dict[str, Any]] = {}
     switches: tuple[str, ...] = ()
+    weights: tuple[LinearWeights, ...] = ()
+    weight_deviations: tuple[str, ...] = ()
     fast_path: str = ""
 
 
@@ -70,6 +73,11 @@ class Explanation(Shown):
         where there were several.
     switches : tuple of str
         What transformers replaced, dropped or skipped by itself; also among the notes.
+    weights : tuple of LinearWeights
+        Of each linear layer of `root`: type of the stored values after the block, and of the products that ran.
+    weight_deviations : tuple of str
+        Where they are not as ``execution.weights`` of the policy claims; also among the notes. The sentence begins with
+        ``"inconclusive"`` where no product of a layer was seen.
     partial : bool
         Whether the block was left by an exception.
     fast_path : str
@@ -134,6 +142,16 @@ class Explanation(Shown):
     def switches(self) -> tuple[str, ...]:
         """What transformers replaced, dropped or skipped by itself."""
         return self._get().switches
+
+    @property
+    def weights(self) -> tuple[LinearWeights, ...]:
+        """How each linear layer of the root stores its weights, and in which type it computed."""
+        return self._get().weights
+
+    @property
+    def weight_deviations(self) -> tuple[str, ...]:
+        """Where weights are not as the policy claims."""
+        return self._get().weight_deviations
 
     @property
     def partial(self) -> bool:
@@ -204,8 +222,8 @@ class Explanation(Shown):
             Nothing that the policy speaks of may have escaped it. What is ``"opaque"`` has not escaped, but counts
             against `coverage`.
         no_substitution : bool
-            Nothing may have run by another kernel than its rule asks for, and transformers may have replaced, dropped
-            or skipped nothing of a generation by itself.
+            Nothing may have run by another kernel than its rule asks for, transformers may have replaced, dropped or
+            skipped nothing of a generation by itself, and weights have to be as the policy claims.
         no_unmatched : bool
             No rule for a module may have matched no call, and of no operation that the policy names a kernel for may
             there have been none, or none that could be seen.
@@ -235,7 +253,7 @@ class Explanation(Shown):
             wrong.append(f"{_rows(len(counts['substituted']))} ran by another kernel than was asked for")
             against.add("substituted")
         if no_substitution:
-            wrong += self.switches
+            wrong += [*self.switches, *self.weight_deviations]
         if no_unmatched:
             wrong += [*self.unmatched, *self.never_ran]
         covered = self.coverage.covered

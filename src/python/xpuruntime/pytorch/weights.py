@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Weights of linear layers: how they are stored, in which type they compute, and whether that is as a policy claims.
+
+Stored bytes and computed products are two facts: int8 weights may be converted to floats before each product.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.policies import Policy
+from xpuruntime.policies.call_facts import Glob
+from xpuruntime.pytorch.dispatch.context import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from xpuruntime.policies.execution_policy import WeightsPolicy
+    from xpuruntime.pytorch.explanation.summary import Row
+
+__all__ = ["LinearWeights", "check_storage", "deviations", "quantize", "weights_of"]
+
+#: Operators of products that tell their type by name.
+_COMPUTES = {"aten::_int_mm": "int8", "aten::_weight_int4pack_mm": "float", "aten::_weight_int8pack_mm": "float"}
+_FLOATS = ("fp64", "fp32", "fp16", "bf16")
+#: Storage and computing type to the least compute capability of a CUDA device that has the units.
+_UNITS = {("fp8", "fp8"): (8, 9), ("nvfp4", "fp4"): (10, 0), ("int4", "float"): (8, 0)}
+_NAMED = 4
+_TORCHAO = "pip install 'xpuruntime[torchao]'"
+
+
+class LinearWeights(msgspec.Struct, frozen=True, kw_only=True):
+    """The weights of one linear layer.
+
+    Attributes
+    ----------
+    module : str
+    storage : str
+        Type of the stored values: ``"int8"``, ``"int4"``, ``"fp8"``, ``"nvfp4"``, or that of a plain tensor, such as
+        ``"bf16"``; else the name of its class.
+    bits : float
+        Stored bits of one value, without scales.
+    group : int or None
+        Values of a row that share one scale; ``None`` where the weights do not tell.
+    compute : str
+        Type of the operands of the products that ran: ``"float"``, ``"int8"``, ``"fp8"`` or ``"fp4"``, several
+        separated by commas; ``"unobservable"`` where none was seen in the module.
+    operators : tuple of str
+        Operators of these products.
+    """
+
+    module: str
+    storage: str
+    bits: float
+    group: int | None
+    compute: str
+    operators: tuple[str, ...]
+
+
+def weights_of(root: torch.nn.Module, rows: Iterable[Row] = ()) -> tuple[LinearWeights, ...]:
+    """Return the weights of the linear layers of a model, and by which of the rows of an explanation they computed."""
+    products: dict[str, dict[str, str]] = {}
+    for row in rows:
+        if kind := _compute_of(row):
+            products.setdefault(row.module, {})[row.operator] = kind
+    found = []
+    for name, layer in root.named_modules():
+        if isinstance(layer, torch.nn.Linear):
+            ran = products.get(name, {})
+            storage, bits, group = _stored(layer.weight)
+            kinds = ", ".join(sorted(set(ran.values()))) or "unobservable"
+            found.append(
+                LinearWeights(
+                    module=name, storage=storage, bits=bits, group=group, compute=kinds, operators=tuple(sorted(ran))
+                )
+            )
+    return tuple(found)
+
+
+def _compute_of(row: Row) -> str:
+    """Return in which type a row of products computed; empty: it has none, or does not tell."""
+    name = row.operator.partition(".")[0]
+    if name in _COMPUTES or name == "aten::_weight_int4pack_mm_for_cpu":
+        return _COMPUTES.get(name, "float")
+    if name == "aten::_scaled_mm":
+        return "fp8" if any(kind.startswith(("fp8", "float8")) for kind in row.dtypes) else "fp4"
+    return "float" if row.op == "matmul" and row.dtypes and row.dtypes[0] in _FLOATS else ""
+
+
+def _stored(weight: torch.Tensor) -> tuple[str, float, int | None]:
+    """Return the type of the stored values, the bits of one of them, and the size of a group."""
+    if not hasattr(weight, "__tensor_flatten__"):
+        plain = DTYPES.get(weight.dtype, str(weight.dtype).removeprefix("torch."))
+        return plain, 8.0 * weight.element_size(), None
+    parts = [getattr(weight, name) for name in weight.__tensor_flatten__()[0]]
+    data = max(
+        (part for part in parts if isinstance(part, torch.Tensor)), key=lambda part: part.numel(), default=weight
+    )
+    bits = 8.0 * data.numel() * data.element_size() / max(weight.numel(), 1)
+    block = getattr(weight, "block_size", None)
+    group = int(block[-1]) if isinstance(block, (list, tuple)) and block else block if isinstance(block, int) else None
+    kind, target = type(weight).__name__, str(getattr(weight, "target_dtype", ""))
+    if "NVFP4" in kind:
+        return "nvfp4", bits, group
+    if "float8" in str(data.dtype):
+        return "fp8", bits, group
+    if "Int4" in kind or target.endswith("int4"):
+        return "int4", bits, group
+    return ("int8" if data.dtype == torch.int8 and not target.endswith(("int1", "int2", "int3")) else kind), bits, group
+
+
+def deviations(claimed: WeightsPolicy, weights: Iterable[LinearWeights], *, ran: bool) -> tuple[str, ...]:
+    """Return a sentence for each claim that does not hold; what computed is compared where the model `ran`."""
+    kept = [Glob(pattern) for pattern in claimed.exclude]
+    counted = [one for one in weights if not any(glob(one.module) for glob in kept)]
+    if not counted:
+        return ("execution.weights is claimed, and the model has no linear layer that it is of",)
+    return tuple(filter(None, _differences(claimed, counted, ran=ran)))
+
+
+def _differences(claimed: WeightsPolicy, counted: list[LinearWeights], *, ran: bool) -> Iterator[str]:
+    most = {"int4": 4.0, "nvfp4": 4.0}.get(str(claimed.storage), 8.0)
+    stored = [one for one in counted if one.storage != claimed.storage or one.bits > most]
+    how = {one.module: f"{one.storage} of {one.bits:g} bits" for one in stored}
+    yield _sentence("storage", claimed.storage, how, len(counted))
+    groups = {one.module: str(one.group) for one in counted if claimed.group not in (None, one.group)}
+    yield _sentence("group", claimed.group, groups, len(counted))
+    if ran and claimed.compute is not None:
+        computed = {one.module: one.compute for one in counted if one.compute not in (claimed.compute, "unobservable")}
+        yield _sentence("compute", claimed.compute, computed, len(counted))
+        unseen = {one.module: one.compute for one in counted if one.compute == "unobservable"}
+        sentence = _sentence("compute", claimed.compute, unseen, len(counted))
+        yield f"inconclusive: {sentence}" if sentence else ""
+
+
+def _sentence(key: str, claimed: Any, found: dict[str, str], count: int) -> str:
+    if not found:
+        return ""
+    named = ", ".join(f"{module or 'the model'} ({value})" for module, value in list(found.items())[:_NAMED])
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return f"execution.weights.{key} is {claimed}, and {len(found)} of {count} linear layers differ: {named}{more}"
+
+
+def check_storage(policy: Policy, root: torch.nn.Module | None) -> None:
+    """Compare what a policy claims of stored weights with those of a model; raises where it is strict, else warns."""
+    claimed = policy.execution.weights
+    if claimed.storage is None or policy.mode == "auto":
+        return
+    fix = (
+        "call xpuruntime.pytorch.quantize(model, policy), or list modules that keep floats in execution.weights.exclude"
+    )
+    if root is None:
+        wrong = ["execution.weights claims how a model stores its weights, and no model is given"]
+        fix = "pass root=model to kernel_policy"
+    else:
+        wrong = [*_lacking(claimed, root), *deviations(claimed, weights_of(root), ran=False)]
+    if wrong and policy.mode == "strict":
+        raise UnsupportedOperationError(f"{'; '.join(wrong)}. Fix: {fix}, or use mode: prefer", engine="torch")
+    if wrong:
+        warnings.warn(f"{'; '.join(wrong)}. Fix: {fix}", XpuRuntimeWarning, stacklevel=2)
+
+
+def _lacking(claimed: WeightsPolicy, root: torch.nn.Module) -> Iterator[str]:
+    """Yield why the device of a model cannot compute as claimed."""
+    need = _UNITS.get((str(claimed.storage), "float" if claimed.storage == "int4" else str(claimed.compute)))
+    device = next((tensor.device for tensor in root.parameters()), torch.device("cpu"))
+    if need is None:
+        return
+    here = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    if here is None or here < need:
+        has = "the CPU has none" if here is None else f"{device} has {here[0]}.{here[1]}"
+        what = f"{claimed.storage} weights" + (f" computed in {claimed.compute}" if claimed.compute else "")
+        yield f"{what} need a CUDA device of compute capability {need[0]}.{need[1]}, and {has}"
+
+
+def quantize(model: torch.nn.Module, policy: Any) -> torch.nn.Module:
+    """Quantize the linear layers of a model in place by torchao, as ``execution.weights`` of a policy states.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    policy : Policy or what it can be made of
+        States ``execution.weights.storage``; without ``compute``, products are computed in floats. ``group`` is of int4
+        and 32 by default.
+
+    Returns
+    -------
+    torch.nn.Module
+        The model.
+
+    Raises
+    ------
+    InputError
+        The policy states no storage.
+    UnsupportedOperationError
+        torchao is not installed, or the device lacks the units.
+    """
+    claimed = Policy.coerce(policy).execution.weights
+    if claimed.storage is None:
+        raise InputError("the policy states no execution.weights.storage. Fix: state weights: {storage: int8}")
+    if wrong := next(_lacking(claimed, model), ""):
+        raise UnsupportedOperationError(f"{wrong}. Fix: state weights: {{storage: int8}}", engine="torch")
+    kept = [Glob(pattern) for pattern in claimed.exclude]
+
+    def is_quantized(layer: torch.nn.Module, name: str) -> bool:
+        return isinstance(layer, torch.nn.Linear) and not any(glob(name) for glob in kept)
+
+    try:
+        from torchao.quantization import quantize_
+
+        config = _config(claimed)
+    except ImportError as error:
+        raise UnsupportedOperationError(
+            f"quantize() needs torchao: {error}. Fix: {_TORCHAO}", engine="torch"
+        ) from error
+    quantize_(model, config, filter_fn=is_quantized)
+    return model
+
+
+def _config(claimed: WeightsPolicy) -> Any:
+    from torchao import quantization
+
+    if claimed.storage == "int8":
+        dynamic = claimed.compute == "int8"
+        return quantization.Int8DynamicActivationInt8WeightConfig() if dynamic else quantization.Int8WeightOnlyConfig()
+    if claimed.storage == "int4":
+        return quantization.Int4WeightOnlyConfig(
+            group_size=claimed.group or 32, int4_packing_format="tile_packed_to_4d"
+        )
+    if claimed.storage == "fp8":
+        dynamic = claimed.compute == "fp8"
+        return (
+            quantization.Float8DynamicActivationFloat8WeightConfig()
+            if dynamic
+            else quantization.Float8WeightOnlyConfig()
+        )
+    from torchao.prototype import mx_formats
+
+    fp4 = claimed.compute == "fp4"
+    return mx_formats.NVFP4DynamicActivationNVFP4WeightConfig() if fp4 else mx_formats.NVFP4WeightOnlyConfig()

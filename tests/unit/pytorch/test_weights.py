@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`execution.weights`: how linear layers store their weights and in which type they compute, two claims."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import xpuruntime as xrt
+
+torch = pytest.importorskip("torch")
+
+import xpuruntime.pytorch as xt  # noqa: E402 - it needs PyTorch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def policy(mode: str = "strict", **weights: Any) -> xrt.Policy:
+    return xrt.Policy(mode=mode, execution={"weights": weights})
+
+
+def layers(count: int = 14) -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(count))).to(torch.bfloat16).eval()
+
+
+def run(model: Any, stated: xrt.Policy) -> Any:
+    with torch.no_grad(), xt.kernel_policy(stated, root=model), xt.explain(root=model) as found:
+        model(torch.ones(4, 32, dtype=torch.bfloat16))
+    return found
+
+
+@pytest.fixture
+def torchao() -> Any:
+    return pytest.importorskip("torchao.quantization", reason="needs torchao: pip install torchao")
+
+
+@pytest.mark.parametrize("compute", ["float", "int8"])
+def test_int8_is_stored_and_computes_as_claimed(torchao: Any, compute: str) -> None:
+    model = xt.quantize(layers(), policy(storage="int8", compute=compute))
+    found = run(model, policy(storage="int8", compute=compute))
+    assert {(one.storage, one.bits, one.compute) for one in found.weights} == {("int8", 8.0, compute)}
+    assert len(found.weights) == 14
+    assert all(isinstance(one, xt.LinearWeights) for one in found.weights)
+    assert found.require(no_bypass=False).weight_deviations == ()
+
+
+def test_integers_that_are_converted_do_not_compute_in_int8(torchao: Any) -> None:
+    model = xt.quantize(layers(2), policy(storage="int8"))
+    found = run(model, policy(storage="int8", compute="int8"))
+    (wrong,) = found.weight_deviations
+    assert wrong == "execution.weights.compute is int8, and 2 of 2 linear layers differ: 0 (float), 1 (float)"
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"weights\.compute is int8"):
+        found.require(no_bypass=False)
+
+
+def test_one_of_fourteen_layers_in_bf16_fails(torchao: Any) -> None:
+    stated = policy(storage="int8", compute="int8")
+    model, plain = layers(), copy.deepcopy(layers()[5])
+    xt.quantize(model, stated)[5] = plain
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"1 of 14 linear layers differ: 5 \(bf16 of 16 bits\)"):
+        run(model, stated)
+    with pytest.warns(xrt.XpuRuntimeWarning, match="1 of 14"):
+        found = run(model, policy("prefer", storage="int8", compute="int8"))
+    assert ["storage" in found.weight_deviations[0], "compute" in found.weight_deviations[1]] == [True, True]
+    kept = policy(storage="int8", compute="int8", exclude=["5"])
+    assert run(model, kept).weight_deviations == ()
+    some = policy(storage="int8", exclude=["1"])
+    assert [one.storage for one in run(xt.quantize(layers(3), some), some).weights] == ["int8", "bf16", "int8"]
+
+
+def test_weights_that_change_in_the_first_forward_are_refused(torchao: Any) -> None:
+    stated = policy(storage="int8")
+    model = xt.quantize(layers(2), stated)
+    with (
+        pytest.raises(xrt.UnsupportedOperationError, match=r"1 of 2 .* 0 \(bf16"),
+        xt.kernel_policy(stated, root=model),
+    ):
+        model[0] = layers(1)[0]
+
+
+def test_types_are_told_apart_by_stored_bytes(torchao: Any) -> None:
+    granularity = pytest.importorskip("torchao.quantization.granularity")
+    int4 = layers(1)
+    torchao.quantize_(int4, torchao.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=granularity.PerGroup(32)))
+    with pytest.warns(xrt.XpuRuntimeWarning):
+        (found,) = run(int4, policy("prefer", storage="int4", group=16)).weights
+    assert (found.storage, found.bits, found.group, found.compute) == ("int4", 8.0, 32, "float")
+    fp8 = xt.quantize(layers(1), policy(storage="fp8"))
+    (one,) = run(fp8, policy(storage="fp8", compute="float")).weights
+    assert (one.storage, one.bits, one.compute) == ("fp8", 8.0, "float")
+    nvfp4 = xt.quantize(layers(1), policy(storage="nvfp4"))
+    (one,) = run(nvfp4, policy(storage="nvfp4", compute="float")).weights
+    assert (one.storage, one.bits, one.compute) == ("nvfp4", 4.0, "float")
+
+
+@pytest.mark.parametrize(
+    "weights", [{"storage": "fp8", "compute": "fp8"}, {"storage": "nvfp4", "compute": "fp4"}, {"storage": "int4"}]
+)
+def test_it_is_refused_where_the_device_lacks_the_units(weights: dict[str, str]) -> None:
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"need a CUDA device .* the CPU has none"):
+        xt.quantize(layers(1), policy(**weights))
+    with pytest.raises(xrt.UnsupportedOperationError, match="the CPU has none"):
+        run(layers(1), policy(**weights))
+
+
+def test_plain_models() -> None:
+    found = run(layers(2), xrt.Policy())
+    assert [(one.storage, one.compute, one.operators) for one in found.weights] == [
+        ("bf16", "float", ("aten::addmm",))
+    ] * 2
+    with (
+        pytest.raises(xrt.UnsupportedOperationError, match="no model is given"),
+        xt.kernel_policy(policy(storage="int8")),
+    ):
+        pass
+    with pytest.raises(xrt.InputError, match="states no execution"):
+        xt.quantize(layers(1), xrt.Policy())
+
+
+@pytest.mark.parametrize(
+    ("weights", "match"),
+    [
+        ({"storage": "int8", "compute": "fp8"}, "does not go with storage int8; expected float or int8"),
+        ({"compute": "int8"}, "storage is not stated"),
+        ({"storage": "int9"}, "did you mean"),
+    ],
+)
+def test_claims_that_make_no_sense(weights: dict[str, str], match: str) -> None:
+    with pytest.raises(xrt.PolicyError, match=match):
+        policy(**weights)
+
+
+def test_sessions_have_no_control_of_it(tmp_path: Path) -> None:
+    from xpuruntime.testing import models
+
+    path = models.save(models.mlp(), tmp_path)
+    with pytest.raises(xrt.XpuRuntimeError, match=r"execution\.weights"):
+        xrt.InferenceSession(path, policy=policy(storage="int8"), device="cpu")
