@@ -74,6 +74,7 @@ CHANGES = {
     "other output": decoder(outputs={"logits": "scores"}),
     "beams": search(num_beams=4),
     "sequences": search(num_return_sequences=2),
+    "prefill in chunks": search(chunk_size=4),
     "an encoder": model(encoder={"filename": "encoder.onnx"}),
     "a pipeline": decoder(pipeline=[{"a": {"filename": "model.onnx"}}]),
     "unknown search option": search(nonsense=1),
@@ -113,6 +114,11 @@ def test_special_files_are_not_waited_for(folder: Path, copy_of: Callable[[Path]
     os.mkfifo(other / "genai_config.json")
     with pytest.raises(xrt.ModelError, match="pipe"):
         xrt.GenerationSession(other)
+    tokenizer = copy_of(folder)
+    (tokenizer / "tokenizer.json").unlink()
+    os.mkfifo(tokenizer / "tokenizer.json")
+    with pytest.raises(xrt.ModelError, match=r"tokenizer\.json in it is a pipe.*Fix: "):
+        xrt.GenerationSession(tokenizer)
 
 
 def test_what_is_no_such_folder(tmp_path: Path):

@@ -76,5 +76,5 @@ class _Decoder(HostModel):
             loaded.close()
 
 
-def _refused(*_: Any) -> Any:
+def _refused(*_: Any) -> NoReturn:
     raise UnsupportedOperationError("a reference is only run", engine="onnxruntime")

@@ -35,8 +35,9 @@ _TOKENIZER = (
 )  # fmt: skip
 #: Parts of a configuration that make it more than one decoder.
 _OTHER_PARTS = ("encoder", "embedding", "vision", "speech", "encoder_decoder_init", "joiner")
-#: Search options that one sequence of tokens has no use for, and the one value that is run.
-_SINGLE = {"num_beams": 1, "num_return_sequences": 1}
+#: Search options of which only one value is run: a prompt is one sequence, and is prefilled as a whole, so that logits of
+#: all its tokens are there.
+_ONLY = {"num_beams": 1, "num_return_sequences": 1, "chunk_size": 0}
 
 
 class GenAiFolder(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,10 +80,10 @@ def inspect_folder(folder: Path) -> ModelInfo:
     if others:
         reason = f"its configuration has {', '.join(f'model.{name}' for name in others)}, and only one decoder is run"
         raise refuse(where, reason, "give a folder of a text decoder, or run it by onnxruntime_genai itself")
-    for name, only in _SINGLE.items():
+    for name, only in _ONLY.items():
         if search.get(name, only) != only:
             fix = f"set search.{name} to {only} in {folder / CONFIG}"
-            raise refuse(where, f"search.{name} is {search[name]!r:.40}, and one sequence is generated", fix)
+            raise refuse(where, f"search.{name} is {search[name]!r:.40}, and only {only} is run", fix)
     info = inspect_model(folder / _file_name(decoder, where))
     providers = options.get("provider_options", [])
     if not isinstance(providers, list) or not all(isinstance(one, dict) for one in providers):
@@ -104,10 +105,14 @@ def inspect_folder(folder: Path) -> ModelInfo:
         weights=_weights(info),
     )
     facts = _fitted(facts, decoder, info, where)
+    kinds = {name: kind_of(folder / name) for name in (CONFIG, *_TOKENIZER)}
+    for name, kind in kinds.items():
+        if kind not in ("file", "missing"):  # the engine would wait for a pipe
+            raise refuse(where, f"{name} in it is a {kind}, not a file", "remove it, or put the file there")
     beside = tuple(
         ExternalFile(location=name, size=(folder / name).stat().st_size, tensors=0)
-        for name in (CONFIG, *_TOKENIZER)
-        if kind_of(folder / name) == "file"
+        for name, kind in kinds.items()
+        if kind == "file"
     )
     logits = next(output for output in info.outputs if output.name == facts.logits_name)
     return msgspec.structs.replace(

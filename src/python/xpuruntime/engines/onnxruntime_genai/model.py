@@ -132,7 +132,13 @@ class GenAiModel(HostModel):
         tokens = self.checked_tokens(ready["tokens"][0])
         with self._turn:
             generator = self._prompted(handle, tokens, len(tokens), {})
-            return [np.array(generator.get_output("logits"))]
+            logits = np.array(generator.get_output("logits"))
+        rows = len(tokens) if self.folder.every_logit else 1
+        if logits.shape != (1, rows, self.folder.vocabulary):
+            msg = f"running {self.folder.folder} gave logits of shape {list(logits.shape)} for {len(tokens)} tokens"
+            fix = "build the folder again with onnxruntime_genai.models.builder"
+            raise EngineFailed(msg, fix=fix, engine=_ENGINE, device=self.device)
+        return [logits]
 
     def _execute_tensors(self, handle: Any, tensors: Mapping[str, Any]) -> NoReturn:
         del handle, tensors
