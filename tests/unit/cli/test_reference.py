@@ -45,6 +45,7 @@ def test_every_exit_code_is_described() -> None:
         "diff",
         "export",
         "lock",
+        "log",
         "verify",
         "kernels",
         "policy",

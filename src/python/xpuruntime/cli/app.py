@@ -62,6 +62,7 @@ _COMMANDS = {
     "demo": ("run", "demo", SEE),
     "policy": ("plan", "policy_app", SEE),
     "lock": ("lock", "lock", LOCK),
+    "log": ("lock", "log", LOCK),
     "determinism": ("verify", "determinism", LOCK),
     "diff": ("compare", "diff", LOCK),
     "bisect": ("compare", "bisect", LOCK),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""``xrt lock`` and ``xrt export``."""
+"""``xrt lock``, ``xrt log`` and ``xrt export``."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "export",
     "lock",
+    "log",
 ]
 
 OutputOption = Annotated[
@@ -230,6 +231,20 @@ _MANY = 4
 LockArgument = Annotated[
     str, typer.Argument(metavar="LOCK", help="A lock file that `xrt lock` wrote.", show_default=False)
 ]
+LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, max=100_000, help="Most revisions.")]
+
+
+def log(lock: LockArgument, *, limit: LimitOption = 20, json: JsonOption = False) -> int:
+    """Show what changed in a lock, commit by commit, from its git repository."""
+    from xpuruntime.cli.output import print_thing, working
+    from xpuruntime.locks.history import lock_history
+
+    with working("reading the history", as_json=json):
+        found = lock_history(lock, limit=limit)
+    print_thing(found, as_json=json)
+    return 0
+
+
 ToOption = Annotated[
     str | None,
     text_option("--to", metavar="TARGET", help="What to write. Default: list the targets."),
