@@ -42,6 +42,18 @@ def test_doctor(xrt: Xrt) -> None:
         assert finding["fix"] or finding["severity"] == "info"
 
 
+def test_doctor_of_kernels(xrt: Xrt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    rows = tmp_path / "rows.yaml"
+    rows.write_text(
+        "advisories: [{id: a, kernels: [cpu.blas], op: matmul, wrong: it is off, reference: here, archs: [cpu]}]"
+    )
+    monkeypatch.setenv("XPURUNTIME_ADVISORIES", str(rows))
+    findings = xrt("doctor", "--kernels", "--json").json()["findings"]
+    assert {finding["code"] for finding in findings} == {"kernel_advisory"}
+    assert any("cpu.blas: it is off" in finding["what"] and "{matmul: auto}" in finding["fix"] for finding in findings)
+
+
 def test_plan(xrt: Xrt, digits: str) -> None:
     result = xrt("plan", digits, "--device", "cpu", "--json")
     assert result.code == 0

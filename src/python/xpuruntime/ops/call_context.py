@@ -318,7 +318,8 @@ def use_vendor_libraries() -> None:
 
 def use_advisories() -> None:
     """Have the core pass over kernels for calls in which they are known to be wrong."""
-    kernels = {kernel for row in advisories.ADVISORIES for kernel in row.kernels if not kernel.startswith("torch.")}
+    rows = advisories.advisories()
+    kernels = {kernel for row in rows for kernel in row.kernels if not kernel.startswith("torch.")}
     _core.Dispatcher.instance().set_advisor(_advice, kernels)
 
 
@@ -326,13 +327,14 @@ def _advice(kernel: str, version: str, call: dict[str, Any]) -> str:
     number = re.search(r"\d+(\.\d+)+", version)
     arch = "sm{}{}".format(*call["compute_capability"]) if call["device"] != "cpu" else ""
     library = tuple(map(int, number[0].split("."))) if number else ()
-    operands, mask = call["operands"], ""
-    if "mask" in operands:
+    operands, op = call["operands"], call["op"].removesuffix("_backward")
+    facts = advisories.AdvisedCall(gradient=call["op"] != op, mask="", causal=False, queries=None, keys=None)
+    if op == "attention":
         kinds = {"bool": "boolean", operands["q"]["dtype"]: "same"}
-        mask = kinds.get(operands["mask"]["dtype"], "other")
-    facts = advisories.AdvisedCall(
-        gradient=call["op"] == "attention_backward", mask=mask, causal=call["attributes"]["causal"] != "none",
-        queries=operands["q"]["shape"][2], keys=operands["k"]["shape"][2],
-    )  # fmt: skip
-    rows = advisories.holding(advisories.Platform((), library, arch))
-    return next((str(row) for row in rows if row.concerns(kernel, facts)), "")
+        facts = facts._replace(
+            mask=kinds.get(operands["mask"]["dtype"], "other") if "mask" in operands else "",
+            causal=call["attributes"]["causal"] != "none", queries=operands["q"]["shape"][2],
+            keys=operands["k"]["shape"][2],
+        )  # fmt: skip
+    rows = advisories.holding(advisories.Platform((), library, arch or "cpu"))
+    return next((str(row) for row in rows if row.op == op and row.concerns(kernel, facts)), "")

@@ -2,15 +2,25 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Advisories: kernels of vendors that are known to give wrong numbers, with the calls, versions and devices concerned.
 
-The rows are data. Where one holds, `auto` takes another kernel, a kernel that is named is refused or passed over, and
-`xrt doctor` names the row.
+The rows are data, and ``XPURUNTIME_ADVISORIES`` names a file with more of them. Where one holds, `auto` takes another
+kernel, a kernel that is named is refused or passed over, and `xrt doctor` names the row.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-__all__ = ["ADVISORIES", "AdvisedCall", "Advisory", "Platform", "holding"]
+from xpuruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["ADVISORIES", "VARIABLE", "AdvisedCall", "Advisory", "Platform", "advisories", "holding"]
+
+#: Names a YAML file with further advisories.
+VARIABLE = "XPURUNTIME_ADVISORIES"
 
 
 class Platform(NamedTuple):
@@ -32,7 +42,7 @@ class AdvisedCall(NamedTuple):
 
 
 class Advisory(NamedTuple):
-    """One known error."""
+    """One known error; `packages` are distributions, each with the versions that have it."""
 
     kernels: tuple[str, ...]
     wrong: str
@@ -45,12 +55,20 @@ class Advisory(NamedTuple):
     causal: bool = True
     queries: int = 0
     keys: tuple[int, int] | None = None
+    id: str = ""
+    date: str = ""
+    op: str = "attention"
+    packages: tuple[tuple[str, str], ...] = ()
 
     def holds_on(self, platform: Platform) -> bool:
         """Say whether the versions and the device are concerned."""
         if platform.arch and self.archs and platform.arch not in self.archs:
             return False
-        return _within(platform.cudnn, self.cudnn) and _within(platform.torch, self.torch)
+        if all("cudnn" in kernel for kernel in self.kernels) and (not platform.cudnn or platform.arch == "cpu"):
+            return False
+        if not (_within(platform.cudnn, self.cudnn) and _within(platform.torch, self.torch)):
+            return False
+        return all(_installed(name, versions) for name, versions in self.packages)
 
     def concerns(self, kernel: str, call: AdvisedCall) -> bool:
         """Say whether a call by a kernel is, or may be, concerned, on a platform where the row holds."""
@@ -61,7 +79,8 @@ class Advisory(NamedTuple):
         return self.keys is None or call.keys is None or call.keys % self.keys[0] == self.keys[1]
 
     def __str__(self) -> str:
-        return f"{self.wrong} ({self.reference})"
+        dated = f"{self.reference}, {self.date}" if self.date else self.reference
+        return f"{self.wrong} ({dated})"
 
 
 def _within(version: tuple[int, ...], bounds: tuple[tuple[int, ...], tuple[int, ...] | None] | None) -> bool:
@@ -71,9 +90,63 @@ def _within(version: tuple[int, ...], bounds: tuple[tuple[int, ...], tuple[int, 
     return version[: len(first)] >= first and (last is None or version[: len(last)] <= last)
 
 
-def holding(platform: Platform) -> tuple[Advisory, ...]:
+def _installed(name: str, versions: str) -> bool:
+    from packaging.specifiers import SpecifierSet
+
+    from xpuruntime.runtime.packages import distributions
+
+    found = next((one.version for one in distributions() if one.name == name), None)
+    return found is not None and SpecifierSet(versions).contains(found, prereleases=True)
+
+
+def advisories() -> tuple[Advisory, ...]:
+    """Return all rows: those of this release, and those of the file that the variable names.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or is no list of advisories.
+    """
+    path = os.environ.get(VARIABLE, "").strip()
+    return ADVISORIES + (_of_file(path) if path else ())
+
+
+@functools.lru_cache(maxsize=4)
+def _of_file(path: str) -> tuple[Advisory, ...]:
+    import msgspec
+    import yaml
+
+    from xpuruntime.files.paths import user_path
+
+    try:
+        document = yaml.safe_load(user_path(path, VARIABLE).read_text(encoding="utf-8"))
+        rows = msgspec.convert(document, dict[str, list[dict[str, Any]]])["advisories"]
+        return tuple(_row(row) for row in rows)
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError, msgspec.ValidationError) as error:
+        msg = f"{VARIABLE} names {path}, which cannot be used: {type(error).__name__}: {error}"
+        fix = "write `advisories:` and below it a list of id, date, kernels, wrong, reference and what they hold for"
+        raise InputError(msg, fix=fix) from None
+
+
+def _row(stated: dict[str, Any]) -> Advisory:
+    from packaging.specifiers import SpecifierSet
+
+    row = {name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()}
+    unknown = [name for name in row if name not in _STATED]
+    missing = [name for name in ("id", "kernels", "wrong", "reference") if not row.get(name)]
+    if unknown or missing:
+        raise ValueError(f"{row.get('id', 'an advisory')} has no {missing[0]}" if missing else f"unknown {unknown[0]}")
+    packages = {name: str(SpecifierSet(versions)) for name, versions in row.pop("packages", {}).items()}
+    return Advisory(**{**row, "date": str(row.get("date", "")), "packages": tuple(packages.items())})
+
+
+#: What a row of a file may state; the version of PyTorch is among those of its packages.
+_STATED = frozenset(Advisory._fields) - {"cudnn", "torch"}
+
+
+def holding(platform: Platform, rows: Iterable[Advisory] | None = None) -> tuple[Advisory, ...]:
     """Return the rows whose versions and devices are those of a platform."""
-    return tuple(row for row in ADVISORIES if row.holds_on(platform))
+    return tuple(row for row in (advisories() if rows is None else rows) if row.holds_on(platform))
 
 
 #: Seen on an H200 with PyTorch 2.11 and cuDNN 9.19, beside what the trackers say.
@@ -85,6 +158,8 @@ ADVISORIES = (
             "scores of a query are below about -89"
         ),
         reference="https://github.com/pytorch/pytorch/issues/196678",
+        id="cudnn-gradient-of-queries",
+        date="2026-09-11",
         archs=("sm90",),
         cudnn=((9, 19), (9, 25)),
         gradient=True,
@@ -95,6 +170,7 @@ ADVISORIES = (
         kernels=("torch.cudnn", "cudnn.sdpa"),
         wrong="cuDNN's gradients for keys and values are NaN where there is one query and its scores are far below 0",
         reference="https://github.com/NVIDIA/cudnn-frontend/issues/1072",
+        id="cudnn-gradient-of-one-query",
         archs=("sm90",),
         cudnn=((9, 19), None),
         gradient=True,
@@ -104,6 +180,7 @@ ADVISORIES = (
         kernels=("torch.cudnn",),
         wrong="a query that a boolean mask hides all keys from gets what cuDNN computes without the mask, instead of 0",
         reference="https://github.com/pytorch/pytorch/issues/177842",
+        id="torch-cudnn-hidden-query",
         torch=((2, 10), (2, 11)),
         mask="boolean",
     ),
@@ -111,6 +188,7 @@ ADVISORIES = (
         kernels=("torch.cudnn",),
         wrong="cuDNN reads an added mask of another type than the queries as if it were of theirs",
         reference="https://github.com/pytorch/pytorch/pull/191612",
+        id="torch-cudnn-type-of-mask",
         torch=((2, 10), (2, 13)),
         mask="other",
     ),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from xpuruntime.cli.options import JsonOption, operations
+from xpuruntime.cli.options import JsonOption, flag_option, operations
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -40,7 +40,12 @@ def devices(json: JsonOption = False) -> None:
         console().print(_machine_tables(machine))
 
 
-def doctor(json: JsonOption = False) -> int:
+def doctor(
+    json: JsonOption = False,
+    of_kernels: Annotated[
+        bool, flag_option("--kernels", "Only name kernels, PyTorch's own too, that are known to be wrong here.")
+    ] = False,
+) -> int:
     """Check the set-up: packages, driver, libraries, engines. Print the exact command that fixes each problem.
 
     Exits with 3 when a problem keeps this machine from running what it could.
@@ -51,6 +56,8 @@ def doctor(json: JsonOption = False) -> int:
 
     with working("looking at packages, libraries and engines", as_json=json):
         diagnosis = diagnosing.diagnosis_apart()
+    if of_kernels:
+        diagnosis = diagnosis.of_kernels()
     print_thing(diagnosis, as_json=json)
     return ExitCode.OK if diagnosis.healthy else ExitCode.ENVIRONMENT
 

@@ -13,7 +13,7 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.errors import XpuRuntimeWarning
-from xpuruntime.policies.advisories import AdvisedCall, Advisory, Platform, holding
+from xpuruntime.policies.advisories import AdvisedCall, Advisory, Platform, advisories, holding
 from xpuruntime.pytorch.attention.call import sizes_of
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend, choice, is_enabled
 from xpuruntime.pytorch.dispatch.context import arch_of
@@ -42,25 +42,28 @@ def cudnn_version() -> tuple[int, ...]:
     return () if number is None else (number // 10000, number // 100 % 100, number % 100)
 
 
-@functools.cache
 def _rows(arch: str) -> tuple[Advisory, ...]:
+    return _rows_of(arch, advisories())
+
+
+@functools.lru_cache(maxsize=64)
+def _rows_of(arch: str, rows: tuple[Advisory, ...]) -> tuple[Advisory, ...]:
     torch_version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    cudnn = cudnn_version()
-    return holding(Platform(torch_version, cudnn, arch)) if cudnn else ()
+    return holding(Platform(torch_version, cudnn_version(), arch), rows)
 
 
 def rows_on(device: torch.device) -> tuple[Advisory, ...]:
-    """Return the advisories that hold on a device."""
-    return _rows(arch_of(device) or "") if device.type == "cuda" else ()
+    """Return the advisories of attention that hold on a device."""
+    rows = _rows(arch_of(device) or "") if device.type == "cuda" else _rows(device.type)
+    return tuple(row for row in rows if row.op == "attention")
 
 
-@functools.cache
 def rows_here() -> tuple[Advisory, ...]:
     """Return the advisories that hold on a device of this machine. Starts no CUDA context."""
-    if not _rows("") or not _core.DeviceManager.built_with_cuda():
-        return _rows("")
-    devices = _core.DeviceManager.instance().get_all_devices()[1:]
-    archs = ["sm{}{}".format(*device.compute_capability) for device in devices]
+    archs = ["cpu"]
+    if _rows("") and _core.DeviceManager.built_with_cuda():
+        devices = _core.DeviceManager.instance().get_all_devices()[1:]
+        archs += ["sm{}{}".format(*device.compute_capability) for device in devices]
     return tuple(dict.fromkeys(row for arch in archs for row in _rows(arch)))
 
 

@@ -20,6 +20,7 @@ from xpuruntime.ops.torch_kernels import (
     is_torch_kernel,
     missing_distributions,
 )
+from xpuruntime.policies.advisories import AdvisedCall, Platform, advisories, holding
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.providers.canary import canary_rejection, compares
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor
+
+    from xpuruntime.policies.advisories import Advisory
 
 __all__ = ["BoundKernel", "bound_kernel", "call_of", "rejection_of_word"]
 
@@ -105,6 +108,8 @@ class BoundKernel:
             return f"its supports() raised {type(error).__name__}: {error}"
         if not fits:
             return str(why) or "it gives no reason"
+        if (known := _advisory_of(self.kernel, call)) is not None:
+            return str(known)
         return canary_rejection(self.kernel, call, call_of) if compares() else ""
 
     def _check(self, call: TorchCall) -> None:
@@ -271,6 +276,25 @@ def _alignment(x: Tensor) -> int:
     """Return the largest power of two up to 256 that divides an address; 256 where there is none, as in traced code."""
     address = x.data_ptr() if type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_meta else 0
     return min(address & -address, _ALIGNED) if address else _ALIGNED
+
+
+def _advisory_of(kernel: TorchKernel, call: TorchCall) -> Advisory | None:
+    """Return the advisory that concerns a call by a kernel."""
+    rows = [row for row in advisories() if kernel.id in row.kernels and row.op == call.op]
+    if not rows:
+        return None
+    facts = AdvisedCall(call.phase in ("train", "backward"), "", False, None, None)
+    if call.op == "attention":
+        q, k, mask = (call.operands.get(name) for name in ("q", "k", "mask"))
+        assert q is not None
+        kinds = {"bool": "boolean", q.dtype: "same"}
+        facts = facts._replace(
+            mask="" if mask is None else kinds.get(mask.dtype, "other"), causal=bool(call.attributes["causal"]),
+            queries=q.shape[2], keys=None if k is None else k.shape[2],
+        )  # fmt: skip
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    platform = Platform(version, (), call.arch or "cpu")
+    return next((row for row in holding(platform, rows) if row.concerns(kernel.id, facts)), None)
 
 
 def _shown(value: Any) -> str:

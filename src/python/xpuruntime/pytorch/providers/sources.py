@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import inspect
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -86,8 +87,10 @@ class _Layer(_Function):
     def __init__(self, word: str, op: str, layer: Any) -> None:
         self.differentiable = bool(getattr(layer, "has_backward", True))
 
+        forward = inspect.unwrap(layer.forward)  # a policy adapts the norms of all classes, this one too
+
         def run(x: Any, weight: Any, epsilon: float) -> Any:
-            return layer.forward(SimpleNamespace(weight=weight, variance_epsilon=epsilon, eps=epsilon), x)
+            return forward(SimpleNamespace(weight=weight, variance_epsilon=epsilon, eps=epsilon), x)
 
         super().__init__(word, op, run)
 

@@ -46,6 +46,11 @@ class Diagnosis(Shown, msgspec.Struct, frozen=True, kw_only=True):
         """Whether there is no error."""
         return all(finding.severity != "error" for finding in self.findings)
 
+    def of_kernels(self) -> Diagnosis:
+        """Return the advisories alone: kernels, PyTorch's own included, that give wrong numbers on this machine."""
+        advisories = tuple(found for found in self.findings if found.code == FindingCode.KERNEL_ADVISORY)
+        return msgspec.structs.replace(self, findings=advisories)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
@@ -178,21 +183,22 @@ def check_torch(facts: Facts) -> Iterator[Finding]:
 
 def check_advisories(facts: Facts) -> Iterator[Finding]:
     """Name the kernels that are known to give wrong numbers here."""
-    if facts.torch is None or not facts.torch.cudnn:
+    if facts.torch is None:
         return
-    version = tuple(int(part) for part in facts.torch.version.split(".")[:2])
+    version, cudnn = tuple(int(part) for part in facts.torch.version.split(".")[:2]), facts.torch.cudnn or ()
+    places = [("cpu", facts.machine.cpu.name)]
+    places += [("sm{}{}".format(*device.compute_capability), device.name) for device in facts.machine.cuda]
     rows: dict[Advisory, list[str]] = {}
-    for device in facts.machine.cuda:
-        arch = "sm{}{}".format(*device.compute_capability)
-        for row in holding(Platform(version, facts.torch.cudnn, arch)):
-            rows.setdefault(row, []).append(device.name)
+    for arch, name in places:
+        for row in holding(Platform(version, cudnn, arch)):
+            rows.setdefault(row, []).append(name)
     for row, devices in rows.items():
         yield Finding(
             code=FindingCode.KERNEL_ADVISORY,
             severity="warning",
             what=f"{' and '.join(row.kernels)}: {row.wrong}",
             why=f"known of these versions on {', '.join(dict.fromkeys(devices))}: {row.reference}",
-            fix="state `kernels: {attention: auto}` in the policy, which takes another kernel for such calls",
+            fix=f"state `kernels: {{{row.op}: auto}}` in the policy, which takes another kernel for such calls",
         )
 
 
