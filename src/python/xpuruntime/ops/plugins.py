@@ -108,14 +108,15 @@ class PythonKernel:
 def register(backend: KernelBackend, *kernels: PythonKernel | TorchKernel) -> None:
     """Register kernels written in Python, all or none: all on arrays, or all on tensors of PyTorch."""
     for_torch = [kernel for kernel in kernels if isinstance(kernel, TorchKernel)]
-    if for_torch and len(for_torch) < len(kernels):
+    on_arrays = [kernel for kernel in kernels if not isinstance(kernel, TorchKernel)]
+    if for_torch and on_arrays:
         raise InputError("one backend has kernels of both kinds. Fix: register them under two backends")
     if for_torch:
         register_torch_kernels(backend.name, *for_torch)
     else:
-        for kernel in kernels:
+        for kernel in on_arrays:
             _check_families(kernel)
-        _core.register_python_kernel(backend, *kernels)
+        _core.register_python_kernel(backend, *on_arrays)
     _note(backend.name, backend, *kernels)
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import os
+from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.errors import InputError
@@ -93,10 +95,10 @@ def _within(version: tuple[int, ...], bounds: tuple[tuple[int, ...], tuple[int, 
 def _installed(name: str, versions: str) -> bool:
     from packaging.specifiers import SpecifierSet
 
-    from xpuruntime.runtime.packages import distributions
-
-    found = next((one.version for one in distributions() if one.name == name), None)
-    return found is not None and SpecifierSet(versions).contains(found, prereleases=True)
+    try:
+        return SpecifierSet(versions).contains(metadata.version(name), prereleases=True)
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def advisories() -> tuple[Advisory, ...]:
@@ -116,10 +118,8 @@ def _of_file(path: str) -> tuple[Advisory, ...]:
     import msgspec
     import yaml
 
-    from xpuruntime.files.paths import user_path
-
     try:
-        document = yaml.safe_load(user_path(path, VARIABLE).read_text(encoding="utf-8"))
+        document = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
         rows = msgspec.convert(document, dict[str, list[dict[str, Any]]])["advisories"]
         return tuple(_row(row) for row in rows)
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError, msgspec.ValidationError) as error:
@@ -131,13 +131,14 @@ def _of_file(path: str) -> tuple[Advisory, ...]:
 def _row(stated: dict[str, Any]) -> Advisory:
     from packaging.specifiers import SpecifierSet
 
-    row = {name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()}
+    row: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()}
     unknown = [name for name in row if name not in _STATED]
     missing = [name for name in ("id", "kernels", "wrong", "reference") if not row.get(name)]
     if unknown or missing:
         raise ValueError(f"{row.get('id', 'an advisory')} has no {missing[0]}" if missing else f"unknown {unknown[0]}")
     packages = {name: str(SpecifierSet(versions)) for name, versions in row.pop("packages", {}).items()}
-    return Advisory(**{**row, "date": str(row.get("date", "")), "packages": tuple(packages.items())})
+    row |= {"date": str(row.get("date", "")), "packages": tuple(packages.items())}
+    return Advisory(**row)
 
 
 #: What a row of a file may state; the version of PyTorch is among those of its packages.
