@@ -162,10 +162,13 @@ def test_options_reach_the_engine(folder: Path):
         ({"custom_ops_library": "evil.so"}, "loads code of the folder"),
         ({"enable_profiling": "somewhere"}, "writes a file in each run"),
         ({"session.set_denormal_as_zero": "1"}, "holds for the whole thread"),
+        ({"intra_op_num_threads": -5}, "-5 is no number of threads"),
+        ({"inter_op_num_threads": 10**9}, "is no number of threads"),
+        ({"intra_op_num_threads": "4"}, "'4' is no number of threads"),
     ],
 )
 def test_options_of_a_folder_are_checked_too(
-    folder: Path, copy_of: Callable[[Path], Path], option: dict[str, str], said: str
+    folder: Path, copy_of: Callable[[Path], Path], option: dict[str, Any], said: str
 ):
     other = copy_of(folder)
     change_config(other, lambda config: config["model"]["decoder"]["session_options"].update(option))

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from xpuruntime.lockfile.records import Lock
     from xpuruntime.planning import Plan
     from xpuruntime.policies import Policy
+    from xpuruntime.policies.execution_policy import Precision
     from xpuruntime.runtime.machine import Machine
 
     Prompt = str | Sequence[int] | np.ndarray[Any, Any]
@@ -74,7 +75,7 @@ class GenerationSession:
     folder : path
         A folder with ``genai_config.json``, the decoder in ONNX and its tokenizer, as
         ``onnxruntime_genai.models.builder`` writes it.
-    policy, device, engine, plan, lock, frozen, registry, machine, **aliases
+    policy, device, engine, precision, plan, lock, frozen, registry, machine, **aliases
         As for `InferenceSession`.
 
     Attributes
@@ -102,6 +103,7 @@ class GenerationSession:
         *,
         device: str | None = None,
         engine: str | Sequence[str] | None = None,
+        precision: Precision | None = None,
         plan: Plan | None = None,
         lock: str | os.PathLike[str] | None = None,
         frozen: bool = False,
@@ -118,6 +120,7 @@ class GenerationSession:
             policy,
             device=device,
             engine=engine,
+            precision=precision,
             plan=plan,
             lock=lock,
             frozen=frozen,

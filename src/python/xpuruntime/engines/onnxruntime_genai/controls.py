@@ -49,6 +49,7 @@ OPTIONS: dict[str, Option] = {
     "enable_mem_pattern": Option(meaning="plan memory once for each shape", values=BOOL),
 }
 
+_MOST_THREADS = 4096
 #: Session options of a folder that are text and that the engine itself reads.
 _OWN_TEXTS = ("log_id",)
 #: Session options that a folder may not state, and why.
@@ -100,6 +101,8 @@ def refuse_options(folder: GenAiFolder) -> Refusal | None:
         reason = _NOT_IN_FOLDERS.get(name)
         if reason is None and isinstance(value, str) and name not in (*OPTIONS, *_OWN_TEXTS):
             reason = "no session option that is known here, and the engine accepts any name silently"
+        if name.endswith("_num_threads") and not (type(value) is int and 0 <= value <= _MOST_THREADS):
+            reason = f"{value!r:.40} is no number of threads from 0 to {_MOST_THREADS}"
         if reason is not None:
             fix = f"remove it from {Path(folder.folder) / CONFIG}"
             told = f"{CONFIG} states model.decoder.session_options.{name}: {reason}"
