@@ -23,6 +23,12 @@ from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
 
+from torch_kernels import ForeignNorm  # noqa: E402 - it needs both
+
+from xpuruntime.ops import plugins  # noqa: E402
+from xpuruntime.ops.torch_kernels import forget_torch_kernels  # noqa: E402
+from xpuruntime.pytorch.providers.operators import rms_norm  # noqa: E402
+
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards")]
 
 SILU = torch.nn.functional.silu
@@ -296,6 +302,59 @@ def test_what_differentiates_otherwise_runs_the_forward_of_the_class():
         assert torch.equal(torch.func.jacfwd(norm)(x), jacobian)
     with pytest.raises(UnsupportedOperationError, match=r"a transform of torch\.func"), xt.kernel_policy(NORMS):
         torch.func.jacfwd(norm)(x)
+
+
+class Foreign(ForeignNorm):
+    id = "package.rms_norm"
+    distributions = ()
+
+    def supports(self, call):
+        return call.attributes["formula"] in ("llama", "gemma"), "no such formula"
+
+    def forward(self, call, x, weight):
+        out = rms_norm(x, weight, epsilon=call.attributes["epsilon"], formula=call.attributes["formula"])
+        return (out,), (torch.rsqrt(x.float().pow(2).mean(-1) + call.attributes["epsilon"]),)
+
+    def backward(self, call, saved, grads):
+        with torch.enable_grad():
+            inputs = [one.detach().requires_grad_() for one in saved.inputs]
+            out = rms_norm(*inputs, epsilon=call.attributes["epsilon"], formula=call.attributes["formula"])
+            return torch.autograd.grad(out, inputs, grads[0])
+
+
+@pytest.fixture
+def package():
+    plugins.register(plugins.KernelBackend("package", "cpu", "1"), Foreign())
+    yield
+    forget_torch_kernels("package")
+    plugins._sources.pop("package", None)
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", [Llama, Gemma])
+def test_a_kernel_of_another_package_gets_the_formula(kind, compiled):
+    torch.manual_seed(0)
+    norm = kind().bfloat16()
+    x = operands(norm, torch.bfloat16)[0]
+    plain, _ = gradients(norm, (x,))
+    with xt.kernel_policy(strict(rms_norm="package.rms_norm")), xt.explain() as found:
+        torch._dynamo.reset()
+        called = torch.compile(norm, backend="aot_eager", fullgraph=True) if compiled else norm
+        called.weight, called.zero_grad = norm.weight, norm.zero_grad
+        under, _ = gradients(called, (x,))
+    assert torch.equal(under[0], plain[0])
+    torch.testing.assert_close(under, plain, rtol=2e-2, atol=1e-1)
+    rows = [row for row in found.require().rows if row.op == "rms_norm"]
+    assert {(row.resolved, row.status) for row in rows} == {("package.rms_norm", "honoured")}
+
+
+@pytest.mark.usefixtures("package")
+def test_a_kernel_of_another_package_that_lacks_the_formula_is_refused():
+    x = torch.randn(2, 16)
+    with pytest.raises(UnsupportedOperationError, match="no such formula"):  # noqa: SIM117
+        with xt.kernel_policy(strict(rms_norm="package.rms_norm")):
+            Inside()(x)
 
 
 class Graphs:

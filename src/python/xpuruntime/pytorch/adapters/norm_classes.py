@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
+from xpuruntime.ops.torch_kernels import is_torch_kernel
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.adapters.norm_formulas import Formula, compute, read, reads_of, recognized
+from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.coverage.gaps import CoverageGap, report_gaps
 from xpuruntime.pytorch.coverage.operation_table import norm_by_operators, title_of
 from xpuruntime.pytorch.dispatch.context import DTYPES, active_policy
@@ -28,6 +30,8 @@ from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override
 from xpuruntime.pytorch.dispatch.route import Route, facts_of_call
 from xpuruntime.pytorch.ops import norm_autograd
 from xpuruntime.pytorch.ops.norms import phase_of_norm
+from xpuruntime.pytorch.providers.bound import BoundKernel
+from xpuruntime.pytorch.providers.operators import perform
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +43,8 @@ __all__ = ["OVERRIDES", "AdaptedClasses"]
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _NORMS = frozenset(("layer_norm", "rms_norm"))
 _DEVICES = ("cpu", "cuda")
+#: Scale of a formula to what the kernels of other packages call it.
+_FORMS = {"inside": "torch", "after": "llama", "plus_one": "gemma"}
 _UNKNOWN = "it computes a norm by elementwise operators, by none of the formulas that this library knows"
 _UNUSUAL = "it is called in a transform of torch.func, in forward mode, or with tensors of another class"
 _FIX = "use a norm of torch.nn, or leave {op} out of the policy"
@@ -152,18 +158,26 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
                 return call_native(f"nn::{type(self).__name__}", route.op, original, (self, *args), kwargs, route)
         if text == "":
             return original(self, *args, **kwargs)
-        op, scale, place, activation, group_size, eps = text.split(" ")
+        op, scale, place, activation, group_size, eps, form = text.split(" ")
         formula = Formula(op, scale, place, activation, int(group_size))
         weight = parameters[0][1] if len(parameters) > 0 else None
         bias = parameters[1][1] if len(parameters) > 1 else None
+        if form != "":
+            return perform(op, {"x": x, "weight": weight}, {"epsilon": float(eps), "formula": form})
         return compute(formula, functools.partial(_normalize, op, float(eps)), x, weight, bias, gate)
 
     return forward
 
 
-def _text_of(found: tuple[Formula, float]) -> str:
-    """Return a formula as text, which Dynamo takes for a constant."""
-    return " ".join(map(str, (*found[0], repr(found[1]))))
+def _text_of(found: tuple[Formula, float], *, by_package: bool) -> str:
+    """Return a formula as text, which Dynamo takes for a constant.
+
+    The kernels of other packages have names for what the class does around the norm, and do it, too.
+    """
+    formula, eps = found
+    alone = by_package and not formula.gate and not formula.group_size and formula.op == "rms_norm"
+    form = _FORMS.get(formula.scale, "") if alone else ""
+    return " ".join((*map(str, formula), repr(eps), form))
 
 
 def _route_of_call(original: FunctionType, state: Any, x: Tensor, parameters: Any) -> tuple[Route | None, str]:
@@ -191,7 +205,7 @@ def _route_of_call(original: FunctionType, state: Any, x: Tensor, parameters: An
         )  # fmt: skip
     if found is None or (route.native and not route.open):
         return route, ""
-    return None, _text_of(found)
+    return None, _text_of(found, by_package=isinstance(route.place, BoundKernel))
 
 
 def _is_usual(*tensors: Tensor) -> bool:
@@ -226,7 +240,11 @@ def _traced_as(
     if found is None:
         report_gaps([CoverageGap(op, title_of(kind), _UNKNOWN, _FIX.format(op=op))], active)
         return ""
-    return _text_of(found)
+    facts = facts_of_call(
+        op, device=device, dtype=dtype, phase=phase_of_norm(), sizes={},
+        module=module_paths.in_dynamo() if active.by_module and torch.compiler.is_dynamo_compiling() else "",
+    )  # fmt: skip
+    return _text_of(found, by_package=is_torch_kernel(active.policy.kernels.compiled_rules.match(facts).use[0]))
 
 
 def _normalize(op: str, eps: float, rows: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
