@@ -27,9 +27,9 @@ from torch_kernels import ForeignNorm  # noqa: E402 - it needs both
 
 from xpuruntime.ops import plugins  # noqa: E402
 from xpuruntime.ops.torch_kernels import forget_torch_kernels  # noqa: E402
-from xpuruntime.pytorch.providers.operators import rms_norm  # noqa: E402
+from xpuruntime.pytorch.providers.operations import rms_norm  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards")]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards", "own_tuning_cache")]
 
 SILU = torch.nn.functional.silu
 

@@ -45,7 +45,7 @@ class KernelPolicy(PolicySection, frozen=True, kw_only=True, dict=True, cache_ha
 
     Attributes
     ----------
-    matmul, attention, layer_norm, rms_norm, conv : str or tuple of str or None
+    matmul, attention, layer_norm, rms_norm, conv, swiglu, geglu, rope, cross_entropy : str or tuple of str or None
         The short forms; ``None`` when nothing is stated.
     rules : tuple of KernelRule
         Looked at before the short forms; the first that matches wins.
@@ -81,6 +81,12 @@ class KernelPolicy(PolicySection, frozen=True, kw_only=True, dict=True, cache_ha
         _kernels("rms_norm"), default=None
     )
     conv: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(_kernels("conv"), default=None)
+    swiglu: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(_kernels("swiglu"), default=None)
+    geglu: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(_kernels("geglu"), default=None)
+    rope: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(_kernels("rope"), default=None)
+    cross_entropy: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(
+        _kernels("cross_entropy"), default=None
+    )
     rules: Accepts[tuple[KernelRule, ...], Sequence[KernelRule | dict[str, Any]]] = field(
         ListOf(
             Nested(KernelRule), "Rules by operation, shape, dtype, device, name or phase; the first that matches wins."

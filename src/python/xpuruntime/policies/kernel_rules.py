@@ -93,6 +93,11 @@ FAMILIES: dict[str, dict[str, str]] = {
     },
 }
 
+_ARRAY_OPS = tuple(FAMILIES)
+FAMILIES |= {
+    op: {"auto": FAMILIES["conv"]["auto"], "torch": _FRAMEWORK, "inductor": _INDUCTOR}
+    for op in ("swiglu", "geglu", "rope", "cross_entropy")
+}
 #: The operations a kernel can be chosen for.
 OPS: tuple[str, ...] = tuple(FAMILIES)
 
@@ -112,8 +117,8 @@ KERNEL_IDS: dict[str, tuple[tuple[str, ...], str]] = {
     "cpu.blas": (("matmul",), "matrix products by OpenBLAS"),
     "cpu.gemm_conv": (("conv",), "convolution as matrix products by OpenBLAS"),
     "cpu.vectorised": (("layer_norm", "rms_norm"), "norms with the widest vectors of the processor"),
-    "cpu.reference": (OPS, "the definition of each operation, in double precision: slow and exact"),
-    "null.null": (OPS, "computes nothing: the outputs become zeros"),
+    "cpu.reference": (_ARRAY_OPS, "the definition of each operation, in double precision: slow and exact"),
+    "null.null": (_ARRAY_OPS, "computes nothing: the outputs become zeros"),
     "torch.mm": (("matmul",), "PyTorch's matrix product"),
     "torch.flash": (("attention",), "PyTorch's FlashAttention 2"),
     "torch.efficient": (("attention",), "PyTorch's memory-efficient attention"),

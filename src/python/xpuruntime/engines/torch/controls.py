@@ -160,7 +160,7 @@ NATIVE = {
     ),
     "layer_norm": ("torch", "inductor", "torch.layer_norm"),
     "rms_norm": ("torch", "inductor", "torch.rms_norm"),
-    "conv": ("torch", "inductor", "torch.conv"),
+    **{op: ("torch", "inductor", f"torch.{op}") for op in ("conv", "swiglu", "geglu", "rope", "cross_entropy")},
 }
 _CUDA_ALONE = ("cudnn", "torch.cudnn", "efficient", "torch.efficient")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import weakref
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from torch.nn import functional
 
 from xpuruntime.ops.torch_kernels import is_torch_kernel
 from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.adapters.in_place import UNUSUAL, AdaptedClasses, is_usual
 from xpuruntime.pytorch.adapters.norm_formulas import Formula, compute, read, reads_of, recognized
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.coverage.gaps import CoverageGap, report_gaps
@@ -38,28 +38,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["OVERRIDES", "AdaptedClasses"]
+__all__ = ["OVERRIDES"]
 
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
 _NORMS = frozenset(("layer_norm", "rms_norm"))
 _DEVICES = ("cpu", "cuda")
 #: Scale of a formula to what the kernels of other packages call it.
 _FORMS = {"inside": "torch", "after": "llama", "plus_one": "gemma"}
 _UNKNOWN = "it computes a norm by elementwise operators, by none of the formulas that this library knows"
-_UNUSUAL = "it is called in a transform of torch.func, in forward mode, or with tensors of another class"
 _FIX = "use a norm of torch.nn, or leave {op} out of the policy"
-
-
-def _subclasses(kind: type) -> list[type]:
-    found: dict[type, None] = {}
-    left = [kind]
-    while left:
-        below: list[type] = type.__subclasses__(left.pop())
-        for one in below:
-            if one not in found:
-                found[one] = None
-                left.append(one)
-    return list(found)
 
 
 def _own_forward(kind: type) -> FunctionType | None:
@@ -75,54 +61,6 @@ def _own_forward(kind: type) -> FunctionType | None:
     ):
         return None
     return forward if norm_by_operators(kind, forward) else None
-
-
-class AdaptedClasses:
-    """All classes of modules that may be norms, those to come included, adapted until `remove`."""
-
-    def __init__(self, placed: tuple[Override, str]) -> None:
-        self.override, self.key = placed
-        self._adapted: weakref.WeakKeyDictionary[type, tuple[Any, Any]] = weakref.WeakKeyDictionary()
-        self._before = torch.nn.Module.__dict__.get("__init_subclass__")
-        self._hook = classmethod(functools.partial(_init_subclass, weakref.ref(self), self._before))
-        torch.nn.Module.__init_subclass__ = self._hook
-        for kind in _subclasses(torch.nn.Module):
-            self.adapt(kind)
-
-    def adapt(self, kind: type) -> None:
-        """Adapt one class, if it may be a norm."""
-        original = _own_forward(kind)
-        if original is not None:
-            replacement = _adapter(original)
-            self._adapted[kind] = (original, replacement)
-            kind.forward = replacement  # type: ignore[attr-defined]
-
-    @property
-    def title(self) -> str:
-        """What is replaced, in a few words."""
-        return f"forward of {len(self._adapted)} classes of norms" if self._adapted else ""
-
-    def remove(self) -> None:
-        """Give each class its own forward back, unless another library has replaced it since."""
-        if torch.nn.Module.__dict__.get("__init_subclass__") is self._hook:
-            if self._before is None:
-                del torch.nn.Module.__init_subclass__
-            else:
-                torch.nn.Module.__init_subclass__ = self._before
-        for kind, (original, replacement) in list(self._adapted.items()):
-            if kind.__dict__.get("forward") is replacement:
-                kind.forward = original  # type: ignore[attr-defined]
-        self._adapted.clear()
-
-
-def _init_subclass(adapted: Any, before: Any, kind: Any, **more: Any) -> None:
-    if before is None:
-        super(torch.nn.Module, kind).__init_subclass__(**more)
-    else:
-        before.__get__(None, kind)(**more)
-    found = adapted()
-    if found is not None:
-        found.adapt(kind)
 
 
 def _adapter(original: FunctionType) -> Callable[..., Any]:
@@ -190,7 +128,7 @@ def _route_of_call(original: FunctionType, state: Any, x: Tensor, parameters: An
         return None, ""
     phase, module = active.call_context()
     kind, attributes, types, dtype, device, columns, dims, gated = state
-    why = "" if _is_usual(x, *(one for _, one in parameters)) else _UNUSUAL
+    why = "" if is_usual(x, *(one for _, one in parameters)) else UNUSUAL
     found = None if why else recognized(original, kind, attributes, types, dtype, columns, dims, gated)
     op = str(norm_by_operators(kind, original)) if found is None else found[0].op
     if op not in active.ops:
@@ -206,13 +144,6 @@ def _route_of_call(original: FunctionType, state: Any, x: Tensor, parameters: An
     if found is None or (route.native and not route.open):
         return route, ""
     return None, _text_of(found, by_package=isinstance(route.place, BoundKernel))
-
-
-def _is_usual(*tensors: Tensor) -> bool:
-    """Say whether an operator of a library takes these tensors as PyTorch's own would: plain ones, by reverse mode."""
-    if _private_api.has_transforms() or _private_api.forward_level() >= 0:
-        return False
-    return all(type(one) in _TENSORS for one in tensors)
 
 
 def _traced_as(
@@ -262,4 +193,8 @@ def _normalize(op: str, eps: float, rows: Tensor, weight: Tensor | None, bias: T
     return call.layer_norm(rows, None, shape, weight, bias, eps, "", phase_of_norm())[0]
 
 
-OVERRIDES = (Override("forward", "rms_norm", (CLASSES,), AdaptedClasses, "", "norm_classes"),)
+OVERRIDES = (
+    Override(
+        "forward", "rms_norm", (CLASSES,), functools.partial(AdaptedClasses, _own_forward, _adapter), "", "norm_classes"
+    ),
+)

@@ -46,6 +46,8 @@ _numbers = itertools.count(1)
 _MOST = 16384
 #: Overrides beside `scaled_dot_product_attention`, for whatever names a kernel of attention.
 _ENTRIES = frozenset(("flex_attention", "flex_options", "multi_head_attention", "varlen_attn"))
+#: Operations whose kernels are measured where the policy leaves the choice.
+_TUNED = frozenset(("matmul", "attention", "layer_norm", "rms_norm", "conv"))
 _FREE = frozenset(("auto", "torch", "inductor", "torch.sdpa"))
 
 
@@ -108,7 +110,7 @@ class CompiledPolicy:
             return True
         kernel_names = self.policy.kernels.get(op)
         if kernel_names is None:
-            return self.tunes
+            return self.tunes and op in _TUNED
         return not decided_by_switches(self.policy, op)
 
     def names_phases(self, op: str | None = None) -> bool:

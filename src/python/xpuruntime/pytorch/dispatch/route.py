@@ -44,18 +44,15 @@ NATIVE_NAMES: dict[str, dict[str, str]] = {
     },
     "layer_norm": dict.fromkeys(("torch", "inductor", "torch.layer_norm"), "torch.layer_norm"),
     "rms_norm": dict.fromkeys(("torch", "inductor", "torch.rms_norm"), "torch.rms_norm"),
-    "conv": dict.fromkeys(("torch", "inductor", "torch.conv"), "torch.conv"),
+    **{
+        op: dict.fromkeys(("torch", "inductor", f"torch.{op}"), f"torch.{op}")
+        for op in ("conv", "swiglu", "geglu", "rope", "cross_entropy")
+    },
 }
 #: The source of kernels that a call itself names.
 BY_CALL = "kernel="
 #: What PyTorch runs where a policy leaves the choice.
-DEFAULT_ID = {
-    "matmul": "torch.mm",
-    "attention": "torch.sdpa",
-    "layer_norm": "torch.layer_norm",
-    "rms_norm": "torch.rms_norm",
-    "conv": "torch.conv",
-}
+DEFAULT_ID = {op: f"torch.{op}" for op in FAMILIES} | {"matmul": "torch.mm", "attention": "torch.sdpa"}
 
 
 def facts_of_call(

@@ -101,9 +101,9 @@ def _named(kernels: KernelPolicy, op: str) -> Iterator[tuple[str, tuple[str, ...
 
 def _hiding(rows: Sequence[Row], op: str) -> list[str]:
     """Return what ran in which calls of an operation may be, and cannot be seen."""
-    norms = op in ("layer_norm", "rms_norm")  # the rest of compiled code calls its operators
+    fused = op not in ("matmul", "attention", "conv")  # compiled code calls the operators of these
     opaque = (row.operator for row in rows if row.status == "opaque")
-    return list(dict.fromkeys(name for name in opaque if norms or name != COMPILED))
+    return list(dict.fromkeys(name for name in opaque if fused or name != COMPILED))
 
 
 def _inconclusive(op: str, source: str, hidden: list[str]) -> str:

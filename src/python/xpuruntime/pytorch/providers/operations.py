@@ -8,13 +8,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.nn import functional
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
-__all__ = ["OPERATIONS", "Operation", "rms_norm"]
+__all__ = ["OPERATIONS", "Operation", "cross_entropy", "geglu", "rms_norm", "rope", "swiglu"]
 
 
 class Operation(NamedTuple):
@@ -46,7 +47,44 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, *, epsilon: float, formula
     return (normal * (1.0 + weight.to(wide.dtype) if formula == "gemma" else weight)).to(x.dtype)
 
 
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return SiLU of a gate times its input."""
+    return functional.silu(gate) * up
+
+
+def geglu(gate: Tensor, up: Tensor, *, approximate: str = "none") -> Tensor:
+    """Return GELU of a gate times its input; `approximate` is that of ``F.gelu``."""
+    return functional.gelu(gate, approximate=approximate) * up
+
+
+def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Return queries and keys rotated by position, the halves of the last dimension against each other.
+
+    `cos` and `sin` are broadcast over heads: ``[batch, 1, length, head_dim]`` for ``[batch, heads, length, head_dim]``.
+    """
+    return q * cos + _rotated(q) * sin, k * cos + _rotated(k) * sin
+
+
+def _rotated(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+def cross_entropy(logits: Tensor, target: Tensor, *, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
+    """Return the cross entropy of rows of logits with class indices, as ``F.cross_entropy`` computes it."""
+    rows = functional.log_softmax(logits, 1)
+    return functional.nll_loss(rows, target, ignore_index=ignore_index, reduction=reduction)
+
+
+_ROWS = (
+    Operation("rms_norm", ("x", "weight"), rms_norm, defaults={"formula": "torch"}),
+    Operation("swiglu", ("gate", "up"), swiglu),
+    Operation("geglu", ("gate", "up"), geglu, defaults={"approximate": "none"}),
+    Operation("rope", ("q", "k", "cos", "sin"), rope),
+    Operation(
+        "cross_entropy", ("logits", "target"), cross_entropy, without_gradient=("target",),
+        defaults={"ignore_index": -100, "reduction": "mean"},
+    ),
+)  # fmt: skip
 #: Operation to its row.
-OPERATIONS: dict[str, Operation] = {
-    row.name: row for row in (Operation("rms_norm", ("x", "weight"), rms_norm, defaults={"formula": "torch"}),)
-}
+OPERATIONS: dict[str, Operation] = {row.name: row for row in _ROWS}

@@ -174,6 +174,10 @@ class KernelChoices(PolicyValue, frozen=True, kw_only=True):
     layer_norm: tuple[str, ...] | None = field(_kernels("layer_norm"), default=None)
     rms_norm: tuple[str, ...] | None = field(_kernels("rms_norm"), default=None)
     conv: tuple[str, ...] | None = field(_kernels("conv"), default=None)
+    swiglu: tuple[str, ...] | None = field(_kernels("swiglu"), default=None)
+    geglu: tuple[str, ...] | None = field(_kernels("geglu"), default=None)
+    rope: tuple[str, ...] | None = field(_kernels("rope"), default=None)
+    cross_entropy: tuple[str, ...] | None = field(_kernels("cross_entropy"), default=None)
 
 
 class SearchSpace(PolicyValue, frozen=True, kw_only=True):

@@ -49,10 +49,18 @@ _MODULES = {
     "flex_options": ("flex_options",),
     "multi_head_attention": ("report_only",),
     "norm_classes": ("xpuruntime.pytorch.adapters.norm_classes",),
+    "swiglu": ("xpuruntime.pytorch.adapters.gated_units",),
+    "geglu": ("xpuruntime.pytorch.adapters.gated_units",),
+    "rope": ("xpuruntime.pytorch.adapters.rotary",),
+    "cross_entropy": ("xpuruntime.pytorch.adapters.cross_entropy",),
 }
 #: All that sees what runs. The rest only says what a policy does not reach, adapts classes of models to a policy, or is
 #: in the way of code that is being compiled alone, which would be compiled anew for it.
-RUNNING = tuple(name for name in _MODULES if name not in ("flex_options", "multi_head_attention", "norm_classes"))
+RUNNING = tuple(
+    name
+    for name, modules in _MODULES.items()
+    if name not in ("flex_options", "multi_head_attention") and "adapters" not in modules[0]
+)
 
 #: Before an operation: all operators that compute it and that nothing can stand in for, which ``strict`` refuses.
 _UNSERVED = "unserved_"

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Classes of models that compute ``swiglu`` or ``geglu`` between their projections."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.adapters.in_place import UNUSUAL, AdaptedClasses, decides, is_usual, run_original
+from xpuruntime.pytorch.coverage.class_code import code_names
+from xpuruntime.pytorch.dispatch.context import active_policy, thread_policy
+from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override
+from xpuruntime.pytorch.providers.operations import geglu, swiglu
+from xpuruntime.pytorch.providers.operators import perform
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+__all__ = ["OVERRIDES"]
+
+#: Names of the projections of the gate, of what it multiplies, and of the product.
+_PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+_ACTIVATIONS = ("act_fn", "activation_fn", "act")
+_UNKNOWN = "it is no product of SiLU or GELU of a gate with its input that this library knows"
+_lock = threading.RLock()
+_known: weakref.WeakKeyDictionary[type, dict[Any, str]] = weakref.WeakKeyDictionary()
+
+
+#: What a class computes as text, which Dynamo takes for a constant: the operation, and its attribute.
+_FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "swiglu": swiglu,
+    "geglu none": geglu,
+    "geglu tanh": functools.partial(geglu, approximate="tanh"),
+}
+
+
+def _own_forward(kind: type) -> FunctionType | None:
+    """Return the forward that a class itself defines, where it takes one tensor and has the three projections."""
+    forward = kind.__dict__.get("forward")
+    if not isinstance(forward, FunctionType) or forward.__code__.co_argcount != 2 or kind.__module__[:6] == "torch.":
+        return None
+    return forward if _projections(code_names(kind, forward)) else None
+
+
+def _projections(names: frozenset[str]) -> tuple[str, ...]:
+    return next((some for some in _PROJECTIONS if names.issuperset(some)), ())
+
+
+def _adapter(original: FunctionType) -> Callable[..., Any]:
+    def form(kind: Any, activation: Any, approximate: Any, training: bool) -> str:
+        return _form_of(original, kind, activation, approximate, training)
+
+    def projections(kind: Any) -> tuple[str, ...]:
+        return _projections(code_names(kind, original))
+
+    for constant in (form, projections):
+        _private_api.mark_constant(constant)
+
+    # Traced by Dynamo: nothing but what it can follow, and functions that it takes for constants.
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        operands = (*args, *kwargs.values())
+        if len(operands) != 1 or not isinstance(operands[0], torch.Tensor):
+            return original(self, *args, **kwargs)
+        x = operands[0]
+        activation = None
+        for name in _ACTIVATIONS:
+            if activation is None:
+                activation = getattr(self, name, None)
+        approximate = getattr(activation, "approximate", None)
+        if isinstance(activation, torch.nn.Module):
+            activation = type(activation)
+        found = form(type(self), activation, approximate, self.training)
+        if found == "":
+            return original(self, x)
+        if found[0] == "!":
+            if torch.compiler.is_compiling():
+                return original(self, x)
+            return run_original(found[1:], type(self), original, (self, x), x, _UNKNOWN)
+        op, _, choice = found.partition(" ")
+        if not torch.compiler.is_compiling():
+            if not decides(op, x):
+                return original(self, x)
+            if not is_usual(x):
+                return run_original(op, type(self), original, (self, x), x, UNUSUAL)
+        names = projections(type(self))
+        gate, up = getattr(self, names[0])(x), getattr(self, names[1])(x)
+        attributes = {"approximate": choice} if choice != "" else {}
+        return getattr(self, names[2])(perform(op, {"gate": gate, "up": up}, attributes))
+
+    return forward
+
+
+def _form_of(original: FunctionType, kind: Any, activation: Any, approximate: Any, training: bool) -> str:
+    """Return what a class computes where the active policy decides that; after ``!`` where it does so in its own way.
+
+    The policy that holds is part of the key of compiled code; see `compile_hooks`.
+    """
+    active = active_policy()
+    if active is None or torch.compiler.is_exporting():
+        return ""
+    key = (original, activation, approximate, training)
+    with _lock:
+        known = _known.setdefault(kind, {})
+        if key not in known:
+            known[key] = _in_thread(original, kind, activation, approximate, training)
+        found = known[key]
+    return found if found.partition(" ")[0].removeprefix("!") in active.ops else ""
+
+
+def _in_thread(*args: Any) -> str:
+    found: list[str] = []
+
+    def probe() -> None:
+        with torch.no_grad(), thread_policy(None):
+            found.append(_recognize(*args))
+
+    thread = threading.Thread(target=probe, name="xpuruntime-unit-probe")  # without modes, autocast and profilers
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def _recognize(original: Any, kind: Any, activation: Any, approximate: Any, training: bool) -> str:
+    """Run the forward of a class with small projections, and compare the bits with each form."""
+    names = _projections(code_names(kind, original))
+    x = torch.sin(torch.arange(32.0, device="cpu") ** 2).view(1, 4, 8) * 3
+    named = code_names(kind, original)
+    op = "swiglu" if "silu" in named else "geglu" if "gelu" in named else ""
+    try:
+        made = kind.__new__(kind)
+        torch.nn.Module.__init__(made)
+        made.train(training)
+        for at, (name, (columns, rows)) in enumerate(zip(names, ((8, 24), (8, 24), (24, 8)), strict=True)):
+            setattr(made, name, _linear(columns, rows, at))
+        if activation is not None:
+            more = {} if approximate is None else {"approximate": approximate}
+            function = activation(**more) if isinstance(activation, type) else activation
+            one = torch.ones_like(x)
+            op = next((text for text, form in _FORMS.items() if torch.equal(form(x, one), function(x))), "")
+            for name in _ACTIVATIONS:
+                setattr(made, name, function)
+        seen = original(made, x.clone())
+    except Exception:
+        seen = None
+    if isinstance(seen, torch.Tensor):
+        gate, up, down = (getattr(made, name) for name in names)
+        for text, form in _FORMS.items():
+            if torch.equal(seen, down(form(gate(x), up(x)))):
+                return text
+    return f"!{op.partition(' ')[0]}" if op else ""
+
+
+def _linear(columns: int, rows: int, phase: int) -> torch.nn.Linear:
+    layer = torch.nn.Linear(columns, rows, device="meta", dtype=torch.float32).to_empty(device="cpu")
+    for parameter in layer.parameters():
+        count = torch.arange(parameter.numel(), dtype=torch.float32, device="cpu")
+        parameter.copy_(torch.cos(count * count * 0.13 + phase).view_as(parameter))
+    return layer
+
+
+_make = functools.partial(AdaptedClasses, _own_forward, _adapter)
+OVERRIDES = tuple(Override("forward", op, (CLASSES,), _make) for op in ("swiglu", "geglu"))

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Classes and functions of models that are replaced while a policy needs it, those to be defined included."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.coverage.operation_table import title_of
+from xpuruntime.pytorch.dispatch.context import DTYPES, active_policy
+from xpuruntime.pytorch.dispatch.overrides.invoke import call_native
+from xpuruntime.pytorch.dispatch.route import facts_of_call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from xpuruntime.pytorch.dispatch.overrides.native import Override
+
+__all__ = ["UNUSUAL", "AdaptedClasses", "AdaptedFunctions", "decides", "is_usual", "run_original"]
+
+UNUSUAL = "it is called in a transform of torch.func, in forward mode, or with tensors of another class"
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_DEVICES = ("cpu", "cuda")
+
+
+def is_usual(*tensors: Tensor) -> bool:
+    """Say whether an operator of a library takes these tensors as PyTorch's own would: plain ones, by reverse mode."""
+    if _private_api.has_transforms() or _private_api.forward_level() >= 0:
+        return False
+    return all(type(one) in _TENSORS for one in tensors)
+
+
+def decides(op: str, like: Tensor) -> bool:
+    """Say whether the active policy decides calls of an operation on tensors like this one."""
+    active = active_policy()
+    return active is not None and op in active.ops and like.device.type in _DEVICES and like.numel() > 0
+
+
+def run_original(
+    op: str, owner: Any, original: Callable[..., Any], args: tuple[Any, ...], like: Tensor, reason: str
+) -> Any:
+    """Run what a class or function computes itself, which the policy decides and no kernel can stand in for."""
+    active = active_policy()
+    if active is None:
+        return original(*args)
+    phase, module = active.call_context()
+    key = ("original", op, owner, like.dtype, like.device, phase, module, reason)
+    route = active.routes.get(key)
+    if route is None:
+        dtype = DTYPES.get(like.dtype, like.dtype)
+        route = active.resolve(
+            key, facts_of_call(op, device=like.device, dtype=like.dtype, phase=phase, module=module, sizes={}),
+            description=f"{title_of(owner)} of {list(like.shape)} {dtype} on {like.device}",
+            unsupported_reason=reason,
+        )  # fmt: skip
+    return call_native(f"nn::{owner.__name__}", op, original, args, route=route)
+
+
+class _Definitions:
+    """Sees each class of modules that is defined, while anybody asks."""
+
+    def __init__(self) -> None:
+        self._users: list[Callable[[type], None]] = []
+        self._before: Any = None
+        self._hook: Any = None
+
+    def follow(self, user: Callable[[type], None]) -> None:
+        if not self._users:
+            self._before = torch.nn.Module.__dict__.get("__init_subclass__")
+            self._hook = classmethod(self._defined)  # type: ignore[arg-type]
+            torch.nn.Module.__init_subclass__ = self._hook
+        self._users.append(user)
+
+    def leave(self, user: Callable[[type], None]) -> None:
+        self._users.remove(user)
+        if not self._users and torch.nn.Module.__dict__.get("__init_subclass__") is self._hook:
+            if self._before is None:
+                del torch.nn.Module.__init_subclass__
+            else:
+                torch.nn.Module.__init_subclass__ = self._before
+
+    def _defined(self, kind: Any, **more: Any) -> None:
+        if self._before is None:
+            super(torch.nn.Module, kind).__init_subclass__(**more)
+        else:
+            self._before.__get__(None, kind)(**more)
+        for user in tuple(self._users):
+            user(kind)
+
+
+_definitions = _Definitions()
+
+
+def _subclasses(kind: type) -> list[type]:
+    found: dict[type, None] = {}
+    left = [kind]
+    while left:
+        below: list[type] = type.__subclasses__(left.pop())
+        for one in below:
+            if one not in found:
+                found[one] = None
+                left.append(one)
+    return list(found)
+
+
+class AdaptedClasses:
+    """All classes of modules that a function picks, adapted until `remove`."""
+
+    def __init__(
+        self,
+        own_forward: Callable[[type], FunctionType | None],
+        adapter: Callable[[FunctionType], Callable[..., Any]],
+        placed: tuple[Override, str],
+    ) -> None:
+        self.override, self.key = placed
+        self._own_forward, self._adapter = own_forward, adapter
+        self._adapted: weakref.WeakKeyDictionary[type, tuple[Any, Any]] = weakref.WeakKeyDictionary()
+        _definitions.follow(self.adapt)
+        for kind in _subclasses(torch.nn.Module):
+            self.adapt(kind)
+
+    def adapt(self, kind: type) -> None:
+        """Adapt one class, if it is picked."""
+        original = self._own_forward(kind)
+        if original is not None:
+            replacement = self._adapter(original)
+            self._adapted[kind] = (original, replacement)
+            kind.forward = replacement  # type: ignore[attr-defined]
+
+    @property
+    def title(self) -> str:
+        """What is replaced, in a few words."""
+        return f"forward of {len(self._adapted)} classes for {self.override.op}" if self._adapted else ""
+
+    def remove(self) -> None:
+        """Give each class its own forward back, unless another library has replaced it since."""
+        _definitions.leave(self.adapt)
+        for kind, (original, replacement) in list(self._adapted.items()):
+            if kind.__dict__.get("forward") is replacement:
+                kind.forward = original  # type: ignore[attr-defined]
+        self._adapted.clear()
+
+
+class AdaptedFunctions:
+    """The functions of one name in all modules that are imported, adapted until `remove`."""
+
+    def __init__(
+        self,
+        picks: Callable[[FunctionType], bool],
+        adapter: Callable[[FunctionType], Callable[..., Any]],
+        placed: tuple[Override, str],
+    ) -> None:
+        self.override, self.key = placed
+        self._picks, self._adapter = picks, adapter
+        self._replacements: dict[FunctionType, Any] = {}
+        self._places: list[tuple[Any, FunctionType]] = []
+        _definitions.follow(self._defined)
+        for module in list(sys.modules.values()):
+            self._adapt(module)
+
+    def _defined(self, kind: type) -> None:
+        self._adapt(sys.modules.get(kind.__module__))
+
+    def _adapt(self, module: Any) -> None:
+        found = getattr(module, "__dict__", {}).get(self.override.name)
+        if not isinstance(found, FunctionType) or hasattr(found, "__wrapped__") or not self._picks(found):
+            return
+        if found not in self._replacements:
+            self._replacements[found] = self._adapter(found)
+        self._places.append((module, found))
+        setattr(module, self.override.name, self._replacements[found])
+
+    @property
+    def title(self) -> str:
+        """What is replaced, in a few words."""
+        return f"{self.override.name} of {len(self._places)} modules" if self._places else ""
+
+    def remove(self) -> None:
+        """Give each module its own function back, unless another library has replaced it since."""
+        _definitions.leave(self._defined)
+        for module, original in self._places:
+            if getattr(module, self.override.name, None) is self._replacements[original]:
+                setattr(module, self.override.name, original)
+        self._places.clear()

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Functions ``apply_rotary_pos_emb`` of models, which compute ``rope``."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.adapters.in_place import UNUSUAL, AdaptedFunctions, decides, is_usual, run_original
+from xpuruntime.pytorch.dispatch.context import active_policy, thread_policy
+from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override
+from xpuruntime.pytorch.providers.operations import rope
+from xpuruntime.pytorch.providers.operators import perform
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FunctionType
+
+    from torch import Tensor
+
+__all__ = ["OVERRIDES"]
+
+_UNKNOWN = "it rotates by none of the formulas that this library knows, which rotate halves"
+_lock = threading.RLock()
+
+
+def _rotate(form: str, rotate: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what a function of this form does: with all columns or the first ones, rounded or not."""
+    columns = cos.shape[-1]
+    if form == "first":
+        of_q, of_k = rotate(q[..., :columns], k[..., :columns], cos, sin)
+        return torch.cat([of_q, q[..., columns:]], dim=-1), torch.cat([of_k, k[..., columns:]], dim=-1)
+    of_q, of_k = rotate(q, k, cos, sin)
+    return (of_q.to(q.dtype), of_k.to(k.dtype)) if form == "rounded" else (of_q, of_k)
+
+
+def _by_kernel(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = perform("rope", {"q": q, "k": k, "cos": cos, "sin": sin}, {})
+    return found
+
+
+def _picks(function: FunctionType) -> bool:
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount]
+    return names[:4] == ("q", "k", "cos", "sin") and names[-1:] == ("unsqueeze_dim",) and not code.co_kwonlyargcount
+
+
+def _adapter(original: FunctionType) -> Callable[..., Any]:
+    def form_of(*facts: Any) -> str:
+        return _form_of(original, *facts)
+
+    _private_api.mark_constant(form_of)
+
+    # Traced by Dynamo: nothing but what it can follow, and the function that it takes for a constant.
+    @functools.wraps(original)
+    def apply_rotary_pos_emb(
+        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **more: Any
+    ) -> tuple[Tensor, Tensor]:
+        dim = more.get("unsqueeze_dim", 1)
+        if len(args) > 0 or len(more) > ("unsqueeze_dim" in more) or dim not in (1, 2) or q.dim() != 4:
+            return original(q, k, cos, sin, *args, **more)  # type: ignore[no-any-return]
+        form = form_of(q.dtype, k.dtype, cos.dtype, cos.shape[-1] < q.shape[-1], dim)
+        if form == "":
+            return original(q, k, cos, sin, **more)  # type: ignore[no-any-return]
+        if not torch.compiler.is_compiling():
+            if not decides("rope", q):
+                return original(q, k, cos, sin, **more)  # type: ignore[no-any-return]
+            why = "" if is_usual(q, k, cos, sin) else UNUSUAL
+            if why or form == "!":
+                run = functools.partial(original, **more)
+                return run_original("rope", original, run, (q, k, cos, sin), q, why or _UNKNOWN)  # type: ignore[no-any-return]
+        if form == "!":
+            return original(q, k, cos, sin, **more)  # type: ignore[no-any-return]
+        return _rotate(form, _by_kernel, q, k, cos.unsqueeze(dim), sin.unsqueeze(dim))
+
+    return apply_rotary_pos_emb
+
+
+def _form_of(original: FunctionType, *facts: Any) -> str:
+    """Return the form of a function where the active policy decides ``rope``; ``!`` where it has none of those known.
+
+    The policy that holds is part of the key of compiled code; see `compile_hooks`.
+    """
+    active = active_policy()
+    if active is None or "rope" not in active.ops or torch.compiler.is_exporting():
+        return ""
+    with _lock:
+        return _recognized(original, *facts)
+
+
+@functools.lru_cache(maxsize=1024)
+def _recognized(
+    original: FunctionType, q_dtype: torch.dtype, k_dtype: torch.dtype, dtype: torch.dtype, partial: bool, dim: int
+) -> str:
+    """Run a function on small tensors and compare the bits with each form."""
+    found = ["!"]
+
+    def probe() -> None:
+        with torch.no_grad(), thread_policy(None):
+            shape = (1, 2, 3, 16) if dim == 1 else (1, 3, 2, 16)
+            count = torch.arange(96.0, device="cpu").view(shape)
+            q, k = torch.sin(count * count * 0.7).to(q_dtype), torch.cos(count * count * 0.3).to(k_dtype)
+            angles = torch.arange(24.0 if partial else 48.0, device="cpu").view(1, 3, -1) * 0.37
+            cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+            try:
+                seen = original(q.clone(), k.clone(), cos.clone(), sin.clone(), unsqueeze_dim=dim)
+            except Exception:
+                return
+            for form in ("first",) if partial else ("all", "rounded"):
+                made = _rotate(form, rope, q, k, cos.unsqueeze(dim), sin.unsqueeze(dim))
+                if len(seen) == len(made) and all(map(_same, seen, made)):
+                    found.insert(0, form)
+                    return
+
+    thread = threading.Thread(target=probe, name="xpuruntime-rope-probe")  # without modes, autocast and profilers
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def _same(one: Any, other: Tensor) -> bool:
+    return isinstance(one, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+
+
+OVERRIDES = (
+    Override("apply_rotary_pos_emb", "rope", (CLASSES,), functools.partial(AdaptedFunctions, _picks, _adapter)),
+)

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""SwiGLU, GEGLU, RoPE and cross entropy of models under a policy: recognized, served by kernels of other packages."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+
+import pytest
+
+import xpuruntime as xrt
+from xpuruntime.errors import PolicyError, UnsupportedOperationError, XpuRuntimeWarning
+
+torch = pytest.importorskip("torch")
+xt = pytest.importorskip("xpuruntime.pytorch")
+
+from xpuruntime.ops import plugins  # noqa: E402 - it needs both
+from xpuruntime.ops.torch_kernels import forget_torch_kernels  # noqa: E402
+from xpuruntime.pytorch.providers import operations  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards", "own_tuning_cache")]
+
+REFERENCES = {op: operations.OPERATIONS[op].reference for op in ("swiglu", "geglu", "rope", "cross_entropy")}
+
+
+class _Kernel(plugins.TorchKernel):
+    """A kernel of another package: the definition in float64, rounded at the end."""
+
+    def __init__(self, op):
+        self.id, self.op = f"package.{op}", op
+
+    def supports(self, call):
+        return True, ""
+
+    def _compute(self, call, tensors):
+        options = {name: value for name, value in call.attributes.items() if name != "paired"}
+        wide = [x.double() if x.is_floating_point() else x for x in tensors]
+        out = REFERENCES[self.op](*wide, **options)
+        outputs = (out,) if isinstance(out, torch.Tensor) else out
+        return tuple(x.to(tensors[0].dtype) for x in outputs)
+
+    def forward(self, call, *tensors):
+        return tuple(x.contiguous() for x in self._compute(call, tensors)), ()
+
+    def backward(self, call, saved, grads):
+        with torch.enable_grad():
+            inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in saved.inputs]
+            made = self._compute(call, inputs)
+            wanted = [x for x in inputs if x.requires_grad]
+            found = iter(torch.autograd.grad(made, wanted, tuple(grads)))
+        return [next(found) if x.requires_grad else None for x in inputs]
+
+
+@pytest.fixture(autouse=True)
+def _package():
+    plugins.register(plugins.KernelBackend("package", "cpu", "1"), *map(_Kernel, REFERENCES))
+    yield
+    forget_torch_kernels("package")
+    plugins._sources.pop("package", None)
+
+
+def strict(*ops):
+    return xrt.Policy(mode="strict", kernels={op: f"package.{op}" for op in ops})
+
+
+def rows_of(found, op):
+    return [row for row in found.rows if row.op == op]
+
+
+@pytest.mark.parametrize(
+    ("op", "operands", "plain"),
+    [
+        ("swiglu", (torch.randn(3, 8), torch.randn(3, 8)), lambda g, u: torch.nn.functional.silu(g) * u),
+        ("geglu", (torch.randn(3, 8), torch.randn(3, 8)), lambda g, u: torch.nn.functional.gelu(g) * u),
+        ("cross_entropy", (torch.randn(4, 9), torch.tensor([1, 8, -100, 0])), torch.nn.functional.cross_entropy),
+    ],
+)
+def test_the_definitions_are_those_of_pytorch_in_float64(op, operands, plain):
+    wide = [x.double() if x.is_floating_point() else x for x in operands]
+    assert torch.equal(REFERENCES[op](*wide), plain(*wide))
+    assert torch.equal(REFERENCES[op](*operands), plain(*operands))
+    inputs = [x.requires_grad_(x.is_floating_point()) for x in wide]
+    assert torch.autograd.gradcheck(REFERENCES[op], inputs)
+
+
+class Unit(torch.nn.Module):
+    def __init__(self, activation):
+        super().__init__()
+        self.gate_proj, self.up_proj = torch.nn.Linear(8, 16), torch.nn.Linear(8, 16)
+        self.down_proj, self.act_fn = torch.nn.Linear(16, 8), activation
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Doubled(Unit):
+    def forward(self, x):
+        return self.down_proj(2 * self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+def step(model, x):
+    model.zero_grad()
+    out = model(x)
+    out.pow(2).sum().backward()
+    return [out.detach(), *[parameter.grad.clone() for parameter in model.parameters()]]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("activation", "op"),
+    [(torch.nn.SiLU(), "swiglu"), (torch.nn.GELU(), "geglu"), (torch.nn.GELU(approximate="tanh"), "geglu")],
+)
+def test_gated_units(activation, op, compiled):
+    model, x = torch.nn.Sequential(Unit(activation)), torch.randn(4, 8)
+    own, plain = Unit.__dict__["forward"], step(model, x)
+    run = model
+    if compiled:
+        torch._dynamo.reset()
+        run = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with xt.kernel_policy(strict(op)), xt.explain(root=model) as found:
+        torch.testing.assert_close(step(run, x), plain)
+    found.require()
+    assert {(row.resolved, row.status) for row in rows_of(found, op)} == {(f"package.{op}", "honoured")}
+    assert {row.phase for row in rows_of(found, op)} >= {"backward"}
+    with xt.kernel_policy(xrt.KernelPolicy(**{op: ["torch"]})):
+        assert all(map(torch.equal, step(model, x), plain))
+    with xt.kernel_policy(strict("swiglu" if op == "geglu" else "geglu")):
+        assert all(map(torch.equal, step(model, x), plain))
+    with xt.kernel_policy(strict(op)):
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    assert Unit.__dict__["forward"] is own
+    assert all(torch.equal(one(x), plain[0]) for one in (model, *copies))
+
+
+def test_units_that_compute_something_else():
+    x = torch.randn(4, 8)
+    with xt.kernel_policy(strict("swiglu")):
+        Unit(torch.nn.ReLU())(x)  # which is none
+        with pytest.raises(UnsupportedOperationError, match="no product of SiLU or GELU"):
+            Doubled(torch.nn.SiLU())(x)
+    with pytest.warns(XpuRuntimeWarning, match="no product of SiLU"), xt.kernel_policy(swiglu="package.swiglu"):
+        Doubled(torch.nn.SiLU())(x)
+
+
+def test_cross_entropy_of_rows():
+    logits, target = torch.randn(6, 9, requires_grad=True), torch.tensor([0, 8, -100, 3, 3, 1])
+    plain = torch.nn.functional.cross_entropy(logits, target)
+    (gradient,) = torch.autograd.grad(plain, logits)
+    with xt.kernel_policy(strict("cross_entropy")), xt.explain() as found:
+        loss = torch.nn.CrossEntropyLoss()(logits, target)
+        torch.testing.assert_close(torch.autograd.grad(loss, logits)[0], gradient)
+    torch.testing.assert_close(loss, plain)
+    found.require()
+    assert {row.status for row in rows_of(found, "cross_entropy")} == {"honoured"}
+    with xt.kernel_policy(strict("cross_entropy")):
+        assert torch.nn.functional.mse_loss(logits, logits) == 0
+        with pytest.raises(UnsupportedOperationError, match="without class weights and label smoothing"):
+            torch.nn.functional.cross_entropy(logits, target, label_smoothing=0.1)
+    with xt.kernel_policy(cross_entropy=["package.other", "torch"]):
+        assert torch.equal(torch.nn.functional.cross_entropy(logits, target), plain)
+
+
+def test_words_that_are_none():
+    with pytest.raises(PolicyError, match="is a kernel of matmul"):
+        xrt.KernelPolicy(swiglu="cuda_raw")
+    with pytest.raises(PolicyError, match=r"cpu\.reference"):
+        xrt.KernelPolicy(rope="cpu.reference")
+    with pytest.raises(PolicyError, match="softmax"):
+        xrt.Policy(kernels={"softmax": "torch"})
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma", "Qwen3", "Phi3"])
+def test_models_of_transformers(monkeypatch, family):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    hf = pytest.importorskip("transformers")
+    sizes = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 64, "pad_token_id": 0,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = getattr(hf, f"{family}ForCausalLM")(getattr(hf, f"{family}Config")(**sizes))
+    ids = torch.randint(1, 64, (2, 6))
+
+    def train():
+        model.zero_grad()
+        out = model(ids, labels=ids)
+        out.loss.backward()
+        return [out.loss.detach(), out.logits.detach(), *[parameter.grad.clone() for parameter in model.parameters()]]
+
+    plain = train()
+    module = sys.modules[type(model).__module__]
+    own = module.apply_rotary_pos_emb
+    unit = {"Gemma": ("geglu",), "Phi3": ()}.get(family, ("swiglu",))
+    ops = (*unit, "rope", "cross_entropy")
+    with xt.kernel_policy(strict(*ops)), xt.explain(root=model) as found:
+        under = train()
+    torch.testing.assert_close(under, plain, rtol=1e-4, atol=1e-5)
+    found.require()
+    for op in ops:
+        assert {row.status for row in rows_of(found, op)} == {"honoured"}, op
+        assert sum(row.count for row in rows_of(found, op) if row.phase == "train") == (
+            1 if op == "cross_entropy" else 2
+        )
+    assert module.apply_rotary_pos_emb is own
+    with xt.kernel_policy(xrt.KernelPolicy(**{op: ["package.none", "torch"] for op in ops})):
+        assert all(map(torch.equal, train(), plain))
