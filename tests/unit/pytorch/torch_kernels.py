@@ -32,7 +32,7 @@ def backward(x, weight, rstd, grad):
     return of_x.to(x.dtype), (FACTOR * wide(grad) * normal).flatten(0, -2).sum(0).to(weight.dtype)
 
 
-@torch.library.custom_op("foreign_norms::rms", mutates_args=())
+@torch.library.custom_op("foreign_norms::rms_norm", mutates_args=())
 def operator(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     return forward(x, weight, epsilon)[0]
 

@@ -185,10 +185,17 @@ _KERNELS: tuple[tuple[re.Pattern[str], UncoveredKernel], ...] = tuple(
         (r"^(triton_|.*cpp_fused_)", "", ""),
         (r"(?i)flash_(fwd|bwd|attn|forward|backward)|fmha|sdpa|attention", "attention", _DIRECT),
         (r"flashinfer::\w*(Prefill|Decode|Attention|MLA)", "attention", _DIRECT),
+        (r"(?i)swiglu|silu_and_mul|act_and_mul.*silu|silu_mul", "swiglu", _DIRECT),
+        (r"(?i)geglu|gelu_and_mul|act_and_mul.*gelu|gelu_mul", "geglu", _DIRECT),
+        (r"(?i)rotary|(?<![a-z])m?rope(?![a-z])", "rope", _DIRECT),
+        (r"(?i)linear_?cross_?entropy", "linear_cross_entropy", _DIRECT),
+        (r"(?i)cross_?entropy", "cross_entropy", _DIRECT),
+        (r"(?i)reshape_and_cache", "cache_update", _DIRECT),
         (r"(?i)layer_?norm", "layer_norm", _DIRECT),
         (r"(?i)rms_?norm", "rms_norm", _DIRECT),
         (r"(?i)implicit_gemm|convolve|conv\dd|fprop|dgrad|wgrad|winograd", "conv", _DIRECT),
         (r"(?i)gemm|gemv|nvjet|cutlass.*tensorop|splitKreduce|fused_moe", "matmul", _DIRECT),
+        (r"(?i)soft_?max", "softmax", _DIRECT),
     )
 )
 

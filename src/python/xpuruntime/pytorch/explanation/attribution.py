@@ -14,6 +14,7 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError
+from xpuruntime.policies.kernel_rules import FAMILIES
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.coverage.operation_table import (
     NOT_REACHED,
@@ -297,7 +298,9 @@ class _Joining:
         operator = None if node is None else _operator(node)
         unknown = operator is not None and (operation_of(operator) or "").startswith(UNKNOWN)
         by_name = uncovered_kernel(work.name) if operator is None or unknown else None
-        if work.elsewhere and by_name is not None:
+        if by_name is not None and by_name.op not in FAMILIES:
+            share = self._rest[UnattributedCalls("other", by_name.op, work.name, "", "", (), (), "")]
+        elif work.elsewhere and by_name is not None:
             share = self._rest[UnattributedCalls("elsewhere", by_name.op, work.name, "", "", (), (), "")]
         elif by_name is not None:
             module = "" if node is None else self._timeline.module_of(node)

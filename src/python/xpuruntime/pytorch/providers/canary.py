@@ -132,7 +132,8 @@ def _apart(run: Callable[[], tuple[str, bool]], device: str) -> tuple[str, bool]
     found: list[tuple[str, bool]] = []
 
     def work() -> None:
-        with thread_policy(None), as_tuning():
+        # Without threads of autograd, in which the policy of the process would hold.
+        with thread_policy(None), as_tuning(), torch.autograd.set_multithreading_enabled(False):
             if device.startswith("cuda"):
                 torch.cuda.set_device(device)
             found.append(run())
