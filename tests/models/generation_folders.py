@@ -21,10 +21,13 @@ CONTEXT, VOCABULARY, BEGIN, END = 64, 258, 256, 257
 _WIDTH, _HEADS, _KV_HEADS, _HEAD, _LAYERS, _BLOCK = 32, 2, 1, 16, 2, 16
 
 
-def write_folder(folder: Path, *, level: int | None = None, seed: int = 0, **search: Any) -> Path:
-    """Write a folder and return it: weights in fp32, or in int4 where `level` gives their ``accuracy_level``."""
+def write_folder(folder: Path, *, level: int | None = None, seed: int = 0, pruned: bool = False, **search: Any) -> Path:
+    """Write a folder and return it: weights in fp32, or in int4 where `level` gives their ``accuracy_level``.
+
+    A `pruned` graph gives the logits of the last token only.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    model = _decoder(np.random.default_rng(seed), level)
+    model = _decoder(np.random.default_rng(seed), level, pruned=pruned)
     onnx.save_model(
         model, str(folder / "model.onnx"), save_as_external_data=True, location="model.onnx.data", size_threshold=64
     )
@@ -94,7 +97,7 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(kind), encoding="utf-8")
 
 
-def _decoder(random: np.random.Generator, level: int | None) -> onnx.ModelProto:
+def _decoder(random: np.random.Generator, level: int | None, *, pruned: bool) -> onnx.ModelProto:
     nodes: list[onnx.NodeProto] = []
     weights: dict[str, np.ndarray] = {}
 
@@ -150,6 +153,9 @@ def _decoder(random: np.random.Generator, level: int | None) -> onnx.ModelProto:
         )
         out = product(f"layers.{layer}.out", f"layers.{layer}.attention", _HEADS * _HEAD, _WIDTH)
         state = node("Add", [state, out], [f"layers.{layer}.sum"])
+    if pruned:
+        weights["last"] = np.array([-1], np.int64)
+        state = node("Gather", [state, "last"], ["last_state"], axis=1)
     product("logits", norm("final", state), _WIDTH, VOCABULARY)
 
     def value(name: str, kind: int, shape: list[int | str]) -> onnx.ValueInfoProto:
@@ -166,7 +172,7 @@ def _decoder(random: np.random.Generator, level: int | None) -> onnx.ModelProto:
             *(value(f"past_key_values.{name}", TensorProto.FLOAT, [*kv, "past_length", _HEAD]) for name in caches),
         ],
         [
-            value("logits", TensorProto.FLOAT, ["batch", "length", VOCABULARY]),
+            value("logits", TensorProto.FLOAT, ["batch", 1 if pruned else "length", VOCABULARY]),
             *(value(f"present.{name}", TensorProto.FLOAT, [*kv, "total_length", _HEAD]) for name in caches),
         ],
         [numpy_helper.from_array(array, name) for name, array in weights.items()],

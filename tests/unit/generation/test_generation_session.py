@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from generation_folders import BEGIN, CONTEXT, END, VOCABULARY, change_config
+from generation_folders import BEGIN, CONTEXT, END, VOCABULARY, change_config, write_folder
 
 import xpuruntime as xrt
 
@@ -108,6 +108,32 @@ def test_logprobs_of_steps_and_of_one_run_agree(session: Any):
     likely = np.exp(logits[0].astype(np.float64))
     likely /= likely.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(by_one_run[:3], np.log(likely[np.arange(3), PROMPT[1:]]), atol=1e-6)
+
+
+def test_logprobs_over_the_cache_are_those_of_one_run(session: Any):
+    tokens = list(range(1, 21))
+    at_once = session.logprobs(tokens)
+    for prefill in (1, 2, 10, 19, 20):
+        stepped = session.logprobs(tokens, prefill=prefill)
+        assert stepped.shape == at_once.shape
+        np.testing.assert_allclose(stepped, at_once, atol=1e-4)
+    generated = session.generate(tokens[:5], 8, logprobs=True)
+    forced = session.logprobs([*tokens[:5], *generated], prefill=5)
+    assert [float(row[token]) for row, token in zip(forced[4:], generated, strict=True)] == list(generated.logprobs)
+    for wrong in (0, -1, 21):
+        with pytest.raises(xrt.InputError, match=r"prefill is .*Fix: state 1 to 20"):
+            session.logprobs(tokens, prefill=wrong)
+    with pytest.raises(xrt.InputError, match="Fix: pass two tokens"):
+        session.logprobs([1])
+
+
+def test_a_graph_that_gives_the_last_logits_alone(tmp_path: Path, session: Any):
+    with xrt.GenerationSession(write_folder(tmp_path / "pruned", pruned=True)) as pruned:
+        assert pruned.generate(PROMPT, 6).tokens == session.generate(PROMPT, 6).tokens
+        assert pruned.session.run({"tokens": np.array([PROMPT])})["logits"].shape == (1, 1, VOCABULARY)
+        expected = session.logprobs([*PROMPT, 5, 6], prefill=len(PROMPT))[-2:]
+        np.testing.assert_allclose(pruned.logprobs([*PROMPT, 5, 6], prefill=len(PROMPT)), expected, atol=1e-6)
+        assert pruned.explain(PROMPT, runs=1).honoured
 
 
 def test_gates_compare_two_folders(session: Any, int4_folder: Path, folder: Path, copy_of: Callable[[Path], Path]):

@@ -12,7 +12,7 @@ import numpy as np
 
 from xpuruntime.argument_types import COUNT, FLAG, TEXT, check_types
 from xpuruntime.engines.model.file import GENERATION_CONFIG, generation_folder
-from xpuruntime.errors import InputError, ModelError, UnsupportedOperationError
+from xpuruntime.errors import InputError, ModelError
 from xpuruntime.generation.logprobs import normalized
 from xpuruntime.inference.session import InferenceSession
 
@@ -293,32 +293,36 @@ class GenerationSession:
         while not sequence.done:
             yield sequence.step()[0]
 
-    def logprobs(self, tokens: Prompt) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Return the logprobs of the whole vocabulary at each token but the first, by one run of all of them.
+    def logprobs(self, tokens: Prompt, *, prefill: int | None = None) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Return the logprobs of the whole vocabulary at each token but the first, whatever tokens the model prefers.
 
         Parameters
         ----------
         tokens : list of int, or str
             At least two tokens, such as a prompt with what was generated for it.
+        prefill : int, optional
+            The number of tokens that run at once; those after it run one by one, over the cache, as in a generation.
+            Default: all run at once.
 
         Returns
         -------
         array of float64, of shape (tokens - 1, vocabulary)
-            Row ``i`` is of token ``i + 1``, as the tokens before it predict it.
+            Row ``i`` is of token ``i + 1``, as the tokens before it predict it. Where the graph gives the logits of the
+            last token only, rows of tokens within the prefill are missing at the start.
 
         Raises
         ------
-        UnsupportedOperationError
-            The graph gives the logits of the last token only.
+        InputError
+            There are fewer than two tokens, `prefill` is not from 1 to the number of tokens, or as `generate`.
         """
         loaded = self._loaded()
         ids = loaded.checked_tokens(self._tokens(tokens))
+        check_types({"prefill": COUNT}, {"prefill": prefill}, optional=("prefill",))
         if len(ids) < 2:
             raise InputError("the first token has no logprob, and there is no other", fix="pass two tokens or more")
-        if not loaded.folder.every_logit:
-            fix = "build the folder without prune_lm_head, or use generate(logprobs=True)"
-            raise UnsupportedOperationError("the graph gives the logits of the last token only", fix=fix)
-        return normalized(self._session.run({"tokens": ids[None].astype(np.int64)})["logits"][0, :-1])
+        if prefill is not None and not 1 <= prefill <= len(ids):
+            raise InputError(f"prefill is {prefill}, and there are {len(ids)} tokens", fix=f"state 1 to {len(ids)}")
+        return normalized(loaded.forced(ids[:-1], len(ids) if prefill is None else prefill))
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text by the tokenizer of the folder. Raises `InputError` where there is none."""

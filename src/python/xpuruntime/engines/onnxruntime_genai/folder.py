@@ -35,8 +35,8 @@ _TOKENIZER = (
 )  # fmt: skip
 #: Parts of a configuration that make it more than one decoder.
 _OTHER_PARTS = ("encoder", "embedding", "vision", "speech", "encoder_decoder_init", "joiner")
-#: Search options of which only one value is run. A prompt is one sequence; prefilled in chunks, it would have the logits
-#: of the last chunk alone.
+#: Search options of which only one value is run. A prompt is one sequence, and prefilled in chunks it would have only
+#: the logits of the last chunk.
 _ONLY = {"num_beams": 1, "num_return_sequences": 1, "chunk_size": 0}
 
 

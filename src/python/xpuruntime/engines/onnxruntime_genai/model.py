@@ -226,6 +226,24 @@ class GenAiModel(HostModel):
                 closed()
             return GenAiSequence(self, self._prompted(handle, checked, len(checked) + new, search), new)
 
+    def forced(self, checked: Any, prefill: int) -> np.ndarray[Any, Any]:
+        """Return the logits after the first `prefill` of tokens, which run at once, and after each of the others."""
+        with self._turn:
+            if self._handle is None:
+                closed()
+            generator = self._prompted(self._handle, checked[:prefill], len(checked), {})
+            rows = [np.array(generator.get_output("logits")[0])]
+        for token in checked[prefill:]:
+            with self._turn:
+                if self._handle is None:
+                    closed()
+                try:
+                    generator.append_tokens(np.array([token], np.int32))
+                    rows.append(np.array(generator.get_output("logits")[0]))
+                except Exception as error:
+                    raise self._failed(error) from None
+        return np.concatenate(rows)
+
     def requests(self, prompts: Sequence[Any], new: int, sampling: Mapping[str, Any]) -> list[tuple[list[int], str]]:
         """Run several prompts side by side as requests of the engine; return their new tokens, and why each ended."""
         import onnxruntime_genai as engine
