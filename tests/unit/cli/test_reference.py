@@ -46,6 +46,7 @@ def test_every_exit_code_is_described() -> None:
         "export",
         "lock",
         "log",
+        "index",
         "verify",
         "kernels",
         "policy",

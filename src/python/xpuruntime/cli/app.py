@@ -63,6 +63,7 @@ _COMMANDS = {
     "policy": ("plan", "policy_app", SEE),
     "lock": ("lock", "lock", LOCK),
     "log": ("lock", "log", LOCK),
+    "index": ("lock", "index", LOCK),
     "determinism": ("verify", "determinism", LOCK),
     "diff": ("compare", "diff", LOCK),
     "bisect": ("compare", "bisect", LOCK),

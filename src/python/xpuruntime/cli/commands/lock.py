@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""``xrt lock``, ``xrt log`` and ``xrt export``."""
+"""``xrt lock``, ``xrt log``, ``xrt index`` and ``xrt export``."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "export",
+    "index",
     "lock",
     "log",
 ]
@@ -243,6 +244,35 @@ def log(lock: LockArgument, *, limit: LimitOption = 20, json: JsonOption = False
         found = lock_history(lock, limit=limit)
     print_thing(found, as_json=json)
     return 0
+
+
+FolderArgument = Annotated[
+    str, typer.Argument(metavar="FOLDER", help="With reports, locks and verifications.", show_default=False)
+]
+IndexOption = Annotated[
+    str | None,
+    output_option("--output", "-o", help="The page. Default: index.html in the folder."),
+]
+
+
+def index(folder: FolderArgument, *, output: IndexOption = None, json: JsonOption = False) -> int:
+    """Write one page over many reports, locks and verifications, and find the odd one out.
+
+    Exits with 1 when a file differs from most others of its kind and model, or cannot be read.
+    """
+    from pathlib import Path
+
+    from xpuruntime.cli.output import print_and_save, refuse_other_kinds, working
+    from xpuruntime.cli.results import check_target
+    from xpuruntime.locks.folder_index import index_folder
+
+    page = str(Path(folder, "index.html")) if output is None else output
+    with working("reading", as_json=json):
+        found = index_folder(folder, page=page)
+    check_target("--output", page)
+    refuse_other_kinds({"--output": (page, "page")})
+    print_and_save(found, {found.save_html: page}, as_json=json)
+    return 1 if found.odd else 0
 
 
 ToOption = Annotated[

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+// The start of the page of an index.
+
+showTheme();
+showResult();
+showOdd();
+showFiles();
+showNav();
+showPrint();
+document.documentElement.dataset.ready = "true";

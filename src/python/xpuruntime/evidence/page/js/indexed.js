@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: The xpuruntime developers
+// An index of files: how many are odd, what is odd about them, and all files.
+
+const ODD = DATA.files.filter((file) => file.odd.length || file.error);
+
+function fileLink(file) {
+  return make("a", { href: DATA.links[file.path] }, ...wrappable(file.path));
+}
+
+function showResult() {
+  const top = document.getElementById("top"), good = !ODD.length;
+  top.classList.add(good ? "is-good" : "is-bad");
+  const models = new Set(DATA.files.map((file) => file.model).filter(Boolean));
+  const failed = DATA.files.filter((file) => !file.good).length;
+  const facts = [["folder", DATA.folder], ["models", [...models].join(", ") || "none"], ["not honoured, failed or not readable", String(failed)]];
+  top.append(
+    make("h1", {}, make("span", { class: "mark", "aria-hidden": "true", text: good ? "✓" : "✕" }), DATA.headline),
+    make("dl", { class: "facts" }, facts.map(([key, value]) => make("div", {}, make("dt", { text: sentence(key) }), make("dd", {}, value)))));
+}
+
+function showOdd() {
+  const body = bodyOf("odd");
+  const rows = ODD.flatMap((file) => file.error
+    ? [{ cells: [fileLink(file), file.model, "not readable", file.error, ""] }]
+    : file.odd.map((fact) => ({ cells: [fileLink(file), file.model, fact.name, fact.value, `${fact.usual} (${fact.agreeing} of ${fact.of})`] })));
+  if (rows.length) body.append(table("Odd ones", ["file", "model", "fact", "value", "most others"], rows));
+  else body.append(nothing("All files of a kind and a model agree."));
+  if (!DATA.undecided.length) return;
+  body.append(make("h3", { text: "No majority" }), make("ul", {}, DATA.undecided.map((text) => make("li", { text }))));
+}
+
+function showFiles() {
+  const rows = DATA.files.map((file) => ({ cells: [
+    fileLink(file), file.kind, file.model, file.engine, file.device, file.created.slice(0, 10),
+    make("span", { class: `badge ${file.good ? "honoured" : "substituted"}` },
+      make("i", { "aria-hidden": "true", text: STATUSES[file.good ? "honoured" : "substituted"] }), file.good ? "good" : "bad"),
+    file.headline, String(file.odd.length)] }));
+  bodyOf("files").append(table("Files", ["file", "kind", "model", "engine", "device", "date", "verdict", "says", ">odd facts"], rows));
+}
