@@ -230,6 +230,7 @@ LEFT: dict[str, dict[str, Any]] = {
     "cache_implementation": {"cache_implementation": "dynamic"},
     "do not fit into max_length": {"max_new_tokens": 60},
     "use_cache": {"use_cache": False},
+    "tokenizer": {"tokenizer": object()},
     "no cache for 3 rows": {"inputs": PROMPT[:1].repeat(3, 1)},
     "prompt_lookup": {"prompt_lookup_num_tokens": 2, "inputs": PROMPT[:1], "do_sample": False},
 }
@@ -363,6 +364,39 @@ class TestChanges:
             self.same(captured, llama)
         handle = llama.model.layers[1].register_forward_hook(lambda *a: a[2] * 2)
         self.same(captured, llama)
+        handle.remove()
+        self.same(captured, llama)
+
+    def test_autocast_has_a_cache_of_its_own(self, llama: Any) -> None:
+        captured = on_stand_in(llama)
+        self.same(captured, llama)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            captured.generate(PROMPT, max_new_tokens=10, do_sample=False)
+        self.same(captured, llama)
+        assert captured.report.reasons == {}
+
+    def test_a_model_around_another(self, llama: Any) -> None:
+        class Around(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
+            def __init__(self) -> None:
+                super().__init__()
+                self.base, self.config = llama, llama.config
+                self.prepare_inputs_for_generation = llama.prepare_inputs_for_generation
+
+            def forward(self, *args: Any, **kwargs: Any) -> Any:
+                return self.base(*args, **kwargs)
+
+            def generate(self, *args: Any, **kwargs: Any) -> Any:
+                return self.base.generate(*args, **kwargs)
+
+        captured = on_stand_in(Around().eval())
+        self.same(captured, llama)
+        assert captured.report.replays == 9
+
+    def test_a_forward_that_raises(self, llama: Any) -> None:
+        captured = on_stand_in(llama)
+        handle = llama.lm_head.register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            captured.generate(PROMPT, max_new_tokens=4)
         handle.remove()
         self.same(captured, llama)
 

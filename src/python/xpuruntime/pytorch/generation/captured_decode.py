@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["CapturedDecode", "DecodeReport"]
 
 _WARMUP = 3
+#: Arguments of ``generate`` that its own loops alone know, or that transformers keeps from a callable.
+_LEFT = ("custom_generate", "cache", "past_key_values", "inputs_embeds", "assistant_model", "tokenizer")
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ class CapturedDecode:
         self._strict = strict
         self._why_eager = why_eager
         self._lock = threading.Lock()
-        self._lanes: dict[int, Lane] = {}
+        #: By batch size and type of autocast, which is that of the cache.
+        self._lanes: dict[tuple[int, torch.dtype | None], Lane] = {}
         self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
         self._failed: dict[Any, str] = {}
         self._reasons: Counter[str] = Counter()
@@ -222,15 +225,17 @@ class CapturedDecode:
             self._lock.release()
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, ahead: bool) -> Any:
-        signature = inspect.signature(type(self._model).generate)
-        bound = signature.bind(self._model, *args, **kwargs).arguments
+        from transformers import GenerationMixin
+
+        # Of a model around another, such as one with adapters, the arguments are those of the inner one.
+        bound = inspect.signature(GenerationMixin.generate).bind(self._model, *args, **kwargs).arguments
         options = {**bound.pop("kwargs", {}), **bound}
-        options.pop(next(iter(signature.parameters)), None)
+        del options["self"]
         check_prompt(options)
         try:
             if plain := why_plain(self._model):
                 raise NotCapturedError(plain)
-            for name in ("custom_generate", "cache", "past_key_values", "inputs_embeds", "assistant_model"):
+            for name in _LEFT:
                 if options.get(name) is not None:
                     raise NotCapturedError(f"generate is called with {name}")
             # transformers tells a callable nothing of the streamer, and would put the prompt into it already.
@@ -269,7 +274,7 @@ class CapturedDecode:
         **model_kwargs: Any,
     ) -> torch.Tensor:
         """Generate: what transformers calls in place of its own loop."""
-        del model, streamer
+        del streamer
         refuse_mode(generation_config, model_kwargs, synced=synced_gpus)
         batch, prompt = input_ids.shape
         end = int(generation_config.max_length)
@@ -283,8 +288,9 @@ class CapturedDecode:
             choice = choice_of(logits_processor, stopping_criteria, generation_config, mask, self._device)
             ids = input_ids.to(self._device)
             self._follow_model()
-            lane = self._lanes.get(batch) or Lane(self._model, batch, self._max_length, self._device)
-            self._lanes[batch] = lane
+            cast = torch.get_autocast_dtype(self._device.type) if torch.is_autocast_enabled(self._device.type) else None
+            lane = self._lanes.get((batch, cast)) or Lane(model, batch, self._max_length, self._device)
+            self._lanes[batch, cast] = lane
             if self._recorder is not None:
                 self._recorder.order()
             lane.start(ids, mask, _moved(model_kwargs.get("position_ids"), self._device))
