@@ -293,7 +293,7 @@ class CapturedDecode:
             self._lanes[batch, cast] = lane
             if self._recorder is not None:
                 self._recorder.order()
-            lane.start(ids, mask, _moved(model_kwargs.get("position_ids"), self._device))
+            lane.start(ids, mask, _moved(model_kwargs.get("position_ids"), self._device), choice.least)
             lane.read_up_to(self._extent_for(prompt))
             if _streamer is not None:
                 _streamer.put(input_ids.cpu())

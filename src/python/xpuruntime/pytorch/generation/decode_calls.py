@@ -24,6 +24,11 @@ _DEVICE_ONLY = frozenset({
     "TypicalLogitsWarper",
 })  # fmt: skip
 _PENALTY = "RepetitionPenaltyLogitsProcessor"
+#: Processors that hold the end of a text back, and the tokens that it has to have; a lane does it by its own length.
+_MINIMA: dict[str, Callable[[Any], int]] = {
+    "MinLengthLogitsProcessor": lambda processor: processor.min_length,
+    "MinNewTokensLengthLogitsProcessor": lambda processor: processor.prompt_length_to_skip + processor.min_new_tokens,
+}
 _SCALARS = (bool, int, float, str, type(None))
 #: Arguments of a forward that a step has; a prompt with others, such as images, is left to plain ``generate``.
 _KNOWN = frozenset({"attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep"})
@@ -37,13 +42,16 @@ class NotCapturedError(Exception):
 class Choice:
     """How the next token is chosen: the processors, sampling or not, tokens that end a text, and the padding.
 
-    `key` is what a graph depends on in it.
+    `held` are tokens that are not chosen before a text has `least` tokens, prompt included. `key` is what a graph
+    depends on in it.
     """
 
     processors: Callable[..., Any]
     sample: bool
     eos: torch.Tensor | None
     pad: int
+    held: torch.Tensor | None
+    least: int
     key: tuple[Any, ...]
 
 
@@ -51,11 +59,15 @@ def choice_of(processors: Any, criteria: Any, config: Any, mask: torch.Tensor | 
     """Return how `generate` chooses tokens. Raises `NotCapturedError` for what a graph cannot hold."""
     keys = []
     kept = type(processors)()
+    held, least = None, 0
     for given in processors:
         name = type(given).__name__
+        if name in _MINIMA and held is None:
+            held, least = given.eos_token_id.reshape(-1).to(device), _MINIMA[name](given)
+            continue
         if name not in _DEVICE_ONLY or not type(given).__module__.startswith("transformers."):
             raise NotCapturedError(f"the logits processor {name} is not among those that a graph can hold")
-        processor = _withoutpadding_of(given, mask) if name == _PENALTY else given
+        processor = _without_padding(given, mask) if name == _PENALTY else given
         kept.append(processor)
         keys.append((name, *((field, _plain(value)) for field, value in sorted(vars(processor).items()))))
     eos = None
@@ -69,10 +81,11 @@ def choice_of(processors: Any, criteria: Any, config: Any, mask: torch.Tensor | 
     pad = config.pad_token_id
     pad = (ends[0] if ends else 0) if pad is None else int(pad)
     sample = bool(config.do_sample)
-    return Choice(kept, sample, eos, pad, (tuple(keys), sample, ends, pad))
+    minimum = None if held is None else tuple(held.tolist())
+    return Choice(kept, sample, eos, pad, held, least, (tuple(keys), sample, ends, pad, minimum))
 
 
-def _withoutpadding_of(processor: Any, mask: torch.Tensor | None) -> Any:
+def _without_padding(processor: Any, mask: torch.Tensor | None) -> Any:
     """Return a penalty that counts all of the history, in which a lane has no padding."""
     ignored = processor.prompt_ignore_length
     if mask is None and ignored is None:

@@ -75,6 +75,8 @@ class Lane:
         #: Tokens so far, prompt included, and how many were chosen while a row was unfinished.
         self.length = torch.zeros(1, **counts)
         self.counted = torch.zeros(1, **counts)
+        #: Tokens that a text has to have.
+        self.least = torch.zeros(1, **counts)
 
     def state(self) -> list[torch.Tensor]:
         """Return what a step changes, apart from keys and values: those of its own position, which it writes first."""
@@ -93,7 +95,7 @@ class Lane:
         for layer in self.cache.layers:
             layer.extent = extent
 
-    def start(self, ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None) -> None:
+    def start(self, ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None, least: int) -> None:
         """Fill the tensors for a prompt. What an earlier call left, whole or broken off, is gone."""
         length = ids.shape[1]
         self.cache.reset()
@@ -109,6 +111,7 @@ class Lane:
         self.length.fill_(length)
         self.counted.zero_()
         self.unfinished.fill_(1)
+        self.least.fill_(least)
         self._positions = (self.mask[:, :length].cumsum(-1) - 1).clamp(min=0) if positions is None else positions
         self.position.copy_(self._positions[..., -1:])
 
@@ -130,6 +133,9 @@ class Lane:
         return logits[:, -1].to(copy=True, dtype=torch.float32)
 
     def _advance(self, scores: torch.Tensor, choice: Choice) -> None:
+        if choice.held is not None:
+            open_ended = scores.index_fill(1, choice.held, -torch.inf)
+            scores = torch.where(self.length < self.least, open_ended, scores)
         scores = choice.processors(self.history, scores)
         chosen = torch.multinomial(scores.softmax(-1), 1).squeeze(1) if choice.sample else scores.argmax(-1)
         self.counted.add_(self.unfinished.amax())
