@@ -56,6 +56,9 @@ def test_plan_explain_lock_and_verify(xrt: Any, folder: Path, tmp_path: Path) ->
     assert xrt("lock", folder, "-o", lock, "--check").code == 0
     assert xrt("verify", folder, "--lock", lock, "--only", "evidence").code == 0
     assert xrt("run", folder, "--lock", lock, "--new-tokens", 2).code == 0
+    export = xrt("export", lock, "--to", "oci-layout", "-o", tmp_path / "image", "--model", folder)
+    assert "is a folder, and an export holds a model of one file" in " ".join(export.err.split())
+    assert not (tmp_path / "image").exists()
 
 
 @pytest.mark.parametrize(
