@@ -207,6 +207,24 @@ def test_the_engine_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch):
     assert str(facts.fix).startswith("pip install --no-deps onnxruntime-genai")
 
 
+def test_an_onnxruntime_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch):
+    from importlib import metadata
+
+    from xpuruntime.engines.onnxruntime_genai import OnnxRuntimeGenAiEngine
+
+    found = metadata.version
+
+    def version(name: str) -> str:
+        return "1.20.0" if name.startswith("onnxruntime") and "genai" not in name else found(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    facts = OnnxRuntimeGenAiEngine().probe()
+    assert not facts.loadable
+    assert "requires onnxruntime>=" in str(facts.reason)
+    assert "1.20.0 is installed" in str(facts.reason)
+    assert str(facts.fix).startswith('pip install --upgrade "onnxruntime')
+
+
 def test_a_fresh_process_gives_the_same_bits(folder: Path):
     from xpuruntime.locks.determinism import session_determinism
 

@@ -76,6 +76,10 @@ class OnnxRuntimeGenAiEngine(Engine["GenAiSettings"]):
                 reason="no onnxruntime wheel is installed",
                 fix="pip install onnxruntime",
             )
+        if (needs := _unmet(wheel[0], runtime[1])) is not None:
+            reason = f"{' '.join(wheel)} requires onnxruntime{needs}, and {' '.join(runtime)} is installed"
+            fix = f'pip install --upgrade "{runtime[0]}{needs}"'
+            return EngineFacts(name=self.name, version=wheel[1], reason=reason, fix=fix)
         folder = Path(next(iter(spec.submodule_search_locations)))
         has_cuda = any(folder.glob("*onnxruntime-genai-cuda*"))
         return EngineFacts(
@@ -163,3 +167,15 @@ class OnnxRuntimeGenAiEngine(Engine["GenAiSettings"]):
         from xpuruntime.engines.onnxruntime_genai.controls import folder_of, refuse_options, refuse_precision
 
         return refuse_options(folder_of(request)) or refuse_precision(request)
+
+
+def _unmet(wheel: str, version: str) -> str | None:
+    """Return which ONNX Runtime a wheel requires, where this is another: --no-deps has pip compare nothing."""
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+
+    for stated in map(Requirement, metadata.requires(wheel) or ()):
+        if stated.name.startswith("onnxruntime") and not stated.specifier.contains(version, prereleases=True):
+            return str(stated.specifier)
+    return None
