@@ -118,6 +118,15 @@ def test_it_is_not_imported_before_it_is_named(site):
     assert "foreign_norms" in sys.modules
 
 
+def test_it_is_listed_with_what_is_missing(site):
+    (listed,) = (kernel for kernel in xrt.ops.kernels("rms_norm") if kernel.id == WORD)
+    assert (listed.backend, listed.device_type, listed.available, listed.automatic) == ("foreign", "cpu", True, False)
+    package.install(site, parts=("norms",))
+    (listed,) = (kernel for kernel in xrt.ops.kernels() if kernel.id == WORD)
+    assert not listed.available
+    assert "foreign-core is not installed; pip install foreign-norms" in listed.reason
+
+
 def test_sentence_of_its_limits_is_in_the_refusal(site):
     x, _ = operands()
     with xt.kernel_policy(strict()), pytest.raises(UnsupportedOperationError, match="rms_norm: it needs a weight"):

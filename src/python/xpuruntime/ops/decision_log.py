@@ -13,11 +13,15 @@ from xpuruntime.argument_types import TEXT, check_types
 from xpuruntime.evidence.kernel_records import DecisionSource, KernelCandidate, KernelDecision
 from xpuruntime.notebook import Shown
 from xpuruntime.ops.call_context import prepare
+from xpuruntime.ops.plugins import plugin_facts
+from xpuruntime.ops.torch_kernels import missing_distributions, registered_torch_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
+
+    from xpuruntime.ops.torch_kernels import TorchKernel
 
 __all__ = [
     "Decision",
@@ -246,7 +250,20 @@ def kernels(op: str | None = None) -> tuple[KernelInfo, ...]:
     prepare()
     registered = _core.KernelRegistry.instance().kernels(op)
     missing = _core.DeviceManager.instance().cuda_reason()
-    return tuple(_on_this_machine(msgspec.convert(facts, KernelInfo), missing) for facts in registered)
+    found = [msgspec.convert(facts, KernelInfo) for facts in registered]
+    found += [_of_torch(*one) for one in registered_torch_kernels() if op in (None, one[0].op)]
+    return tuple(_on_this_machine(kernel, missing) for kernel in found)
+
+
+def _of_torch(kernel: TorchKernel, device_type: str) -> KernelInfo:
+    """Return what is known of a kernel on tensors of PyTorch, which runs only where a policy names it."""
+    backend, reason = kernel.id.partition(".")[0], missing_distributions(kernel)
+    facts = plugin_facts(backend) or {}
+    return KernelInfo(
+        id=kernel.id, op=kernel.op, backend=backend, device_type=device_type, description=kernel.description,
+        limits=kernel.limits, families=kernel.families, automatic=False, available=not reason, reason=reason,
+        version=facts.get("version", ""),
+    )  # fmt: skip
 
 
 def _on_this_machine(kernel: KernelInfo, missing: str) -> KernelInfo:

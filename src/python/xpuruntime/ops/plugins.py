@@ -112,7 +112,7 @@ def register(backend: KernelBackend, *kernels: PythonKernel | TorchKernel) -> No
     if for_torch and on_arrays:
         raise InputError("one backend has kernels of both kinds. Fix: register them under two backends")
     if for_torch:
-        register_torch_kernels(backend.name, *for_torch)
+        register_torch_kernels(backend.name, backend.device_type, *for_torch)
     else:
         for kernel in on_arrays:
             _check_families(kernel)

@@ -36,6 +36,7 @@ __all__ = [
     "missing_distributions",
     "packages_of_kernel",
     "register_torch_kernels",
+    "registered_torch_kernels",
     "source_of",
 ]
 
@@ -52,6 +53,8 @@ _SOURCES = "xpuruntime.pytorch.providers.sources"
 
 _lock = threading.RLock()
 _registered: dict[str, TorchKernel] = {}
+#: Backend to the type of device that it computes on.
+_devices: dict[str, str] = {}
 
 
 class Operand(NamedTuple):
@@ -141,7 +144,6 @@ class TorchKernel:
     description: str = ""
     limits: str = ""
     families: tuple[str, ...] = ()
-    automatic: bool = False
     distributions: tuple[str, ...] = ()
     install: str = ""
     environment: tuple[str, ...] = ()
@@ -179,7 +181,7 @@ class TorchKernel:
         del call
 
 
-def register_torch_kernels(backend: str, *kernels: TorchKernel) -> None:
+def register_torch_kernels(backend: str, device_type: str, *kernels: TorchKernel) -> None:
     """Register kernels, all or none. Raises `InputError`."""
     with _lock:
         for kernel in kernels:
@@ -201,6 +203,13 @@ def register_torch_kernels(backend: str, *kernels: TorchKernel) -> None:
             for requirement in kernel.distributions:
                 Requirement(requirement)
         _registered.update((kernel.id, kernel) for kernel in kernels)
+        _devices[backend] = device_type
+
+
+def registered_torch_kernels() -> list[tuple[TorchKernel, str]]:
+    """Return the kernels that plugins have registered, each with the type of device that it computes on."""
+    with _lock:
+        return [(kernel, _devices[kernel.id.partition(".")[0]]) for kernel in _registered.values()]
 
 
 def forget_torch_kernels(backend: str) -> None:
