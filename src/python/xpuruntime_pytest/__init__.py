@@ -119,12 +119,11 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
     """Hold a marked test to its lock."""
     if item.get_closest_marker("xrt_lock") is not None:
         _hold(_marked(item))
-    return (yield)
 
 
 @pytest.fixture
@@ -146,14 +145,13 @@ def xrt_session(request: pytest.FixtureRequest) -> Iterator[InferenceSession]:
         yield session
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+@pytest.hookimpl(hookwrapper=True)  # which every pytest has that may be installed beside
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     """Hand annotations on with the report, which pytest-xdist sends to the process that prints."""
-    report = yield
+    outcome = yield
     if lines := item.stash.get(_ANNOTATIONS, None):
-        report.__dict__["xrt_annotations"] = lines
+        outcome.get_result().__dict__["xrt_annotations"] = lines
         del item.stash[_ANNOTATIONS]
-    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
