@@ -48,7 +48,12 @@ _FACTS = (
         detail={"capabilities": _RTX, "compute_capabilities": "7.5 8.0 8.6 8.9"},
     ),
     EngineFacts(name="torch", version="2.13.0", loadable=True, providers=("cpu", "cuda")),
-    EngineFacts(name="onnxruntime-genai", version="0.18.0", loadable=True, providers=("CPUExecutionProvider",)),
+    EngineFacts(
+        name="onnxruntime-genai",
+        version="0.18.0",
+        loadable=True,
+        providers=("CUDAExecutionProvider", "CPUExecutionProvider"),
+    ),
 )
 _GPU = CudaFacts(
     index=0, name="GPU", compute_capability=(8, 9), total_memory=1 << 34, sm_count=80, driver_version=(13, 0),
@@ -83,6 +88,7 @@ _ASKED: dict[tuple[str, str], dict[str, Any]] = {
     ("tensorrt", "cuda:0"): {"precision": "fp16"},
     ("tensorrt-rtx", "cuda:0"): {"memory": {"pool": "caching", "limit": 1 << 30}},
     ("torch", "cpu"): {"precision": "bf16", "threads": 2},
+    ("onnxruntime-genai", "cuda:0"): {"precision": "fp32", "allow_cpu_ops": ["Shape", "Gather"]},
     ("onnxruntime-genai", "cpu"): {
         "threads": 2,
         "provider_options": {"onnxruntime-genai": {"enable_mem_pattern": False}},

@@ -225,6 +225,20 @@ def test_an_onnxruntime_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch
     assert str(facts.fix).startswith('pip install --upgrade "onnxruntime')
 
 
+def test_nodes_on_the_cpu_are_refused_with_what_permits_them(folder: Path):
+    """The option that sessions on CUDA are opened with, here on a graph that has all nodes on the CPU."""
+    from xpuruntime.engines.onnxruntime_genai.controls import GenAiSettings
+    from xpuruntime.engines.onnxruntime_genai.model import load_folder
+    from xpuruntime.engines.registry import read_model
+    from xpuruntime.planning import PlanRequest
+    from xpuruntime.policies import Policy
+
+    request = PlanRequest(model=read_model(folder)).on("cpu", Policy())
+    options = {"session.disable_cpu_ep_fallback": "1"}
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"Fix: state execution\.allow_cpu_ops"):
+        load_folder(request, GenAiSettings(provider="CPUExecutionProvider", options=options))
+
+
 def test_a_fresh_process_gives_the_same_bits(folder: Path):
     from xpuruntime.locks.determinism import session_determinism
 

@@ -71,6 +71,8 @@ class GenAiSettings(EngineSettings, frozen=True, kw_only=True):
         Of a CUDA device.
     threads : int or None
         ``intra_op_num_threads``; ``None``: the configuration of the folder, else the engine's choice.
+    allow_cpu_ops : tuple of str
+        Operators that may run on the CPU beside a CUDA device.
     options : dict of str to str
         Session options.
     weights : dict of str to int
@@ -83,6 +85,7 @@ class GenAiSettings(EngineSettings, frozen=True, kw_only=True):
     provider: str
     device_id: int = 0
     threads: int | None = None
+    allow_cpu_ops: tuple[str, ...] = ()
     options: Mapping[str, str] = {}
     weights: Mapping[str, int] = {}
     search: Mapping[str, Any] = {}
@@ -148,6 +151,7 @@ def resolve(request: Request) -> tuple[GenAiSettings, tuple[Control, ...]]:
         provider="CUDAExecutionProvider" if cuda else "CPUExecutionProvider",
         device_id=int(request.device.partition(":")[2] or 0),
         threads=execution.threads,
+        allow_cpu_ops=tuple(execution.allow_cpu_ops) if cuda else (),
         options=options,
         weights=folder.weights,
         search=folder.search,
@@ -156,13 +160,18 @@ def resolve(request: Request) -> tuple[GenAiSettings, tuple[Control, ...]]:
     builder = ControlBuilder(request.policy.stated())
     add = builder.add
     add("execution.engine", NAMES[0], "enforced", "the session runs on this engine and no other")
-    placed = "nodes on the CPU are refused at load" if cuda else "all providers of the folder are cleared"
+    placed = "all providers of the folder are cleared"
+    if cuda and not execution.allow_cpu_ops:
+        placed += ", nodes on the CPU are refused at load"
     add("execution.device", request.device, "enforced", f"{placed}, and the device is read back")
     add("execution.fallback", show(execution.fallback), "enforced", "the plan changes engine or device only as listed")
     add("execution.threads", f"intra_op_num_threads={execution.threads}", "enforced", "session option")
     weights = ", ".join(f"{count} x {form}" for form, count in folder.weights.items()) or "the graph's own types"
     add("execution.precision", weights, "enforced", "nothing is converted: another precision is refused")
-    if not execution.allow_cpu_ops or not cuda:
+    if cuda and execution.allow_cpu_ops:
+        reason = "the engine does not say where nodes are, so that explain() alone finds others on the CPU"
+        add("execution.allow_cpu_ops", show(execution.allow_cpu_ops), "advisory", reason)
+    else:
         placed = "nodes on the CPU are refused at load" if cuda else "every node runs on the CPU here"
         add("execution.allow_cpu_ops", "-", "enforced", placed)
     if execution.memory.pool == "engine":

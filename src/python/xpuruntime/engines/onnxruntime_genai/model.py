@@ -94,7 +94,8 @@ def _open(folder: GenAiFolder, settings: GenAiSettings, device: str, more: Mappi
         if device.startswith("cuda"):
             config.append_provider("cuda")
             config.set_provider_option("cuda", "device_id", str(settings.device_id))
-            options[NO_CPU] = "1"
+            if not settings.allow_cpu_ops:
+                options[NO_CPU] = "1"
         config.overlay(json.dumps({"model": {"decoder": {"session_options": {**options, **more}}}}))
         return engine.Model(config)
     except Exception as error:
@@ -108,6 +109,10 @@ def _failure(error: Exception, doing: str, device: str) -> XpuRuntimeError:
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
         fix = "use a shorter prompt or fewer new tokens, or close other sessions; this session still works"
         return OutOfMemoryError(message, fix=fix, **known)
+    if "fallback to CPU EP has been explicitly disabled" in text:
+        message = f"{doing} on {device}: nodes of the graph would run on the CPU"
+        fix = "state execution.allow_cpu_ops with their operators, such as [Shape, Gather], or device: cpu"
+        return UnsupportedOperationError(message, fix=fix, **known)
     if "not available" in text or "Failed to load library" in text:
         return EngineUnavailable(message, fix="use device: cpu, or install the wheel for this device", **known)
     if _BAD_FOLDER.search(text):
@@ -335,7 +340,15 @@ class GenAiModel(HostModel):
         for phase, new in phases.items():
             with ScratchFolder("observe") as place:
                 profile, graph = self._profile(Path(place), tokens, runs, new)
-            joined = attribute_units(source, graph, profile.events, None, device=self.device, engine=_ENGINE)
+            joined = attribute_units(
+                source,
+                graph,
+                profile.events,
+                None,
+                device=self.device,
+                allow_cpu_ops=self._settings.allow_cpu_ops,
+                engine=_ENGINE,
+            )
             units += [msgspec.structs.replace(unit, id=f"{phase}:{unit.id}", phase=phase) for unit in joined.units]
             notes += [f"{phase}: {note}" for note in (*profile.notes, *joined.notes)]
             partial |= profile.partial or joined.partial
