@@ -33,11 +33,36 @@ def rsqrt(x):
     return 1.0 / tl.sqrt(x)
 
 
+def tanh(x):
+    return 2 * tl.sigmoid(2 * x) - 1
+
+
+def others(generator):
+    """Yield the other operations that Liger serves, each with operands and attributes."""
+    gate, up = (torch.randn(3, 40, generator=generator, requires_grad=True) for _ in range(2))
+    yield "swiglu", {"gate": gate, "up": up}, {}
+    yield "geglu", {"gate": gate, "up": up}, {"approximate": "tanh"}
+    logits = torch.randn(6, 50, generator=generator, requires_grad=True)
+    target = torch.tensor([0, 7, -100, 49, 3, 3])
+    for reduction in ("mean", "sum", "none"):
+        yield "cross_entropy", {"logits": logits, "target": target}, {"reduction": reduction}
+
+
+def with_gradients(op, operands, attributes):
+    before = [x.detach().clone() for x in operands.values()]
+    out = perform(op, operands, attributes)
+    wanted = [x for x in operands.values() if x.requires_grad]
+    found = out, *torch.autograd.grad(out, wanted, torch.linspace(0.5, 2, out.numel()).view_as(out))
+    assert all(torch.equal(x, y) for x, y in zip(operands.values(), before, strict=True))
+    return found
+
+
 def main() -> None:
     assert "liger_kernel" not in sys.modules
+    import liger_kernel.ops.geglu as units
     import liger_kernel.ops.rms_norm as liger
 
-    liger.rsqrt = triton.jit(rsqrt)  # the interpreter has no libdevice
+    liger.rsqrt, units.tanh = triton.jit(rsqrt), triton.jit(tanh)  # the interpreter has no libdevice
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(3, 96, generator=generator, requires_grad=True)
     weight = torch.randn(96, generator=generator, requires_grad=True)
@@ -54,6 +79,14 @@ def main() -> None:
         with xt.kernel_policy(policy), xt.explain() as found:
             results = step(formula)
         assert {row.resolved for row in found.rows if row.op} == {"liger.rms_norm"}
+        for result, wanted in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, wanted)
+    for op, operands, attributes in others(generator):
+        expected = with_gradients(op, operands, attributes)
+        policy_of_op = xrt.Policy(mode="strict", kernels={op: f"liger.{op}"})
+        with xt.kernel_policy(policy_of_op), xt.explain() as found:
+            results = with_gradients(op, operands, attributes)
+        assert {row.resolved for row in found.rows if row.op == op} == {f"liger.{op}"}, found
         for result, wanted in zip(results, expected, strict=True):
             torch.testing.assert_close(result, wanted)
     with xt.kernel_policy(policy):

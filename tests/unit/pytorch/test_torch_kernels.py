@@ -324,6 +324,14 @@ def test_sources_that_may_mean_another_kernel_tomorrow_are_refused(word):
         xrt.KernelPolicy(rms_norm=word)
 
 
+@pytest.mark.parametrize("word", ["triton:foreign_norms.operator", "foreign.rms_norm", "liger.rms_norm"])
+def test_they_multiply_nothing(site, word):
+    rules = [{"match": {"dtype": "fp32"}, "use": word}]
+    policy = xrt.Policy(mode="strict", kernels={"rules": rules})
+    with xt.kernel_policy(policy), pytest.raises(UnsupportedOperationError, match="it has no kernel for matmul"):
+        torch.mm(torch.ones(2, 3), torch.ones(3, 2))
+
+
 def test_inductor_means_pytorch_outside_of_compiled_code():
     x, weight = operands()
     with xt.kernel_policy(strict("inductor")), xt.explain() as found:

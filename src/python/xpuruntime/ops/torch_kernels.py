@@ -233,6 +233,8 @@ def find_torch_kernel(word: str, op: str) -> TorchKernel | None:
     InputError
         The word names a source, and what it names is not there.
     """
+    if op in _BY_ARRAYS:
+        return None
     if word.startswith(SOURCE_PREFIXES):
         named: TorchKernel = importlib.import_module(_SOURCES).kernel_of_source(word, op)
         return named

@@ -132,6 +132,9 @@ KERNEL_IDS: dict[str, tuple[tuple[str, ...], str]] = {
     "fa4.attention": (("attention",), "FlashAttention 4 (flash-attn-4), called directly"),
     "quack.rms_norm": (("rms_norm",), "quack's RMS norm, in CuTe"),
     "liger.rms_norm": (("rms_norm",), "Liger's RMS norm, in Triton"),
+    "liger.swiglu": (("swiglu",), "Liger's gated SiLU, in Triton"),
+    "liger.geglu": (("geglu",), "Liger's gated GELU by tanh, in Triton"),
+    "liger.cross_entropy": (("cross_entropy",), "Liger's cross entropy, in Triton"),
 }
 
 _ID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*(@[A-Za-z0-9_.:=,+-]+)?")

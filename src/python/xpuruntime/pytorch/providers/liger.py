@@ -8,6 +8,7 @@ The kernels of its submodules are called, which the variable ``LIGER_KERNEL_IMPL
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.ops.torch_kernels import TorchKernel
@@ -87,4 +88,107 @@ class _RmsNorm(LigerKernel):
         )  # fmt: skip
 
 
-KERNELS: tuple[TorchKernel, ...] = (_RmsNorm(),)
+class _GatedUnit(LigerKernel):
+    limits = "fp32, fp16 and bf16; at most 65,536 columns; its backward writes over copies of gate and input"
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        fits, why = super().supports(call)
+        gate, up = call.operands["gate"], call.operands["up"]
+        if not fits:
+            return fits, why
+        if gate.shape[-1] > _MOST_COLUMNS:
+            return False, f"it takes at most {_MOST_COLUMNS} columns, and these are {gate.shape[-1]}"
+        if gate.shape != up.shape or gate.dtype != up.dtype:
+            return False, "gate and input have to be of one shape and type"
+        return True, ""
+
+
+class _SwiGlu(_GatedUnit):
+    id = "liger.swiglu"
+    op = "swiglu"
+    description = "Liger's gated SiLU, in Triton"
+    device_kernels = ("_swiglu_*_kernel*",)
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        del call
+        from liger_kernel.ops.swiglu import swiglu_forward
+
+        gate, up = (x.contiguous() for x in tensors)
+        return (swiglu_forward(gate, up)[2],), ()
+
+    def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
+        del call
+        from liger_kernel.ops.swiglu import swiglu_backward
+
+        return swiglu_backward(*_copies(saved.inputs), grads[0])  # type: ignore[no-any-return]
+
+
+class _GeGlu(_GatedUnit):
+    id = "liger.geglu"
+    op = "geglu"
+    description = "Liger's gated GELU by tanh, in Triton"
+    device_kernels = ("_geglu_tanh_*_kernel",)
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        if call.attributes["approximate"] != "tanh":
+            return False, "it computes GELU by tanh, and this call does not"
+        return super().supports(call)
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        del call
+        from liger_kernel.ops.geglu import geglu_forward
+
+        gate, up = (x.contiguous() for x in tensors)
+        return (geglu_forward(gate, up)[2],), ()
+
+    def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
+        del call
+        from liger_kernel.ops.geglu import geglu_backward
+
+        return geglu_backward(*_copies(saved.inputs), grads[0])  # type: ignore[no-any-return]
+
+
+class _CrossEntropy(LigerKernel):
+    id = "liger.cross_entropy"
+    op = "cross_entropy"
+    description = "Liger's cross entropy, in Triton, which computes the gradient in the forward"
+    limits = "fp32, fp16 and bf16; rows of logits with one class each; its forward writes over a copy of the logits"
+    capturable = "its forward waits for the number of rows that are not ignored"
+    device_kernels = ("liger_cross_entropy_kernel",)
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        logits, target = call.operands["logits"], call.operands["target"]
+        fits, why = super().supports(replace(call, operands={"logits": logits}))
+        if not fits:
+            return fits, why
+        if len(logits.shape) != len(target.shape) + 1 or len(target.shape) != 1 or target.dtype != "int64":
+            return False, "it takes rows of logits and one class index, int64, for each"
+        return True, ""
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        from liger_kernel.ops.cross_entropy import cross_entropy_forward
+
+        learns = call.phase == "train"
+        logits, target = tensors
+        rows = logits.detach().clone().requires_grad_() if learns else logits.detach()
+        stated = (call.attributes["ignore_index"], 0.0, 0.0, call.attributes["reduction"], None, False)
+        loss, *_, gradient = cross_entropy_forward(rows, target, None, *stated)
+        return (loss,), (gradient.detach(),) if learns else ()
+
+    def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
+        del call
+        grad = grads[0]
+        return saved.extra[0] * (grad if grad.dim() == 0 else grad.unsqueeze(-1)), None
+
+    def saved_like(self, call: TorchCall, *tensors: Any) -> Sequence[Any]:
+        return (tensors[0].new_empty(tensors[0].shape),) if call.phase == "train" else ()
+
+
+def _copies(tensors: Sequence[Any]) -> list[Any]:
+    """Return copies that its backward may write the gradients to; the tensors belong to the program."""
+    import torch
+
+    return [x.clone(memory_format=torch.contiguous_format) for x in tensors]
+
+
+KERNELS: tuple[TorchKernel, ...] = (_RmsNorm(), _SwiGlu(), _GeGlu(), _CrossEntropy())
