@@ -19,7 +19,9 @@ WIDTH, LABEL, ROW, BAR, HEAD = 560, 196, 26, 37, 30
 OWN, OTHER, MISSED, INK = "#3f51b5", "#9aa0b5", "#c62828", "#33364a"
 STYLE = (
     "text{font-family:system-ui,'Noto Sans',sans-serif;font-size:14px;fill:#33364a}"
-    ".t{font-size:16px;font-weight:600}.g{font-weight:600}.v{font-size:13px}.e{text-anchor:end}"
+    ".t{font-size:16px;font-weight:600}.g{font-weight:600}.v{font-size:13px}.e{text-anchor:end}.page{fill:#fbfbfe}"
+    "@media(prefers-color-scheme:dark){.page{fill:#1f2129}text{fill:#eceef6}line{stroke:#6a6e86}"
+    f'[fill="{OWN}"]{{fill:#8c9eff}}[fill="{MISSED}"]{{fill:#ef9a9a}}}}'
 )
 
 
@@ -48,7 +50,7 @@ def framed(title: str, height: int, body: Iterable[str]) -> str:
             "<!-- Written by benchmarks/report.py. -->",
             f"<title>{escape(title)}</title>",
             f"<style>{STYLE}</style>",
-            f'<rect width="{WIDTH}" height="{height}" rx="10" fill="#fbfbfe"/>',
+            f'<rect width="{WIDTH}" height="{height}" rx="10" class="page"/>',
             f'<text class="t" x="16" y="27">{escape(title)}</text>',
             *body,
             "</svg>",

@@ -17,16 +17,31 @@ from diagram_data import DESIGN, Arrow, Box, Diagram
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "assets"
 GAP_X, GAP_Y, MARGIN, LINE = 52, 40, 14, 23
-#: Fill and border of each kind of box.
-KINDS = {
-    "data": ("#e8eaf6", "#3f51b5"),
-    "step": ("#e0f2f1", "#00796b"),
-    "stop": ("#fdecea", "#b3261e"),
+#: Colors by light and dark: of the page, of text, of small text and lines, and fill and border of each kind of box.
+COLORS = {
+    "page": ("#fbfbfe", "#1f2129"),
+    "text": ("#1a1c2b", "#eceef6"),
+    "line": ("#43465a", "#b9bdd0"),
 }
+KINDS = {
+    "data": (("#e8eaf6", "#3f51b5"), ("#2a2f52", "#8c9eff")),
+    "step": (("#e0f2f1", "#00796b"), ("#143b38", "#4db6ac")),
+    "stop": (("#fdecea", "#b3261e"), ("#4a1f1c", "#ef9a9a")),
+}
+
+
+def colors(scheme: int) -> str:
+    """Return the rules of a scheme: 0 is light, 1 is dark."""
+    page, text, line = (pair[scheme] for pair in COLORS.values())
+    kinds = "".join(f".{kind}{{fill:{pair[scheme][0]};stroke:{pair[scheme][1]}}}" for kind, pair in KINDS.items())
+    return f".page{{fill:{page}}}text{{fill:{text}}}.s,.a,#end{{fill:{line}}}.f{{stroke:{line}}}{kinds}"
+
+
 STYLE = (
-    "text{font-family:system-ui,'Noto Sans','Noto Sans KR',sans-serif;fill:#1a1c2b;text-anchor:middle}"
-    ".h{font-size:21px;font-weight:600}.s{font-size:17px;fill:#43465a}.a{font-size:15px;fill:#43465a}"
-    ".f{fill:none;stroke:#43465a;stroke-width:2;marker-end:url(#end)}.d{stroke-dasharray:6 5}"
+    "text{font-family:system-ui,'Noto Sans','Noto Sans KR',sans-serif;text-anchor:middle}"
+    ".h{font-size:21px;font-weight:600}.s{font-size:17px}.a{font-size:15px}"
+    ".f{fill:none;stroke-width:2;marker-end:url(#end)}.d{stroke-dasharray:6 5}"
+    f"{colors(0)}@media(prefers-color-scheme:dark){{{colors(1)}}}"
 )
 
 
@@ -82,10 +97,8 @@ def frame(diagram: Diagram, box: Box) -> tuple[int, int, int, int]:
 def draw_box(diagram: Diagram, box: Box) -> str:
     """Return a rectangle with its lines of text."""
     left, top, width, height = frame(diagram, box)
-    fill, border = KINDS[box.kind]
     parts = [
-        f'<rect x="{left}" y="{top}" width="{width}" height="{height}" rx="9" fill="{fill}" stroke="{border}" '
-        f'stroke-width="2"/>'
+        f'<rect class="{box.kind}" x="{left}" y="{top}" width="{width}" height="{height}" rx="9" stroke-width="2"/>'
     ]
     middle, y = left + width // 2, top + (height - LINE * (1 + len(box.lines))) // 2 + 16
     parts.append(f'<text class="h" x="{middle}" y="{y}">{escape(box.head)}</text>')
@@ -136,8 +149,8 @@ def drawing(diagram: Diagram) -> str:
             f"<title>{escape(diagram.title)}</title>",
             f"<style>{STYLE}</style>",
             '<defs><marker id="end" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
-            'orient="auto"><path d="M0,0 L10,5 L0,10 z" fill="#43465a"/></marker></defs>',
-            f'<rect width="{width}" height="{height}" rx="12" fill="#fbfbfe"/>',
+            'orient="auto"><path d="M0,0 L10,5 L0,10 z"/></marker></defs>',
+            f'<rect width="{width}" height="{height}" rx="12" class="page"/>',
             *body,
             "</svg>",
             "",
