@@ -65,7 +65,8 @@ def test_it_verifies_what_it_ran(cpu):
     assert result.verified
     assert claims["accuracy.metric.recognised"] == "pass"
     assert claims["evidence.execution.engine"] == "pass"
-    assert "audit.same_work" in text.partition("Verification")[2]
+    assert claims["audit.same_work"] == "pass"
+    assert "claims passed" in text.partition("Verification")[2]
 
 
 def test_it_prints_the_five_parts_in_order(cpu):
@@ -74,6 +75,12 @@ def test_it_prints_the_five_parts_in_order(cpu):
     assert places == sorted(places)
     assert "359 of 360" in text
     assert "onnxruntime" in text
+
+
+def test_it_fits_one_screen(cpu):
+    _, text = cpu
+    assert len(text.splitlines()) <= 30
+    assert "xrt explain" in text.partition("Next")[2]
 
 
 def test_latencies_are_measured(cpu):

@@ -66,8 +66,12 @@ def run_demo(
     policy: Policy | str | PathLike[str] | dict[str, Any] | None = None,
     console: Console | None = None,
 ) -> DemoResult:
-    """Run the shipped digits model on its held-out images: plan, accuracy, latency, evidence, lock, verification."""
+    """Run the shipped digits model on its held-out images: plan, accuracy, latency, evidence, lock, verification.
+
+    What is printed fits one screen; the result has all of it.
+    """
     from rich.console import Console
+    from rich.markup import escape
 
     from xpuruntime.files.scratch import ScratchFolder
     from xpuruntime.inference import InferenceSession
@@ -77,34 +81,35 @@ def run_demo(
 
     console = console or Console(quiet=True, force_jupyter=False)
     images, labels = demo_images()
+
+    def tell(part: str, text: str) -> None:
+        console.print(f"[bold]{part:13}[/]{text}", soft_wrap=True)
+
     with InferenceSession(demo_model_path(), device=device, policy=policy) as session:
-        console.rule("[bold]Plan[/]", align="left")
-        console.print(session.plan)
+        plan = session.plan
+        tell("Plan", f"{plan.candidate} {plan.engine_version or ''}, precision {plan.precision}, mode {plan.mode}")
 
         predicted = _predict(session.run, images)
         correct = int((predicted == labels).sum())
         accuracy = correct / len(labels)
         accurate = accuracy >= REQUIRED_ACCURACY
-        console.rule("[bold]Accuracy[/]", align="left")
         _show_images(console, images, labels, predicted)
         mark = "[green]as shipped[/]" if accurate else f"[red]below the required {REQUIRED_ACCURACY:.0%}[/]"
-        console.print(f"{correct} of {len(labels)} held-out images recognised: {accuracy:.2%}, {mark}")
+        tell("Accuracy", f"{correct} of {len(labels)} held-out images recognized: {accuracy:.2%}, {mark}")
 
         latency = {str(batch): _time(session, images[:batch]) for batch in _BATCHES}
-        console.rule("[bold]Latency[/]", align="left")
-        _show_latency(console, latency)
+        tell("Latency", f"{_latency_line(latency)} ({_RUNS} runs each, NumPy arrays in and out, wall time)")
 
         report = session.explain({"image": images[: max(_BATCHES)]})
-        console.rule("[bold]Evidence[/]", align="left")
-        console.print(report)
-        plan = session.plan.to_dict()
+        tell("Evidence", report.headline)
+        for seen in report.observations:
+            tell("", escape(f"{seen.key}: requested {seen.requested}, observed {seen.observed}: {seen.status}"))
 
     one = {"image": images[:1]}
     with ScratchFolder("demo") as folder:
         path = Path(folder) / "digits.lock"
         made = lock(demo_model_path(), policy, path, device=device, inputs=one, command="xrt demo").lock
-        console.rule("[bold]Lock[/]", align="left")
-        console.print(_lock_line(made))
+        tell("Lock", _lock_line(made))
         verification = verify(
             demo_model_path(),
             policy,
@@ -114,10 +119,14 @@ def run_demo(
             only=["evidence", "accuracy", "audit"],
             metrics=[Metric("recognised", lambda run: (_predict(run, images) == labels).mean(), REQUIRED_ACCURACY)],
         )
-    console.rule("[bold]Verification[/]", align="left")
-    console.print(verification)
+    tell("Verification", verification.headline)
+    for claim in verification.of("fail"):
+        tell("", escape(f"{claim.id}: {claim.reason}"))
+    model = escape(str(demo_model_path()))
+    tell("Next", f"xrt explain {model} --html report.html")
+    tell("", "xrt doctor")
     return DemoResult(
-        plan=plan,
+        plan=plan.to_dict(),
         images=len(labels),
         correct=correct,
         accuracy=accuracy,
@@ -137,7 +146,7 @@ def _lock_line(made: Lock) -> str:
     seen = sum(entry.known == "observed" for entry in identity.entries)
     return (
         f"{len(identity.entries)} units, the kernels of {seen} observed; {len(identity.validators)} validators; "
-        f"{len(identity.outputs)} output of a probe input\n{made.digest}"
+        f"{len(identity.outputs)} output of a probe input; {made.digest[:19]}"
     )
 
 
@@ -184,14 +193,8 @@ def _show_images(
     console.print(Columns(panels))
 
 
-def _show_latency(console: Console, latency: dict[str, Latency]) -> None:
-    from rich.table import Table
-
-    table = Table("batch", "median", "p90", "fastest", "images per second")
-    for column in table.columns:
-        column.justify = "right"
-    for batch, row in latency.items():
-        rate = int(batch) / row.median_us * 1e6
-        table.add_row(batch, *(f"{us:,.1f} us" for us in (row.median_us, row.p90_us, row.min_us)), f"{rate:,.0f}")
-    console.print(table)
-    console.print(f"[dim]{_RUNS} runs each, NumPy arrays in and out, wall time[/]")
+def _latency_line(latency: dict[str, Latency]) -> str:
+    return "; ".join(
+        f"batch {batch}: {row.median_us:,.1f} us median, {int(batch) / row.median_us * 1e6:,.0f} images a second"
+        for batch, row in latency.items()
+    )
