@@ -17,6 +17,8 @@ PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 MODULES = "<!-- modules -->"
 PACKAGE = ROOT / "src" / "python" / "xpuruntime"
 KOREAN = "ko/"
+#: How much a page counts in a search, by the begin of its path; others, such as guides, count double.
+BOOSTS = {"reference/python/": 0.4, "reference/": 1.0, "design/": 0.7, "results/": 0.3, "changelog": 0.1}
 #: Korean pages whose English page lies elsewhere than beside its folder.
 MOVED = {"names.md": "reference/names.md"}
 
@@ -38,7 +40,12 @@ def modules() -> Iterator[str]:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Fill in the list of modules, or the body of a page from the root, with its links into ``docs/`` as local ones."""
+    """Fill in the list of modules, or the body of a page from the root, with its links into ``docs/`` as local ones.
+
+    Search puts guides before pages of the design, and these before the members of the API.
+    """
+    boosts = (boost for start, boost in BOOSTS.items() if page.file.src_uri.startswith(start))
+    page.meta.setdefault("search", {"boost": next(boosts, 2.0)})
     if MODULES in markdown:
         return markdown.replace(MODULES, "\n".join(modules()))
     source = PAGES.get(page.file.src_uri)
@@ -58,3 +65,10 @@ def on_page_context(context: Any, *, page: Any, config: Any, **_: Any) -> Any:
         {"name": "한국어", "lang": "ko", "link": f"{KOREAN}{pairs.get(english, 'index.md').removesuffix('.md')}.html"},
     ]
     return context
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Name the dialog of the search, which the theme leaves without a name for screen readers."""
+    return output.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
+    )

@@ -26,10 +26,8 @@ sys.path.insert(0, str(ROOT / "tests" / "unit" / "evidence"))
 from chromium import Browser, find_chromium  # noqa: E402
 
 ASSETS = ROOT / "docs" / "assets"
-#: Scrolls to an element, without bars to scroll with, and waits until that is drawn.
-_SHOW = """new Promise(done => { const style = document.head.appendChild(document.createElement('style'));
-  style.textContent = '*::-webkit-scrollbar { display: none }';
-  document.querySelector('%s').scrollIntoView({behavior: 'instant'});
+#: Scrolls to an element, and waits until that is drawn.
+_SHOW = """new Promise(done => { document.querySelector('%s').scrollIntoView({behavior: 'instant'});
   requestAnimationFrame(() => requestAnimationFrame(done)); })"""
 #: Commands by the picture that they make: exit codes and words. On a machine that is not quiet a search ends undecided.
 _RUNS: dict[str, list[tuple[tuple[int, ...], str]]] = {
@@ -68,6 +66,7 @@ def main() -> int:
         folder = Path(name)
         reader_files(folder)
         browser.resize(*_SIZE)
+        browser.call("Emulation.setScrollbarsHidden", hidden=True)
         for picture, commands in _RUNS.items():
             for codes, words in commands:
                 done = subprocess.run(

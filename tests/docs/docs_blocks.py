@@ -5,12 +5,14 @@
 Every Python block and every ``xrt`` line of a console block is run. Comments just before a block say otherwise:
 ``<!-- needs: cuda -->`` or ``<!-- needs: torch, openvino -->`` (run where all of these are: see `NEEDS`),
 ``<!-- exit: 1 -->`` (of a console block) or ``<!-- not run: reason -->``.
+
+A ``text`` block right below is what was printed, as far as it is shown: ``...`` stands for more. Figures may differ.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,6 +66,7 @@ class Block:
     language: str
     body: str
     marks: dict[str, str] = field(default_factory=dict)
+    shown: str = ""
 
     def missing(self) -> list[str]:
         """Say what this block needs and this machine has not."""
@@ -76,15 +79,35 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
-    found = []
+    found: list[Block] = []
+    end = 0
     for match in FENCE.finditer(text):
         before = MARKS.search(text[: match.start()])
         marks = dict(MARK.findall(before[0])) if before else {}
         indent = match["indent"]
         body = "".join(line.removeprefix(indent) for line in match["body"].splitlines(keepends=True))
         line = text.count("\n", 0, match.start()) + 2
+        if match["language"] == "text" and found and not text[end : match.start()].strip():
+            found[-1] = replace(found[-1], shown=body)
         found.append(Block(page, line, match["language"], body, marks))
+        end = match.end()
     return found
+
+
+def shape(text: str) -> str:
+    """Return a text without figures, bars, rules and runs of blanks, which differ from run to run."""
+    text = re.sub(r"[─━#]+", " ", text)
+    return re.sub(r"\s+", " ", re.sub(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?%?", "N", text))
+
+
+def not_printed(shown: str, printed: str) -> list[str]:
+    """Return the lines of an excerpt that are not in what was printed."""
+    found = shape(printed)
+    return [
+        line
+        for line in shown.splitlines()
+        if any(piece not in found for part in line.split("...") if (piece := shape(part).strip()))
+    ]
 
 
 def pages() -> list[Path]:

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import shlex
 from pathlib import Path
 
 import pytest
-from docs_blocks import NEEDS, ROOT, Block, blocks, pages
+from docs_blocks import NEEDS, ROOT, Block, blocks, not_printed, pages
 
 from xpuruntime.cli.entry import run
 
@@ -52,7 +54,10 @@ def test_python_blocks_run_in_order(page: Path, reader_folder: Path, subtests: p
             with subtests.test(str(block)):
                 pytest.skip(f"{block}: {', '.join(missing)}")
         else:
-            exec(code, names)
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(code, names)
+            assert not not_printed(block.shown, printed.getvalue()), f"{block}\n{printed.getvalue()}"
 
 
 @pytest.mark.parametrize("block", COMMANDS)
@@ -66,6 +71,7 @@ def test_commands_exit_as_shown(block: Block, reader_folder: Path, capfd: pytest
     """
     if missing := block.missing():
         pytest.skip(", ".join(missing))
+    printed = ""
     for line in (lines := lines_of(block)):
         words = shlex.split(line, comments=True)
         code = run(words[1:])
@@ -78,6 +84,8 @@ def test_commands_exit_as_shown(block: Block, reader_folder: Path, capfd: pytest
             assert "cuda:0" in err
         assert code in allowed, f"{line}: exit {code}\n{out}\n{err}"
         assert "Traceback" not in err
+        printed += out + err
+    assert not not_printed(block.shown, printed), printed
 
 
 @pytest.mark.parametrize("block", POLICIES)

@@ -23,7 +23,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 POLICIES = sorted((ROOT / "examples" / "policies").glob("*.yaml"))
 #: What an example must print.
 EXPECTED = {
-    "inference_basic.py": "99.7% of 360 images recognised",
+    "inference_basic.py": "99.7% of 360 images recognized",
     "kernel_policy.py": "kernels.matmul = cublasLt: unsupported",
     "plan_only.py": "onnxruntime on cpu",
     "capture_training_step.py": "cuda:0: captured" if NEEDS["cuda"][0]() else "the CPU has no CUDA graphs",
@@ -31,12 +31,12 @@ EXPECTED = {
     "generate.py": "pass: 96 next tokens of 8 texts",
     "train_under_policy.py": "scaled_dot_product_attention, asked flash_v2, ran torch.flash: honoured",
     "all_reduce.py": "nothing to add up" if not NEEDS["cuda"][0]() else "ranks, sum",
-    "bind_buffers.py": "359 of 360 images recognised",
+    "bind_buffers.py": "359 of 360 images recognized",
     "explain.py": "policy honoured",
     "compare_engines.py": "first node that differs: conv1",
-    "compile_once.py": "99.7% recognised by onnxruntime, compiled before",
-    "int8_calibration.py": "recognised in int8",
-    "openvino_async.py": "359 of 360 images recognised",
+    "compile_once.py": "99.7% recognized by onnxruntime, compiled before",
+    "int8_calibration.py": "recognized in int8",
+    "openvino_async.py": "359 of 360 images recognized",
     "pinned_kernels.py": "fc1, relu4: cpu.blas",
     "torch_program.py": "same answer: True",
 }
