@@ -188,8 +188,9 @@ lint: $(STAMPS)/install $(STAMPS)/lint ## Run every check below, and say at the 
 
 $(LINTS): $(STAMPS)/install $(STAMPS)/lint $(STAMPS)/test
 
-lint-repo: ## The repository's own rules: lengths, headers, paths, generated pages
+lint-repo: ## The repository's own rules: lengths, headers, paths, writing, generated pages
 	$(PY) tools/check_repo.py
+	$(PY) tools/writing.py
 	$(PY) tools/option_tables.py --check
 	$(PY) tools/engine_tables.py --check
 	$(PY) tools/report_schema.py --check

@@ -48,7 +48,7 @@ def cpu_cases(path: Path, keep: list[Any]) -> dict[str, Any]:
 
 
 def no_wait_options(graph: str) -> Any:
-    """Return run options without host synchronisation.
+    """Return run options without host synchronization.
 
     The graph id is stated also where there is none: ONNX Runtime's Python looks it up in each call, and where it is
     missing the look-up fails with an exception that costs more than the run.
@@ -62,7 +62,7 @@ def no_wait_options(graph: str) -> Any:
 def cuda_cases(path: Path, keep: list[Any]) -> dict[str, Any]:
     """Torch tensors on the device, on one stream of torch; no case waits on the host within a round.
 
-    ONNX Runtime's best: opened on torch's own stream, set not to synchronise. Our session computes on a stream of its
+    ONNX Runtime's best: opened on torch's own stream, set not to synchronize. Our session computes on a stream of its
     own and orders it with torch's by two events, except in the case named so.
     """
     import torch

@@ -42,7 +42,7 @@ class _Graph:
 def resnet(
     stages: tuple[int, ...] = (3, 4, 6, 3), width: int = 64, size: int = 224, classes: int = 1000
 ) -> tuple[bytes, dict[str, tuple[int, ...]]]:
-    """Return a ResNet of bottleneck blocks, batch normalisation folded, and the shape of a row of its input.
+    """Return a ResNet of bottleneck blocks, batch normalization folded, and the shape of a row of its input.
 
     The defaults are those of ResNet-50: `image` [N, 3, 224, 224] to `logits` [N, 1000].
     """

@@ -62,7 +62,7 @@ METHOD = """
   Medians and 10th and 90th percentiles are taken over the rounds.
 * **Warm-up and checks.** Each case is called several times before the first round. Before that, the results of a
   session's `run` are compared with ONNX Runtime's, and those of each ResNet-50 policy with fp32 on the CPU.
-* **Host waits.** On CUDA, a round ends with a synchronisation of the device, which is part of its time. The column
+* **Host waits.** On CUDA, a round ends with a synchronization of the device, which is part of its time. The column
   "host waits" shows when a case waits before that. *Each call*: the call returns when the device is done, so the host
   cannot prepare the next call meanwhile. *Once a round*: the call returns when the work is queued, and results are in
   the order of the caller's stream. ONNX Runtime waits in each call unless a run option disables it; xpuruntime waits

@@ -55,7 +55,7 @@ def norms(record: dict[str, Any]) -> Section:
             checks += [Check(f"{name}, {shape}", found[name], floor * target, "µs") for name in ours[case["what"]]]
     text = (
         "How close do layer norm and RMS norm come to copying the same bytes? bfloat16; the residual case adds two "
-        "arrays, returns the sum and normalises it.\n\n"
+        "arrays, returns the sum and normalizes it.\n\n"
         f"{machine(record)}\n`python benchmarks/bench_norms.py`: the ceiling is a copy of 2 GiB, "
         f"{ceiling / 1e12:.2f} TB/s. The targets are 1.05 and, backward, 1.10 times the same bytes; small shapes, "
         "which L2 or the launch decide, have none.\n\n" + "\n".join(parts) + f"\n{target_table(checks)}{NORMS_BOUND}"

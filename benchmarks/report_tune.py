@@ -48,7 +48,7 @@ def tuned_policies(record: dict[str, Any]) -> Section:
     if remarks:
         text += (
             f"\nThe machine was loaded, by the sessions themselves or by other programs: {'; '.join(remarks)}. That of "
-            "others widens the intervals, and favours policies with few threads.\n"
+            "others widens the intervals, and favors policies with few threads.\n"
         )
     return Section("Tuned policies on cpu", text, tuple(checks))
 

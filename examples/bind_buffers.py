@@ -15,4 +15,4 @@ with xrt.InferenceSession(xrt.demo_model_path(), device="cpu") as session:
         bound.run()
         correct += bound.outputs["logits"].argmax() == label
     bound.close()
-print(f"{correct} of {len(labels)} images recognised")
+print(f"{correct} of {len(labels)} images recognized")

@@ -47,5 +47,5 @@ for epoch in range(8):
     print(f"epoch {epoch}: loss {total / 10:.3f}")
 
 right = (model(images[300:]).argmax(1) == labels[300:]).float().mean()
-print(f"{right:.0%} of 60 images recognised that it was not trained on")
+print(f"{right:.0%} of 60 images recognized that it was not trained on")
 print(step.report)

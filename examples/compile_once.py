@@ -10,4 +10,4 @@ artifact = xrt.compile_model(xrt.demo_model_path(), "digits.xrt", engine="onnxru
 images, labels = xrt.demo_images()
 with xrt.InferenceSession("digits.xrt") as session:
     logits = session.run({"image": images})["logits"]
-print(f"{(logits.argmax(axis=1) == labels).mean():.1%} recognised by {artifact.manifest.engine}, compiled before")
+print(f"{(logits.argmax(axis=1) == labels).mean():.1%} recognized by {artifact.manifest.engine}, compiled before")

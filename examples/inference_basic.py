@@ -9,4 +9,4 @@ import xpuruntime as xrt
 images, labels = xrt.demo_images()
 with xrt.InferenceSession(xrt.demo_model_path(), device="cpu") as session:
     logits = session.run({"image": images})["logits"]
-print(f"{(logits.argmax(axis=1) == labels).mean():.1%} of {len(labels)} images recognised")
+print(f"{(logits.argmax(axis=1) == labels).mean():.1%} of {len(labels)} images recognized")

@@ -11,5 +11,5 @@ with xrt.InferenceSession(xrt.demo_model_path(), engine="openvino", device="cpu"
     futures = [session.run_async({"image": image[None]}) for image in images]
     digits = [int(future.result()["logits"].argmax()) for future in futures]
     report = session.explain({"image": images[:1]})
-print(f"{sum(a == b for a, b in zip(digits, labels, strict=True))} of {len(labels)} images recognised")
+print(f"{sum(a == b for a, b in zip(digits, labels, strict=True))} of {len(labels)} images recognized")
 print({unit.kernel for unit in report.units if unit.kernel})

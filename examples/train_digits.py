@@ -38,7 +38,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "python" / "xpuruntim
 
 
 class DigitsNet(nn.Module):
-    """Three convolutions, each with batch normalisation, then two matrix products: float32 [N, 1, 8, 8] to [N, 10]."""
+    """Three convolutions, each with batch normalization, then two matrix products: float32 [N, 1, 8, 8] to [N, 10]."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -74,7 +74,7 @@ with xrt_torch.explain() as found:
 xrt_torch.clear_kernel_policy()
 
 right = (model(images[300:]).argmax(1) == labels[300:]).float().mean()
-print(f"{right:.0%} of 60 images recognised that it was not trained on")
+print(f"{right:.0%} of 60 images recognized that it was not trained on")
 for row in sorted(found.rows, key=lambda row: (row.module, row.phase)):
     if row.op and row.module in ("layers.0", "layers.0.norm", "head"):
         asked = ", ".join(row.requested) or "nothing"

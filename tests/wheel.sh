@@ -35,7 +35,7 @@ if grep -Eiq 'cuda|cublas|cudnn|nvinfer|nvrtc|cupti|nccl|openvino|onnxruntime' <
   echo "_core links a vendor library"
   exit 1
 fi
-if grep -q 'not found' <<<"$needs"; then echo "_core links a library that is not there"; exit 1; fi
+if grep -q 'not found' <<<"$needs"; then echo "_core links a library that is missing"; exit 1; fi
 python - "$(basename "$wheel")" <<'PY'
 import sys
 from importlib.metadata import files

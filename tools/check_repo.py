@@ -75,7 +75,7 @@ def check_text(name: str) -> list[str]:
         if len(lines) > HARD:
             found.append(f"{name}: {len(lines)} lines, at most {HARD}: split it, one noun a file")
         head = "\n".join(lines[:4])
-        found += [f"{name}: {one}: name the behaviour in fewer words" for one in LONG_TEST.findall(text)]
+        found += [f"{name}: {one}: name the behavior in fewer words" for one in LONG_TEST.findall(text)]
         missing = [tag for tag in SPDX if tag not in head]
         if missing and text.strip():
             found.append(f"{name}: no SPDX header ({'; '.join(missing)})")

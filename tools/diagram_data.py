@@ -129,12 +129,12 @@ DESIGN = {
         ),
     ),
     "memory-pool": Diagram(
-        "an allocation takes a free block of its size, joins neighbours, allocates on the device, or retries",
+        "an allocation takes a free block of its size, joins neighbors, allocates on the device, or retries",
         236,
         {
             "allocate": Box(0, 0, "allocate", ("size, stream",), "data"),
             "bin": Box(1, 0, "bin of that size", ("freed blocks of the size",)),
-            "join": Box(2, 0, "join and cut", ("free neighbours, best fit",)),
+            "join": Box(2, 0, "join and cut", ("free neighbors, best fit",)),
             "device": Box(2, 1, "new segment", ("from the device, below", "the limit")),
             "retry": Box(1, 1, "retry", ("blocks of other streams,", "unused segments, waiting")),
             "error": Box(0, 1, "OutOfMemoryError", ("requested, in use, cached,", "limit, free"), "stop"),

@@ -37,7 +37,7 @@ LARGEST = 2_000_000
 
 
 class Layer(nn.Module):
-    """A layer of BERT: normalised after attention and after the two products with a GELU between them."""
+    """A layer of BERT: normalized after attention and after the two products with a GELU between them."""
 
     def __init__(self) -> None:
         super().__init__()

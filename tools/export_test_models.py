@@ -8,7 +8,7 @@ Needs PyTorch and onnxscript::
     python tools/export_test_models.py --check
 
 Seeded and single-threaded: with one version of PyTorch, two runs write the same files. Nothing is trained: weights are
-drawn, then batch normalisation takes its statistics from drawn inputs and is folded into the convolutions and the last
+drawn, then batch normalization takes its statistics from drawn inputs and is folded into the convolutions and the last
 product, so that outputs differ from one input to the next.
 ``--check`` writes nothing, and fails where a file does not compute what PyTorch computes.
 """
@@ -33,7 +33,7 @@ OPSETS = {"encoder": 20, "convnet": 18}
 
 
 class Block(nn.Module):
-    """One layer, normalised before attention and before the two products with a GELU between them."""
+    """One layer, normalized before attention and before the two products with a GELU between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def encoder() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 
 
 def convnet() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    """Return the convnet with folded normalisation, and example inputs."""
+    """Return the convnet with folded normalization, and example inputs."""
     torch.manual_seed(SEED)
     model = Convnet().train()
     with torch.no_grad():

@@ -311,7 +311,7 @@ class ModelChecks:
         return self._reduced("fp16")
 
     def int8(self) -> str:
-        """Quantise with eight samples."""
+        """Quantize with eight samples."""
         return self._reduced("int8")
 
     def _reduced(self, precision: str) -> str:

@@ -84,7 +84,7 @@ LEFT_OUT = {
 
 
 def _deepcut(*names: str) -> tuple[Input, ...]:
-    """Return inputs of the Thai tokenisers: characters, and classes of characters, of 21 places each."""
+    """Return inputs of the Thai tokenizers: characters, and classes of characters, of 21 places each."""
     first, *others = names
     return (
         Input(first, "tokens", (16, 21), 1, 178),
@@ -188,7 +188,7 @@ MODELS = (
 )
 
 _OUT = "is out of tolerance"
-_INSIDE = "are inside of If, Loop or Scan, whose nodes the quantisers leave in floats"
+_INSIDE = "are inside of If, Loop or Scan, whose nodes the quantizers leave in floats"
 _NO_RANK = "OpenVINO cannot convert the operators Conv"
 
 #: Whose int8 is out of tolerance: the accuracy probe refuses the session.
@@ -218,7 +218,7 @@ EXPECTED: dict[tuple[str, str, str], str] = {
         for check in ("run", "bind", "run_async", "explain", "compile", "fp16")
     },
     **{(model, "openvino", "int8"): _NO_RANK for model in ("silero-vad-16k-op15", "silero-vad-half")},
-    **{("ddddocr-old", engine, "int8"): "the model is quantised already" for engine in ("onnxruntime", "openvino")},
+    **{("ddddocr-old", engine, "int8"): "the model is quantized already" for engine in ("onnxruntime", "openvino")},
     # OpenVINO computes ConvInteger after DynamicQuantizeLinear in fp32, and the report says so.
     ("ddddocr-old", "openvino", "explain"): "asked for int8, ran otherwise",
     # OpenVINO's CPU plugin has no fp64.

@@ -185,7 +185,7 @@ returns with one thread and the same options, to 1e-6 of the largest magnitude. 
 none that the raw engine runs is called folded. Sessions in fp16 and int8 are compared with raw ONNX Runtime in fp32, on
 the probe input, which has to be within [tolerance](../guides/accuracy.md), and on three others: the figures are the
 largest difference over the largest magnitude. Inputs are generated: tones, smooth images, random tokens, zero states.
-Only your own data can say whether a recogniser still recognises.
+Only your own data can say whether a recognizer still recognizes.
 
 | model | engine | run, bind, run_async, explain, compile | fp16 | int8, 8 samples |
 |---|---|---|---|---|

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Operator patterns by engine and precision: right within a tolerance, or refused for a reason that is listed.
 
-The reference is ONNX Runtime itself, in fp32 and with its optimisers off. All patterns of a cell's engine and precision
+The reference is ONNX Runtime itself, in fp32 and with its optimizers off. All patterns of a cell's engine and precision
 run in one process, which is started again after a crash.
 """
 
@@ -26,7 +26,7 @@ from operator_patterns import PATTERNS, QUANTISED, inputs_of, write
 #: The largest difference from the reference, as a share of its largest magnitude. fp32: sums of up to 108 products, in
 #: another order, each of which rounds with 2^-24. fp16 rounds with 2^-11 and bf16 with 2^-9 at each of up to eight
 #: nodes. int8: inputs and results of a product have 256 steps over their range and weights 128 or 256, half a step of
-#: which is up to 0.4 percent; up to six quantised values follow each other.
+#: which is up to 0.4 percent; up to six quantized values follow each other.
 TOLERANCES = {"fp32": 1e-5, "fp16": 8 * 2.0**-11, "bf16": 8 * 2.0**-9, "int8": 0.05}
 #: Engine, precision and pattern with a larger one: a Tanh between two products is coarser than fp16 on HTP.
 LOOSE = {("qnn", "fp16", "shared_weight"): 0.01}
@@ -54,9 +54,9 @@ class Refusal(NamedTuple):
 
 
 ALL = tuple(PATTERNS)
-#: What ONNX Runtime's optimisers make one operator of.
+#: What ONNX Runtime's optimizers make one operator of.
 FUSED = ("layer_norm_written_out",)
-#: Without a product whose weights are constants: int8 quantises nothing.
+#: Without a product whose weights are constants: int8 quantizes nothing.
 FLOATS_ONLY = (
     "einsum", "max_pool_ceil", "average_pool", "resize", "pad_reflect", "depth_to_space", "layer_norm",
     "layer_norm_written_out", "rms_norm_written_out", "instance_norm", "group_norm_written_out", "prelu", "softmax",
@@ -67,12 +67,12 @@ FLOATS_ONLY = (
 QNN_UNQUANTISED = ("max_pool_ceil", "average_pool", "resize", "reshape_by_shape", "top_k")
 REFUSALS = [
     Refusal(("onnxruntime",), ("bf16",), ALL, "the CPU provider has no bfloat16 kernels"),
-    Refusal(("onnxruntime", "openvino"), ("int8",), FLOATS_ONLY, "nothing in it can be quantised"),
+    Refusal(("onnxruntime", "openvino"), ("int8",), FLOATS_ONLY, "nothing in it can be quantized"),
     Refusal(("onnxruntime",), ("int8",), ("conv_transposed",), "no integer kernel for 1 ConvTranspose"),
     Refusal(("openvino",), ("fp16",), ALL, "this processor has no fp16 arithmetic", here=True),
     Refusal(("openvino",), ("bf16",), ALL, "this one has neither", here=True),
     Refusal(("openvino",), ("fp32", "fp16", "bf16"), ("function",), r"no conversion for the operators local\.Twice"),
-    Refusal(("qnn",), ("int8",), QNN_UNQUANTISED, "nothing in it can be quantised"),
+    Refusal(("qnn",), ("int8",), QNN_UNQUANTISED, "nothing in it can be quantized"),
     Refusal(("qnn",), ("fp16",), ("gemm_factors",), "only support alpha=1.0"),
     Refusal(("qnn",), ("fp16", "int8"), ("einsum",), "Einsum unsupported equation"),
     Refusal(("qnn",), ("fp16", "int8"), ("triangle",), "`Trilu` are not supported"),

@@ -23,7 +23,7 @@ _FIXED = "sizes are fixed when a graph is compiled: "
 class TestQnn(EngineSuite):
     engine = "qnn"
     device = "npu"
-    # HTP takes int8 and uint8 as quantised numbers only.
+    # HTP takes int8 and uint8 as quantized numbers only.
     dtypes = ("float32", "float16", "int32", "int64", "bool")
     # fp16 arithmetic, ten bits after the point.
     rtol = 1e-2

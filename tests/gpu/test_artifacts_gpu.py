@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Compiled artifacts of ONNX Runtime on CUDA: the same bits, the same evidence, and no second optimisation."""
+"""Compiled artifacts of ONNX Runtime on CUDA: the same bits, the same evidence, and no second optimization."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ PATTERNS: dict[str, Pattern] = {
         functions='<domain: "local", opset_import: ["" : 17]> '
         "Twice (a, k) => (b) { c = MatMul(a, k) b = MatMul(c, k) }",
     ),
-    # Quantised already.
+    # Quantized already.
     "qdq_conv": Pattern(
         IMAGE,
         Y,
@@ -231,7 +231,7 @@ PATTERNS: dict[str, Pattern] = {
     ),
 }
 
-#: Those that are quantised already, and take no calibration.
+#: Those that are quantized already, and take no calibration.
 QUANTISED = ("qdq_conv", "weight_only_int8")
 
 

@@ -85,7 +85,7 @@ def language(seed: int = 0, width: int = WIDTH) -> tuple[Language, torch.Tensor]
 
 
 def convnet(seed: int = 0) -> tuple[Convnet, torch.Tensor]:
-    """Return a convnet in evaluation mode whose normalisation has seen images, and images [2, 3, 16, 16]."""
+    """Return a convnet in evaluation mode whose normalization has seen images, and images [2, 3, 16, 16]."""
     torch.manual_seed(seed)
     model, images = Convnet().train(), torch.rand(2, 3, 16, 16)
     with torch.no_grad():

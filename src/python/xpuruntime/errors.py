@@ -5,7 +5,7 @@
 Every message names the thing, the reason and the fix, with control characters as escapes::
 
     XpuRuntimeError                        every error this library raises
-     ├── CudaError                         a CUDA call failed, or the CUDA device asked for is not there
+     ├── CudaError                         a CUDA call failed, or the CUDA device asked for is missing
      ├── OutOfMemoryError (MemoryError)    an allocation failed or would pass a limit; the session still works
      ├── UnsupportedOperationError         what was asked cannot be done here; under `strict`, not honoured
      ├── PolicyError (ValueError)          a policy has an unknown key, a bad value, or is not a policy
@@ -93,7 +93,7 @@ class XpuRuntimeError(Exception):
 
 
 class CudaError(XpuRuntimeError):
-    """A CUDA call failed, or the CUDA device that was asked for is not there."""
+    """A CUDA call failed, or the CUDA device that was asked for is missing."""
 
 
 class OutOfMemoryError(XpuRuntimeError, MemoryError):
@@ -129,7 +129,7 @@ class InputError(XpuRuntimeError, ValueError):
 
 
 class EngineError(XpuRuntimeError):
-    """An engine or the device it needs is not there, it refused the model, or it failed while running it."""
+    """An engine or the device it needs is missing, it refused the model, or it failed while running it."""
 
 
 class EngineUnavailable(EngineError):  # noqa: N818 - a state, as HTTP's 503 names it

@@ -32,9 +32,9 @@ __all__ = [
     "rich_fragment",
 ]
 
-#: Colour of the terminal to the class that says the same.
+#: Color of the terminal to the class that says the same.
 _CLASSES = {"green": "xrt-honoured", "red": "xrt-substituted", "yellow": "xrt-unobservable"}
-#: Longer text is coloured, but is no badge, which does not wrap.
+#: Longer text is colored, but is no badge, which does not wrap.
 _BADGE = 24
 
 
@@ -64,12 +64,12 @@ class Shown:
 
 @functools.cache
 def fragment_style() -> str:
-    """Return the style of a fragment, which takes colours and fonts of the page around it."""
+    """Return the style of a fragment, which takes colors and fonts of the page around it."""
     return (Path(__file__).parent / "notebook.css").read_text(encoding="utf-8")
 
 
 def plain(shown: RenderableType, width: int = 80) -> str:
-    """Return what rich shows as text without colours or control codes, `width` columns wide at most."""
+    """Return what rich shows as text without colors or control codes, `width` columns wide at most."""
     from rich.console import Console
 
     stream = io.StringIO()
@@ -173,7 +173,7 @@ def _table(shown: Table, console: Console) -> str:
 
 
 def _text(shown: RenderableType, console: Console, *, badges: bool = False) -> str:
-    """Return text with its colours; those of a table's cell as badges where they are short."""
+    """Return text with its colors; those of a table's cell as badges where they are short."""
     from rich.text import Text
 
     text = shown if isinstance(shown, Text) else Text(str(shown))

@@ -39,7 +39,7 @@ class _Hook:
 
 
 class _Escaped:
-    """Something for a console, with its text escaped after it was laid out; colours stay."""
+    """Something for a console, with its text escaped after it was laid out; colors stay."""
 
     def __init__(self, shown: RenderableType) -> None:
         self._shown = shown

@@ -266,7 +266,7 @@ def test_depthwise_convolution_of_many_elements(channels_last: bool) -> None:
         how = {"padding": dilation, "dilation": dilation, "groups": 64}
         ops.conv2d(x, weight, out=out, kernel="cuda_raw.depthwise_conv", **how)
         for one in (slice(0, 1), slice(-1, None)):
-            last = x[one, :, -64:].double()  # of which two at most lack their upper neighbours
+            last = x[one, :, -64:].double()  # of which two at most lack their upper neighbors
             want = torch.nn.functional.conv2d(last, weight.double(), **how)
             assert_near(out[one, :, -62:], want[:, :, 2:], x.dtype, f"batch {one}, dilation {dilation}")
         assert not bool(out[-1].isnan().any())

@@ -361,7 +361,7 @@ def test_two_devices() -> None:
 
 def test_arguments_that_need_the_machine(pool: MemoryPool) -> None:
     count = torch.cuda.device_count()
-    with pytest.raises(InputError, match=f"'cuda:{count}' is not there"):
+    with pytest.raises(InputError, match=f"'cuda:{count}' was not found"):
         xt.set_allocator(device=count)
     with pytest.raises(InputError, match="has memory of cuda:0, and device is 'cuda:1'"):
         xt.set_allocator(pool=pool, device="cuda:1")

@@ -39,13 +39,13 @@ accuracy: {rtol: 1.0e-9, atol: 0.0}
 #: Kind of failure: the options that bring it, and its code.
 FAILURES: dict[str, tuple[tuple[str, ...], ExitCode]] = {
     "an option that there is not": (("--nonsense",), ExitCode.BAD_INPUT),
-    "a model that is not there": (("MISSING",), ExitCode.BAD_INPUT),
+    "a model that is missing": (("MISSING",), ExitCode.BAD_INPUT),
     "a model that is damaged": (("DAMAGED",), ExitCode.BAD_INPUT),
-    "a policy that is not there": (("--policy", "nope.yaml"), ExitCode.BAD_INPUT),
+    "a policy that is missing": (("--policy", "nope.yaml"), ExitCode.BAD_INPUT),
     "an unknown key of a policy": (("--policy", "UNKNOWN"), ExitCode.BAD_INPUT),
     "a device that is no word": (("--device", "nonsense"), ExitCode.BAD_INPUT),
-    "a CUDA device that is not there": (("--device", "cuda:99"), ExitCode.ENVIRONMENT),
-    "an Intel NPU that is not there": (("--policy", "NPU"), ExitCode.ENVIRONMENT),
+    "a CUDA device that is missing": (("--device", "cuda:99"), ExitCode.ENVIRONMENT),
+    "an Intel NPU that is missing": (("--policy", "NPU"), ExitCode.ENVIRONMENT),
     "a key that is not enforced under strict": (("--policy", "STRICT"), ExitCode.NOT_HONOURED),
     "results out of tolerance": (("--policy", "INACCURATE"), ExitCode.NOT_HONOURED),
 }
@@ -53,8 +53,8 @@ FAILURES: dict[str, tuple[tuple[str, ...], ExitCode]] = {
 #: has the same codes and shows what failed as a claim.
 OTHERWISE = {
     ("plan", "results out of tolerance"): ExitCode.OK,
-    ("compare", "a CUDA device that is not there"): ExitCode.NOT_HONOURED,
-    ("compare", "an Intel NPU that is not there"): ExitCode.NOT_HONOURED,
+    ("compare", "a CUDA device that is missing"): ExitCode.NOT_HONOURED,
+    ("compare", "an Intel NPU that is missing"): ExitCode.NOT_HONOURED,
 }
 
 

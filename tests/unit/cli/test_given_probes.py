@@ -62,7 +62,7 @@ def test_explain_compares_the_input_that_is_given(
 
 
 def test_an_input_is_no_calibration(xrt: Any, digits: str, tmp_path: Path) -> None:
-    """int8 still asks for inputs to quantise with."""
+    """int8 still asks for inputs to quantize with."""
     np.save(tmp_path / "image.npy", np.ones((1, 1, 8, 8), np.float32))
     given = ["-e", "onnxruntime", "-d", "cpu", "--precision", "int8", "--input", f"image=@{tmp_path / 'image.npy'}"]
     result = xrt("run", digits, *given)

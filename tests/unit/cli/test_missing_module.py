@@ -22,7 +22,7 @@ MISSING = "absent_of_needy"
 
 @pytest.fixture
 def needy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Install a package that imports a module which is not there, and have `xrt plan` import it."""
+    """Install a package that imports a module which is missing, and have `xrt plan` import it."""
 
     def install(requires: str = "", body: str = f"import {MISSING}\n", *, listed: bool = True) -> None:
         (tmp_path / "needy.py").write_text(body)

@@ -100,7 +100,7 @@ def test_what_is_wrong_is_said(xrt: Xrt, digits: str, spec: Path, options: tuple
 def test_a_device_that_is_not_there(xrt: Xrt, digits: str, spec: Path) -> None:
     found = xrt("tune", digits, "-d", "cpu", "--input", "random", "--devices", "cuda:99")
     assert found.code == 1, "as for any device that no engine here has"
-    assert "devices: cuda:99 is not there" in found.err
+    assert "devices: cuda:99 was not found" in found.err
 
 
 def test_a_cluster_needs_ray(xrt: Xrt, digits: str, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Converted and quantised sessions of ordinary graphs: they open, agree with ONNX Runtime in fp32, or say why not."""
+"""Converted and quantized sessions of ordinary graphs: they open, agree with ONNX Runtime in fp32, or say why not."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ def raw(path, feeds):
 
 
 def transposed_product(path):
-    """Build what ONNX Runtime's optimisers crash on at level all, in fp16."""
+    """Build what ONNX Runtime's optimizers crash on at level all, in fp16."""
     nodes = [N("Transpose", ["x"], ["t"], perm=[1, 0, 2]), N("MatMul", ["t", "w"], ["y"])]
     return save(path, nodes, [V("x", FLOAT, ["s", "n", 8])], [arr("w", 8, 4)])
 

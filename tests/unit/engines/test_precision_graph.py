@@ -138,9 +138,9 @@ def test_quantised_parts_stay():
     zoo.constant(model, "z", 128, np.uint8)
     zoo.weight(model, "w", 4, 4)
     converted = both(model)
-    assert kept(converted)["QuantizeLinear:q"] == "quantisation scales stay fp32"
+    assert kept(converted)["QuantizeLinear:q"] == "quantization scales stay fp32"
     assert "MatMul:m" in converted.converted_nodes
-    assert any("quantised (qdq)" in note for note in converted.notes)
+    assert any("quantized (qdq)" in note for note in converted.notes)
 
 
 def test_sequences_stay():

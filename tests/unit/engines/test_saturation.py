@@ -36,7 +36,7 @@ SCALE, WEIGHT_SCALE = np.float32(0.008), np.float32(0.01)
 
 
 def pair(path: Path, op: str, activation: Any, largest: int) -> Any:
-    """Write a product with quantised operands; return the path, inputs, and its result without integer kernels."""
+    """Write a product with quantized operands; return the path, inputs, and its result without integer kernels."""
     shape, weight_shape = SHAPES[op]
     x = RNG.uniform(-1, 1, shape).astype(np.float32)
     q = RNG.integers(-largest, largest + 1, weight_shape).astype(np.int8)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Operations that models write out are found, and kernel keys for what is not there are never enforced or honoured."""
+"""Operations that models write out are found, and kernel keys for what is missing are never enforced or honoured."""
 
 from __future__ import annotations
 

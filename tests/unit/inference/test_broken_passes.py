@@ -76,7 +76,7 @@ def test_onnx_runtime_without_room_for_its_files(tmp_path: Path, limit: int) -> 
     assert report["partial"]
     assert report["headline"] in ("nothing observed", "policy honoured as far as observed")
     notes = "\n".join(report["notes"])
-    assert "the optimised graph could not be written" in notes or "the optimised graph was written empty" in notes
+    assert "the optimized graph could not be written" in notes or "the optimized graph was written empty" in notes
     if limit < 10_000:
         assert "the profile is cut off" in notes
     assert report["latency"]["median_us"] > 0
@@ -94,7 +94,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
         pytest.skip("this system does not allow mount namespaces")
     report = explained(tmp_path, "onnxruntime", 0, *mount)
     assert report["partial"]
-    assert "optimised graph" in "\n".join(report["notes"])
+    assert "optimized graph" in "\n".join(report["notes"])
 
 
 def test_openvino_needs_no_room(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def test_calibration_belongs_to_the_artifact(tmp_path: Path) -> None:
         np.testing.assert_array_equal(session.run(samples[0])["logits"], want)
         report = session.explain(samples[0], runs=1)
     assert [(u.op, u.relation, sorted(u.source_nodes)) for u in report.units] == told
-    with pytest.raises(xrt.EngineError, match="quantised with other calibration inputs"):
+    with pytest.raises(xrt.EngineError, match="quantized with other calibration inputs"):
         xrt.InferenceSession(artifact.folder, calibration=samples[:4])
     with xrt.InferenceSession(artifact.folder, calibration=samples) as session:
         assert session.plan.engine == "onnxruntime"

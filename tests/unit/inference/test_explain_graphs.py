@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Reports of sessions on what is not there: a CUDA device, nodes that were folded, a model file that was replaced."""
+"""Reports of sessions on what is missing: a CUDA device, nodes that were folded, a model file that was replaced."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ class TestTorch:
 
 
 def test_control_flow_of_onnxruntime_is_in_the_units(tmp_path: Path) -> None:
-    """A Loop that no optimiser removes, and NonZero, as ONNX Runtime ran them here on the CPU."""
+    """A Loop that no optimizer removes, and NonZero, as ONNX Runtime ran them here on the CPU."""
     body = helper.make_graph(
         [helper.make_node("Identity", ["go"], ["again"]), helper.make_node("Add", ["v", "v"], ["w"])],
         "body",

@@ -292,7 +292,7 @@ def test_plan_loads_nothing(mlp: Path) -> None:
     assert (plan.engine, plan.device) == ("onnxruntime", "cuda:0")
     assert plan.settings["options"]["use_tf32"] == "0"
     assert plan.control("execution.precision").enforceability == "enforced"  # type: ignore[union-attr]
-    with pytest.raises(xrt.CudaError, match=r"cuda:99 is not there: this machine has cuda:0"):
+    with pytest.raises(xrt.CudaError, match=r"cuda:99 was not found: this machine has cuda:0"):
         xrt.plan(mlp, device="cuda:99", machine=machine)
 
 

@@ -24,7 +24,7 @@ def interpreter(folder: Path, *, customize: str = "", variables: str = "") -> st
     return f"py:{script}"
 
 
-#: Every session of ONNX Runtime is opened without optimisations of the graph: another engine's default.
+#: Every session of ONNX Runtime is opened without optimizations of the graph: another engine's default.
 UNOPTIMISED = """
     import onnxruntime as ort
 

@@ -19,7 +19,7 @@ _fake = FakeTensorMode(allow_non_fake_inputs=True)
 
 
 class Subclass(torch.Tensor):
-    """One without behaviour of its own."""
+    """One without behavior of its own."""
 
 
 def _inference(x: torch.Tensor) -> torch.Tensor:

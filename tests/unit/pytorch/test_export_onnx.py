@@ -156,7 +156,7 @@ class TestPolicy:
         nodes = {node.name: node for node in onnx.load(made.path).graph.node}
         assert {"again/Conv", "again/Conv_1", "stem/Conv"} <= set(nodes), "a module that is called twice"
         said = {entry.key: entry.value for entry in nodes["stem/Conv"].metadata_props}
-        assert said["xpuruntime.result_of"] == "bn", "the normalisation was folded into the convolution"
+        assert said["xpuruntime.result_of"] == "bn", "the normalization was folded into the convolution"
 
 
 class TestLock:

@@ -116,9 +116,9 @@ def test_sessions_can_be_named(tmp_path):
 
 
 def test_devices_that_are_not_there_are_refused():
-    with pytest.raises(InputError, match="'cuda:99' is not there: this process sees cpu"):
+    with pytest.raises(InputError, match="'cuda:99' was not found: this process sees cpu"):
         xt.memory_report("cuda:99")
-    with pytest.raises(InputError, match="'disk' is not there"):
+    with pytest.raises(InputError, match="'disk' was not found"):
         xt.memory_report("disk")
     assert [device.device for device in xt.memory_report(torch.device("cpu")).devices] == ["cpu"]
 

@@ -101,12 +101,12 @@ def _entered(asked):
 
 def test_int8_is_for_sessions():
     with (
-        pytest.warns(XpuRuntimeWarning, match="int8 quantises the models of sessions"),
+        pytest.warns(XpuRuntimeWarning, match="int8 quantizes the models of sessions"),
         xt.kernel_policy(policy(precision="int8")),
     ):
         pass
     with (
-        pytest.raises(PolicyError, match="quantise the exported model"),
+        pytest.raises(PolicyError, match="quantize the exported model"),
         xt.kernel_policy(policy("strict", precision="int8")),
     ):
         pass

@@ -24,7 +24,7 @@ class TestLibraries:
     def test_the_wrong_cuda_major(self) -> None:
         found = only(facts(found={**FOUND, "cublasLt": (lib("libcublasLt.so.12", "12.8.4.1"),)}))
         assert found.code == "cuda_major_mismatch"
-        assert "libcublasLt.so.13 is not there, only" in found.what
+        assert "libcublasLt.so.13 was not found, only" in found.what
         assert "built for CUDA 13.0" in found.why
 
     def test_not_looked_at_without_a_gpu(self) -> None:

@@ -85,9 +85,9 @@ def test_devices_must_be_there_and_alike() -> None:
         trial_devices(["cuda:0", "cuda:2"], "cuda:0", here)
     with pytest.raises(UnsupportedOperationError, match=r"cuda:2 is unlike cuda:0"):
         trial_devices(["cuda:2"], "cuda:0", here)
-    with pytest.raises(UnsupportedOperationError, match=r"cuda:5 is not there; CUDA devices: cuda:0, cuda:1, cuda:2"):
+    with pytest.raises(UnsupportedOperationError, match=r"cuda:5 was not found; CUDA devices: cuda:0, cuda:1, cuda:2"):
         trial_devices(["cuda:0", "cuda:5"], "cuda:0", here)
-    with pytest.raises(UnsupportedOperationError, match=r"cuda:0 is not there; CUDA devices: no NVIDIA driver"):
+    with pytest.raises(UnsupportedOperationError, match=r"cuda:0 was not found; CUDA devices: no NVIDIA driver"):
         trial_devices(["cuda:0"], "cuda:0", machine())
     with pytest.raises(
         UnsupportedOperationError, match=r"the policy runs on cpu\. Fix: state execution.device: cuda:0"

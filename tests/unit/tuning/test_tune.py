@@ -304,7 +304,7 @@ def int8_search(**space):
 @pytest.mark.parametrize("accuracy", [None, {"cosine": 0.9, "rtol": 1.0, "atol": 10.0}])
 @pytest.mark.parametrize("named", [False, True])
 def test_int8_is_searched_beside_floats(tmp_path, accuracy, named):
-    """The calibration is for the candidates that are quantised, whether it is an argument or named by the policy."""
+    """The calibration is for the candidates that are quantized, whether it is an argument or named by the policy."""
     np.savez(
         tmp_path / "samples.npz",
         **{name: np.concatenate([sample[name] for sample in samples(8)]) for name in samples(1)[0]},
@@ -332,7 +332,7 @@ def test_int8_is_searched_beside_floats(tmp_path, accuracy, named):
 
 def test_a_calibration_that_no_candidate_would_use_is_refused(tmp_path):
     np.savez(tmp_path / "samples.npz", **samples(1)[0])
-    with pytest.raises(InputError, match=r"no candidate is quantised.*Fix: state space.precision: \[model, int8\]"):
+    with pytest.raises(InputError, match=r"no candidate is quantized.*Fix: state space.precision: \[model, int8\]"):
         xrt.tune(DEMO, CPU, inputs=samples(1), spec=int8_search(), calibration=tmp_path / "samples.npz")
 
 

@@ -72,9 +72,9 @@ def stale_artifact(engine: Engine, request: Request, judgement: Judgement, machi
     inputs = []
     if request.calibration is not None and calibration_digest(request) != made.calibration:
         inputs.append(
-            "it was not quantised with calibration inputs, and some are given"
+            "it was not quantized with calibration inputs, and some are given"
             if made.calibration is None
-            else "it was quantised with other calibration inputs"
+            else "it was quantized with other calibration inputs"
         )
     if not policy and not target and not inputs:
         return None

@@ -77,7 +77,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     node_map : dict of str to tuple of str
     notes : tuple of str
     calibration : str or None
-        Digest of the inputs that it was quantised with.
+        Digest of the inputs that it was quantized with.
     accuracy : ProbeResult or None
         How it did on a probe input when it was made, where a tolerance had to be met and the device was there.
     version : str

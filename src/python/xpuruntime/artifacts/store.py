@@ -133,7 +133,7 @@ def _refuse_foreign(folder: Path) -> None:
         kind = kind_of(folder)
         what = f"it is a {kind}" if kind != "folder" else f"it is a folder without the {MANIFEST} of an artifact"
         if kind == "missing":
-            what = "it is a link to what is not there"
+            what = "it is a link to a missing file"
     else:
         others = _others(folder, names)
         if not others:
@@ -186,7 +186,7 @@ def _misfit(recipe: Recipe, artifact: Artifact) -> str | None:
     if made.model_sha256 != model_digest(request.model):
         return "it was compiled from another model"
     if made.calibration != calibration_digest(request):
-        return "it was quantised with other calibration inputs"
+        return "it was quantized with other calibration inputs"
     stale = stale_artifact(engine, msgspec.structs.replace(request, artifact=artifact), judgement, machine)
     return None if stale is None else stale.reason
 

@@ -144,7 +144,7 @@ CalibrationOption = Annotated[
     text_option(
         "--calibration",
         metavar="PATH",
-        help="Inputs to quantise with, for --precision int8: an .npz or .npy file, or a folder of them.",
+        help="Inputs to quantize with, for --precision int8: an .npz or .npy file, or a folder of them.",
     ),
 ]
 TrustOption = Annotated[

@@ -161,7 +161,7 @@ def check_target(option: str, path: str | None) -> None:
     if kind_of(target) == "folder":
         raise InputError(f"{option} {path}: this is a folder. Fix: name a file in it")
     if kind_of(target.parent) != "folder":
-        raise InputError(f"{option} {path}: the folder '{target.parent}' is not there. Fix: make it, or name another")
+        raise InputError(f"{option} {path}: the folder '{target.parent}' was not found. Fix: make it, or name another")
     try:
         from xpuruntime.files.writing import check_writable
 

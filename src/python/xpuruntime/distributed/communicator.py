@@ -133,9 +133,9 @@ class Communicator(Collectives):
         InputError
             An argument is wrong.
         CudaError
-            The GPU is not there.
+            The GPU is missing.
         EngineError
-            NCCL is not there or failed, or the ranks did not meet: says which and why.
+            NCCL is missing or failed, or the ranks did not meet: says which and why.
         UnsupportedOperationError
             The policy asks for what this NCCL, or its environment, does not allow.
         """

@@ -56,7 +56,7 @@ _CONFIG = {
 
 
 class CollectivePolicy(PolicyValue, frozen=True, kw_only=True):
-    """How a communicator moves data. What is not stated is NCCL's choice. All ranks must state the same.
+    """How a communicator moves data. NCCL chooses the rest. All ranks must state the same.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class CollectivePolicy(PolicyValue, frozen=True, kw_only=True):
         Choice(tuple(_ALGORITHMS), "How the ranks are linked.", what="algorithms"), default=None
     )
     protocol: Protocol | None = field(
-        Choice(tuple(_PROTOCOLS), "How data are signalled.", what="protocols"), default=None
+        Choice(tuple(_PROTOCOLS), "How data are signaled.", what="protocols"), default=None
     )
     min_channels: int | None = field(Integer(1, 64, "Least number of thread blocks."), default=None)
     max_channels: int | None = field(Integer(1, 64, "Largest number of thread blocks."), default=None)

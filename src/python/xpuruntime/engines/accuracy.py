@@ -35,7 +35,7 @@ __all__ = [
 GENERATED = "generated"
 #: Precisions that change the graph of a model which is in another one.
 _CONVERTED = ("fp16", "bf16")
-#: Settings of adapters that have the graph converted or quantised.
+#: Settings of adapters that have the graph converted or quantized.
 _CONVERTING = ("convert", "qdq", "quantise")
 
 
@@ -86,7 +86,7 @@ def limits_of(request: Request, computes: str | None) -> Tolerance:
     from xpuruntime.evidence.tolerances import TOLERANCES
 
     precision, wanted = computes or request.policy.execution.precision, request.policy.accuracy
-    if request.model.quantisation.scheme != "none":  # one step of its own quantisers is more than any float rounds
+    if request.model.quantisation.scheme != "none":  # one step of its own quantizers is more than any float rounds
         precision = "int8"
     row = TOLERANCES.get(precision) or TOLERANCES["fp32"]
     if wanted is None:
@@ -97,7 +97,7 @@ def limits_of(request: Request, computes: str | None) -> Tolerance:
 
 
 def _was_quantised(request: Request) -> bool:
-    """Whether the model is quantised by us: here, or when the artifact was made."""
+    """Whether the model is quantized by us: here, or when the artifact was made."""
     made = request.artifact is not None and request.artifact.manifest.calibration is not None
     return request.calibration is not None or made
 

@@ -229,11 +229,11 @@ class Refusal(NamedTuple):
 def missing_cuda_device(device: str, machine: Machine) -> Refusal | None:
     """Refuse a CUDA device that is not on this machine; ``"cuda"`` is the first one."""
     if not machine.cuda:
-        reason = f"{device} is not there: {machine.cuda_reason or 'no CUDA device'}"
+        reason = f"{device} was not found: {machine.cuda_reason or 'no CUDA device'}"
         return Refusal(VerdictCode.DEVICE_MISSING, reason)
     if int(device.partition(":")[2] or 0) not in {one.index for one in machine.cuda}:
         have = ", ".join(f"cuda:{one.index}" for one in machine.cuda)
-        return Refusal(VerdictCode.DEVICE_MISSING, f"{device} is not there: this machine has {have}")
+        return Refusal(VerdictCode.DEVICE_MISSING, f"{device} was not found: this machine has {have}")
     return None
 
 

@@ -130,7 +130,7 @@ class ControlBuilder:
 def fp32_nodes(rule: KernelRule) -> str | None:
     """Return the nodes, as a glob, of a rule that asks for no kernel and only keeps nodes in fp32; else ``None``.
 
-    Such a rule can be held wherever the engine's graph is converted or quantised here.
+    Such a rule can be held wherever the engine's graph is converted or quantized here.
     """
     free = rule.use in (None, "auto", ("auto",))
     return rule.match.node or None if free and rule.precision == "fp32" else None

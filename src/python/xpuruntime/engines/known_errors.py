@@ -93,14 +93,14 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Whether the attribute ``axis``, which defaults to 1, must be another one than the last of at least three.
     where : {"anywhere", "subgraph"}
         ``"subgraph"``: in the main graph the adapter avoids it.
-    dequantised : bool
+    dequantized : bool
         Whether its first input must be what a DequantizeLinear makes: the engine computes it in integers.
     types : tuple of str
         Element types of the first input, such as ``"int8"``; empty: all.
     open : bool
         Whether the first input must have a size that the graph leaves open.
     large : bool
-        Whether only values beyond 2**24 are wrong. What is computed of sizes and of small constants alone is below.
+        Whether only values beyond 2**24 are wrong. Values computed of sizes and small constants alone are below.
     simulator : bool
         Whether it was seen on the engine's simulator alone, and no device was run: there it is only reported.
     saturates : bool

@@ -48,7 +48,7 @@ class ModelSource:
             return ""
         ways = {
             "converted to another precision": self.converted,
-            "quantised": self.quantised is not None,
+            "quantized": self.quantised is not None,
             "with kernels of xpuruntime": self.operators is not None,
         }
         return " and ".join(way for way, done in ways.items() if done)
@@ -119,5 +119,5 @@ def _quantised(
 
     made = quantise(info, request.calibration, style, keep_fp32=keep_fp32)
     for note in made.notes:
-        log.add("graph quantised to int8", note)
+        log.add("graph quantized to int8", note)
     return ModelSource(made.data, None, info.path, quantised=made, info=info)

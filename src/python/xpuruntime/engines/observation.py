@@ -118,7 +118,7 @@ _PRODUCTS = ("Conv", "MatMul", "Gemm", "Attention")
 
 
 def is_product(op: str) -> bool:
-    """Whether an operator is one that quantisation is for; the others may stay as the model states them."""
+    """Whether an operator is one that quantization is for; the others may stay as the model states them."""
     return any(word in op for word in _PRODUCTS)
 
 

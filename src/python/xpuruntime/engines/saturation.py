@@ -32,7 +32,7 @@ def saturates_on(features: Collection[str]) -> bool:
 
 
 def saturating_nodes(model: ModelInfo) -> list[str]:
-    """Return the products of a quantised model whose int8 weights are too large for such a processor.
+    """Return the products of a quantized model whose int8 weights are too large for such a processor.
 
     Weights that are kept outside of the file are not read.
     """
@@ -72,7 +72,7 @@ def saturating_nodes(model: ModelInfo) -> list[str]:
 
 
 def _dequantised(makers: dict[str, Any], name: str) -> str:
-    """Return what a tensor was dequantised from, also through a Transpose; empty where it was not."""
+    """Return what a tensor was dequantized from, also through a Transpose; empty where it was not."""
     node = makers.get(name)
     if node is not None and node.op_type == "Transpose":
         node = makers.get(node.input[0])

@@ -293,7 +293,7 @@ def _what(group: NodeGroup, both: set[str]) -> dict[What, tuple[str, ...]]:
 
 
 def _differ(a: Unit, b: Unit, both: set[str]) -> list[What]:
-    """Return what differs between the units that account for one node. What either does not say is no difference."""
+    """Return what differs between the units that account for one node. A fact missing in one is no difference."""
     if (a.relation == "folded") != (b.relation == "folded"):
         return ["folding"]
     if a.relation == "folded":

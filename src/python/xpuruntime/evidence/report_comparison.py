@@ -119,7 +119,7 @@ class GroupChange(_Change, frozen=True, kw_only=True):
 
 
 class KeyChange(_Change, frozen=True, kw_only=True):
-    """A policy key whose request or status differs. What a report does not state is ``None``."""
+    """A policy key whose request or status differs. A fact that a report leaves out is ``None``."""
 
     key: str
     requested_before: str | None

@@ -216,7 +216,7 @@ def make_private(folder: Path) -> None:
 def not_private(path: Path) -> str | None:
     """Return why a cache, or an entry of one, may hold what another user has put there, and the fix; else ``None``.
 
-    What is not there is nobody's. The administrator is trusted.
+    What is missing is nobody's. The administrator is trusted.
     """
     if not hasattr(os, "getuid"):
         return None

@@ -291,7 +291,7 @@ def _measured_instead(drift: DriftReport | None, precision: str) -> str:
         return "the layers were measured, and the first of them that is out of tolerance is named"
     if precision == "int8":
         return (
-            "under int8 every cut of the graph quantises otherwise, and of the layers that were measured none is out "
+            "under int8 every cut of the graph quantizes otherwise, and of the layers that were measured none is out "
             "of tolerance"
         )
     return ""

@@ -228,7 +228,7 @@ def _facts_of(registry: EngineRegistry, name: str) -> EngineFacts:
 def calibration_of(
     given: Any, policy: Policy, info: ModelInfo, *, artifact: Artifact | None = None, lock: str | None = None
 ) -> Calibration | None:
-    """Return the inputs to quantise with, compared with the digest that the policy states."""
+    """Return the inputs to quantize with, compared with the digest that the policy states."""
     stated = policy.calibration
     if given is None and (stated is None or artifact is not None):
         return None

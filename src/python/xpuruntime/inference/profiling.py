@@ -237,7 +237,7 @@ class MemoryWatch:
     def _of_process(self) -> dict[str, int]:
         now = process_memory()
         if now.resident is None:
-            self._said["this system does not report the memory of a process: /proc/self/status is not there"] = None
+            self._said["this system does not report the memory of a process: /proc/self/status is missing"] = None
         told = (("resident", now.resident), ("most resident", now.most_resident))
         return {f"process: {word}": held for word, held in told if held is not None}
 

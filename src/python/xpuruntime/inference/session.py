@@ -67,7 +67,7 @@ class InferenceSession:
     example_inputs : mapping of str to tensor, or sequence of tensors, optional
         For a module: what it is called with once, to learn its operators and results.
     calibration : path, array, mapping, list or iterable, optional
-        Inputs like those that the model will get, to quantise it with where `precision` is ``"int8"``; see
+        Inputs like those that the model will get, to quantize it with where `precision` is ``"int8"``; see
         `Calibration`.
     trust : bool
         Load a ``.pt2`` file although that can run code of the file. Without, such a file is refused.
@@ -107,7 +107,7 @@ class InferenceSession:
     PolicyError
         The policy has an unknown key or a bad value, or two arguments contradict each other.
     CudaError
-        The CUDA device asked for is not there.
+        The CUDA device asked for is missing.
     EngineError
         The engine asked for is not installed, or refused the model.
     UnsupportedOperationError

@@ -33,7 +33,7 @@ class ValidatorKind(Code):
     ENVIRONMENT = "environment", "Environment variables that change what runs."
     PACKAGE = "package", "The version of a Python package."
     COMPILER = "compiler", "A compiler that makes code of the model when it is loaded, or of a step."
-    CALIBRATION = "calibration", "The inputs that the model is quantised with."
+    CALIBRATION = "calibration", "The inputs that the model is quantized with."
     ARTIFACT = "artifact", "The compiled artifact that is loaded."
     GENERATION = "generation", "How a model of transformers generates: attention, experts, cache, configuration."
     TOKENIZER = "tokenizer", "The tokenizer and its chat template."
@@ -90,7 +90,7 @@ def lacking(difference: Difference) -> bool:
 
 
 def shown(value: Any) -> str:
-    """Return a value of a validator as short text; ``nothing`` for one that is not there."""
+    """Return a value of a validator as short text; ``nothing`` for one that is missing."""
     if value is None:
         return "nothing"
     if isinstance(value, dict):

@@ -180,7 +180,7 @@ def packages_of(engine: str) -> tuple[str, ...]:
 
 
 def quantiser_packages(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the distributions that quantise a model when it is loaded, and what they compute with."""
+    """Return the distributions that quantize a model when it is loaded, and what they compute with."""
     style = settings.get("qdq") or (settings.get("style") if settings.get("quantise") else None)
     if not style:
         return ()

@@ -427,7 +427,7 @@ def utc_now() -> str:
 
 
 def digest_of_part(part: Identity | Measured) -> str:
-    """Return ``"sha256:…"`` of the canonical JSON of a part of a lock."""
+    """Return ``"sha256:…"`` of a lock's part, as canonical JSON."""
     return "sha256:" + hashlib.sha256(msgspec.json.encode(part, order="sorted")).hexdigest()
 
 

@@ -49,8 +49,8 @@ class TuningProgress(NamedTuple):
 class watch_tuning:  # noqa: N801 - used like a function
     """Watch the tuning of kernels inside a ``with`` block, in all threads of the process, and bound it.
 
-    It reaches the core's tuner, PyTorch's and the one for nodes inside ONNX Runtime. What is ended is not kept: what
-    would run without tuning runs, and it is measured when it is called again outside of the block.
+    It reaches the core's tuner, PyTorch's and the one for nodes inside ONNX Runtime. A measurement that is
+    ended is not kept: the kernel of an untuned call runs, and the next call outside of the block is measured.
 
     Parameters
     ----------

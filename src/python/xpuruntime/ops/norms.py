@@ -127,7 +127,7 @@ def layer_norm_backward(
     grad_out : array [.., columns]
         Gradient that arrives at the output.
     x : array [.., columns]
-        What was normalised: the sum, where there was a residual.
+        What was normalized: the sum, where there was a residual.
     mean, rstd : array [..]
         What the forward returned, with ``return_stats=True``.
     weight : array [columns], optional

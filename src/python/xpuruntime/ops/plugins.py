@@ -198,7 +198,7 @@ def plugin_facts(backend: str) -> dict[str, str] | None:
 
 
 def _code_of(source: Any) -> Iterator[str]:
-    """Yield digests and texts of what a source of kernels is made of. Raises OSError where it cannot be read."""
+    """Yield digests and texts of a kernel source. Raises OSError where it cannot be read."""
     if isinstance(source, str):
         yield file_digest(source)
         return

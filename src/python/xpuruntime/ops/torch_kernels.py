@@ -231,7 +231,7 @@ def find_torch_kernel(word: str, op: str) -> TorchKernel | None:
     Raises
     ------
     InputError
-        The word names a source, and what it names is not there.
+        The word names a source, and what it names is missing.
     """
     if op in _BY_ARRAYS:
         return None

@@ -141,7 +141,7 @@ class Plan(Shown, msgspec.Struct, frozen=True, kw_only=True):
     policy_source : {"stated", "default", "model metadata", "artifact"}
         Where the policy comes from: the caller, nobody, the model itself, or the artifact.
     calibration : str or None
-        Digest of the inputs that it is quantised with.
+        Digest of the inputs that it is quantized with.
     execution : ExecutionFacts or None
         The device, driver and libraries; ``None`` in a plan of a version that did not note them.
     """

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 _ENGINE_CODES = frozenset({VerdictCode.ENGINE_MISSING, VerdictCode.ENGINE_BROKEN, VerdictCode.LIBRARY_MISSING})
-#: Of engines that do not count where another one is broken: they are not there, or never had the device.
+#: Of engines that do not count where another one is broken: they are missing, or never had the device.
 _ELSEWHERE = frozenset(
     {VerdictCode.ENGINE_MISSING, VerdictCode.DEVICE_UNSUPPORTED, VerdictCode.FORMAT_UNSUPPORTED, VerdictCode.NOT_NAMED}
 )

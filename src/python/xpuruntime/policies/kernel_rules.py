@@ -150,7 +150,7 @@ _SOURCES = {
 _SOURCE_FIX = {
     "triton:": "write triton:package.module.operator",
     "hf:": (
-        "write hf:organisation/repository@<the 40 hexadecimal digits of a commit>/Layer, or "
+        "write hf:organization/repository@<the 40 hexadecimal digits of a commit>/Layer, or "
         "hf:/absolute/folder@sha256:<digest of its files>/Layer; a branch, a tag or a short commit may mean another "
         "kernel tomorrow"
     ),

@@ -57,7 +57,7 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
     kernels : KernelPolicy
     accuracy : AccuracyPolicy or None
     calibration : CalibrationPolicy or None
-        The inputs that a model is quantised with.
+        The inputs that a model is quantized with.
     verify : VerifyPolicy or None
         Claims of ``xrt verify``. They ask nothing of a run: `stated` leaves them out.
 
@@ -86,7 +86,7 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
         Nested(AccuracyPolicy, "How close the results must be to a reference."), default=None
     )
     calibration: Accepts[CalibrationPolicy | None, CalibrationPolicy | dict[str, Any] | None] = field(
-        Nested(CalibrationPolicy, "Which inputs a model is quantised with."), default=None
+        Nested(CalibrationPolicy, "Which inputs a model is quantized with."), default=None
     )
     verify: Accepts[VerifyPolicy | None, VerifyPolicy | dict[str, Any] | None] = field(
         Nested(VerifyPolicy, "Which claims `xrt verify` checks."), default=None

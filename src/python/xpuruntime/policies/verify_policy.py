@@ -299,7 +299,7 @@ _MOST = 10**9
 
 
 class CalibrationPolicy(PolicyValue, frozen=True, kw_only=True):
-    """Which inputs a model is quantised with, and the digest that they must have.
+    """Which inputs a model is quantized with, and the digest that they must have.
 
     Attributes
     ----------
@@ -308,7 +308,7 @@ class CalibrationPolicy(PolicyValue, frozen=True, kw_only=True):
         it is relative to the folder of that file; in a value that was made otherwise, to the current folder.
     digest : str
         ``"sha256:…"`` over names, types, shapes and values of all samples in their order, as
-        ``xrt policy calibration`` prints it. Inputs with another digest are refused before anything is quantised.
+        ``xrt policy calibration`` prints it. Inputs with another digest are refused before anything is quantized.
     samples : int or None
         How many there are.
     """

@@ -72,7 +72,7 @@ def autocast(
     Warns
     -----
     XpuRuntimeWarning
-        On entering, when a policy that is not strict states another precision. What was asked here is done.
+        On entering, when a policy that is not strict states another precision. The request of this call is done.
 
     Returns
     -------

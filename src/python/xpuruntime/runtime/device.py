@@ -34,7 +34,7 @@ class Device:
     Raises
     ------
     CudaError
-        If the CUDA device is not there. The message names those that are, or why there is none.
+        If the CUDA device is missing. The message names those that are, or why there is none.
     InputError
         If the name is not known or the index is negative.
 
@@ -219,7 +219,7 @@ def set_current_device(device: DeviceLike) -> None:
     Raises
     ------
     CudaError
-        If the device is not there.
+        If the device is missing.
     InputError
         If the name is not known, the index is negative, or the CPU is named on a machine with a CUDA device.
     """

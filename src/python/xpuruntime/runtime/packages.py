@@ -38,7 +38,7 @@ _FOLDER = re.compile(r"(?P<name>[^-]+(?:-[^-]+)*?)-(?P<version>\d[^-]*)(?:-py[\d
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """One distribution: normalised name (lower case with hyphens), version, and where it is."""
+    """One distribution: normalized name (lower case with hyphens), version, and where it is."""
 
     name: str
     version: str
@@ -82,7 +82,7 @@ def distributions(paths: Sequence[str] | None = None) -> Iterator[Distribution]:
 
 
 def installed(*names: str) -> dict[str, str]:
-    """Return the versions of those distributions that are installed, by their normalised names."""
+    """Return the versions of those distributions that are installed, by their normalized names."""
     versions = {one.name: one.version for one in reversed([*distributions()]) if one.name in names}
     return {name: versions[name] for name in names if name in versions}
 

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Process forks: what a child of `os.fork` may do with models that were loaded before it.
 
-The child has a copy of the memory and one thread: threads of engines are not there. What waits for one of them waits
+The child has a copy of the memory and one thread: threads of engines are missing. What waits for one of them waits
 for ever, and so does what ends a native model, which joins its threads, and what libraries do at exit. So a child never
 ends such a model: it is kept until the process is gone, which exits as `os._exit` does once Python has ended.
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Cases of attention and normalisation."""
+"""Cases of attention and normalization."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ that of the sums (2^-53 for fp64 inputs, else 2^-24), the bounds are
   instruction adds to the exponent of the largest and keep about 14 bits of each, and only some instructions later the
   sum goes to fp32 (what cuBLAS calls fast accumulation leaves even that out). So ``2^-12 sum |a| |b|`` more, for
   numbers among which none stands out (`FP8_SUMS`, and `Expected.fp8_sizes` for ``sum |a| |b|``);
-* norms: ``u_out |y| + |w| (32 u_acc (1 + |n|) + 8 u_acc S r + 2 u_in S r (1 + |n|))`` with n the normalised value, S
+* norms: ``u_out |y| + |w| (32 u_acc (1 + |n|) + 8 u_acc S r + 2 u_in S r (1 + |n|))`` with n the normalized value, S
   the largest of the row, r the reciprocal deviation; the last term only with a residual, as its sum may be rounded;
 * attention: scores are wrong by at most ``d = (head_dim + 16) u_acc scale sum |q| |k| + 8 u_acc (|mask| + |lse|)``,
   weights relatively by ``e = 2 d + 2 u_in + (kv_length + 64) u_acc``, as they may be rounded to the inputs' dtype;

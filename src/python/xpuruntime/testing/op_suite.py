@@ -11,7 +11,7 @@ For authors of kernels. Subclass `OpSuite` in a test module, name the kernel, an
         kernel = "mine.matmul"
         unsupported = {"matmul/*/float64": "it has no float64"}
 
-What the kernel does not do is declared in `unsupported`, by patterns of case names: a case that is refused and not
+Cases that the kernel refuses are declared in `unsupported`, by patterns of case names: a case that is refused and not
 declared is a failure, and so is one that is declared and works, and a pattern that no case has. What depends on the
 version of a library below is declared in `may_refuse`: such a case must be right or refused, and where it is refused
 the report says so. A kernel whose dropout draws other random numbers than the ops define declares that too; then its

@@ -130,9 +130,9 @@ class SearchContext:
         if self.calibration is None or any(uses_calibration(policy, model) for policy in policies):
             return
         if (scheme := model.quantisation.scheme) != "none":
-            raise InputError(f"calibration: the model is quantised already ({scheme})", fix="leave calibration out")
+            raise InputError(f"calibration: the model is quantized already ({scheme})", fix="leave calibration out")
         raise InputError(
-            f"calibration: no candidate is quantised, since precision is {execution.precision} and not searched",
+            f"calibration: no candidate is quantized, since precision is {execution.precision} and not searched",
             fix="state space.precision: [model, int8], or leave calibration out",
         )
 

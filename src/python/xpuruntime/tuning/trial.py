@@ -169,7 +169,7 @@ def _device(name: str, machine: Machine) -> TrialDevice:
     found = next((one for one in machine.cuda if one.index == int(index or 0)), None)
     if found is None:
         there = ", ".join(f"cuda:{one.index}" for one in machine.cuda) or machine.cuda_reason or "none"
-        raise UnsupportedOperationError(f"devices: {name} is not there; CUDA devices: {there}. Fix: leave it out")
+        raise UnsupportedOperationError(f"devices: {name} was not found; CUDA devices: {there}. Fix: leave it out")
     hardware = {"name": found.name, "memory": found.total_memory, "multiprocessors": found.sm_count}
     return TrialDevice(name=name, device=f"cuda:{found.index}", hardware=hardware)
 

@@ -97,7 +97,7 @@ def tune(
     device, engine, precision, trust, machine
         As for `InferenceSession`.
     calibration : path, optional
-        Inputs to quantise with; without them ``int8`` is refused by the plan of a model in floats.
+        Inputs to quantize with; without them ``int8`` is refused by the plan of a model in floats.
     devices : sequence of str, optional
         As `TuneSpec.devices`, in place of them.
     ray : str, RayPlacement or mapping, optional
@@ -120,7 +120,7 @@ def tune(
     InputError
         No inputs are given, they do not fit the model, or the journal is of another search.
     UnsupportedOperationError
-        The objective cannot be measured here; a device is not there or unlike the others; or there is no cluster with
+        The objective cannot be measured here; a device is missing or unlike the others; or there is no cluster with
         room for a trial.
     EngineUnavailable
         `ray` is given, and Ray is not installed.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The precision that ONNX Runtime's quantised operators multiply in, decided by the engine's own numbers."""
+"""The precision that ONNX Runtime's quantized operators multiply in, decided by the engine's own numbers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def n_bits(path: Path, bits: int, level: int | None) -> tuple[Path, Any]:
 
 
 def dynamic(path: Path, *, fused: bool) -> tuple[Path, Any]:
-    """Activations quantised while running, as `quantize_dynamic` writes it, or as ONNX Runtime fuses it."""
+    """Activations quantized while running, as `quantize_dynamic` writes it, or as ONNX Runtime fuses it."""
     # Weights of 7 bits: without VNNI, the sums of larger ones saturate.
     q, scale = RNG.integers(-64, 65, (K, N)).astype(np.int8), np.float32(0.013)
     weights: dict[str, Any] = {"w": q, "ws": scale, "wz": np.int8(0)}
@@ -209,7 +209,7 @@ PAIRS: dict[str, tuple[str, dict[str, Any], list[list[int]]]] = {
 
 @pytest.mark.parametrize("op", PAIRS)
 def test_quantised_pairs(tmp_path: Path, op: str) -> None:
-    """What the optimiser turns into integer operators is not fp32 under a policy that asks for it; the rest is."""
+    """What the optimizer turns into integer operators is not fp32 under a policy that asks for it; the rest is."""
     fused, attributes, shapes = PAIRS[op]
     nodes = quantised_pair(op, attributes, shapes)
     inputs = [value(f"x{index}", shape) for index, shape in enumerate(shapes)]
@@ -292,7 +292,7 @@ def test_a_pool_between_quantised_products_is_as_the_model_has_it(tmp_path: Path
 
 @pytest.mark.parametrize("op", ["ArgMax", "Reshape"])
 def test_what_reads_or_makes_quantised_values_is_as_the_model_has_it(tmp_path: Path, op: str) -> None:
-    """An ArgMax that reads integers, and a Reshape that ONNX Runtime quantises before it, not behind it."""
+    """An ArgMax that reads integers, and a Reshape that ONNX Runtime quantizes before it, not behind it."""
     weights = {"s": np.float32(0.05).reshape(()), "z": h.make_tensor("z", T.UINT8, [], [128])}
     first = [
         h.make_node("QuantizeLinear", ["a", "s", "z"], ["q"]),

@@ -227,7 +227,7 @@ def test_optional_inputs_may_be_left_out_by_name() -> None:
 
 
 def test_between_operators_of_onnx_runtime() -> None:
-    """With every optimisation on, and in a model whose weights it may fold, share and pack."""
+    """With every optimization on, and in a model whose weights it may fold, share and pack."""
     rules, w = name_rules(), randn(6, 6)
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Units of indices: what an optimiser makes of nodes of floats and reads shapes alone is under no precision."""
+"""Units of indices: what an optimizer makes of nodes of floats and reads shapes alone is under no precision."""
 
 from __future__ import annotations
 

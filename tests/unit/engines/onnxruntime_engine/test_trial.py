@@ -83,7 +83,7 @@ def test_a_level_that_kills_is_left_where_none_is_stated(
     monkeypatch.setattr(trial, "_WORK", only_disabled.replace("\nos.kill", "\n os.kill"))
     with open_changed("int8", tmp_path) as session:
         report = session.explain(operator_patterns.inputs_of("matmul_bias_relu"), runs=1)
-    assert any(conversion.what == "graph optimised at level disable" for conversion in report.conversions)
+    assert any(conversion.what == "graph optimized at level disable" for conversion in report.conversions)
     assert "was ended by SIGSEGV" in kept(trials)
 
 

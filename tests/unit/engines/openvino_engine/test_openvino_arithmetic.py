@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The precision that OpenVINO multiplies quantised models in, decided by OpenVINO's own numbers."""
+"""The precision that OpenVINO multiplies quantized models in, decided by OpenVINO's own numbers."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_quantised_pair_is_int8(tmp_path: Path) -> None:
 
 IMAGE = [1, 8, 10, 10]
 #: Operator, its attributes, shape of its input and of its weight, type of the weight, and whether its result is
-#: quantised, too. Without a weight, it is one of one input.
+#: quantized, too. Without a weight, it is one of one input.
 QUANTISED: dict[str, tuple[str, dict[str, Any], list[int], list[int], Any, bool]] = {
     "conv": ("Conv", {}, IMAGE, [16, 8, 3, 3], np.int8, True),
     "conv of uint8 weights": ("Conv", {}, IMAGE, [16, 8, 3, 3], np.uint8, False),

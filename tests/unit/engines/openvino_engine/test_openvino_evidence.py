@@ -170,7 +170,7 @@ def test_int8_from_samples(name: str) -> None:
 
 
 def _qdq_conv(weights: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> onnx.ModelProto:
-    """Return a convolution with its input, weights and output quantised to uint8 and the type of `weights`."""
+    """Return a convolution with its input, weights and output quantized to uint8 and the type of `weights`."""
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "xs", "xz"], ["xq"], name="q_x"),
         helper.make_node("DequantizeLinear", ["xq", "xs", "xz"], ["xd"], name="d_x"),
@@ -192,7 +192,7 @@ def _qdq_conv(weights: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> onnx.
 
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_a_quantised_model_that_runs_otherwise_is_told(tmp_path: Path, symmetric: bool) -> None:
-    """OpenVINO computes asymmetric 8-bit weights in fp32; what ran is what counts, not that the model is quantised."""
+    """OpenVINO computes asymmetric 8-bit weights in fp32; what ran is what counts, not that the model is quantized."""
     rng = np.random.default_rng(0)
     if symmetric:
         # 7 bits: without VNNI, larger weights are a known silent error, which warns as well.

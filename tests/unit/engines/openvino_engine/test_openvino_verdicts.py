@@ -54,7 +54,7 @@ def choosing() -> onnx.ModelProto:
 
 
 def quantised() -> onnx.ModelProto:
-    """A pool and an addition between what the model itself quantises: eight bits go through them."""
+    """A pool and an addition between what the model itself quantizes: eight bits go through them."""
     nodes = [
         NODE("QuantizeLinear", ["x", "s", "z"], ["q0"], "quantise"),
         NODE("DequantizeLinear", ["q0", "s", "z"], ["d0"], "back"),

@@ -55,7 +55,7 @@ def test_a_float_model(tmp_path: Path) -> None:
 
 
 def test_a_quantised_model(tmp_path: Path) -> None:
-    """A model that came quantised: Q and DQ are in the operation that computes with them."""
+    """A model that came quantized: Q and DQ are in the operation that computes with them."""
     pytest.importorskip("onnxruntime.quantization")
     from xpuruntime.engines.model import inspect_model
     from xpuruntime.engines.quantisation import Calibration, quantise

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Test models quantised, read back and run."""
+"""Test models quantized, read back and run."""
 
 from __future__ import annotations
 

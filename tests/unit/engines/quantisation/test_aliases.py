@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Quantising models whose own names are those that the quantiser derives."""
+"""Quantizing models whose own names are those that the quantizer derives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quantised_models import calibrated, cosine, graph_of, run
 from xpuruntime.engines.quantisation import quantise
 from xpuruntime.engines.quantisation.aliases import Aliases
 
-#: What the quantiser puts behind the name of a tensor, and behind that of a bias which two nodes read.
+#: What the quantizer puts behind the name of a tensor, and behind that of a bias which two nodes read.
 ENDINGS = [
     "1",
     "2",

@@ -147,7 +147,7 @@ def test_a_large_file_is_never_whole_in_memory(convnet, tmp_path):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ([], r"a list of 0 holds no samples; quantising needs inputs like those"),
+        ([], r"a list of 0 holds no samples; quantizing needs inputs like those"),
         (iter(()), "holds no samples"),
         ([{"a": np.zeros((1, 4), np.float32)}], r"sample 0 \(item 0 of a list of 1\): input 'b' is missing"),
         ([*pairs(1), {"a": 1.0, "b": 2.0}], r"sample 1 .*input 'a' is a float, not an array"),

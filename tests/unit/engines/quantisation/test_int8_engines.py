@@ -86,8 +86,8 @@ def test_openvino_takes_nncf_as_quantiser():
     with xrt.InferenceSession(exported("convnet"), device="cpu", engine="onnxruntime") as plain:
         want = plain.run(feeds)["logits"].ravel()
     assert got @ want / np.linalg.norm(got) / np.linalg.norm(want) > 0.99
-    said = [conversion.reason for conversion in report.conversions if conversion.what == "graph quantised to int8"]
-    assert "nodes were quantised by nncf " in said[0]
+    said = [conversion.reason for conversion in report.conversions if conversion.what == "graph quantized to int8"]
+    assert "nodes were quantized by nncf " in said[0]
     names = sorted(name for unit in report.units for name in unit.source_nodes)
     assert names == sorted(node.name for node in inspect_model(exported("convnet")).nodes)
 

@@ -61,8 +61,8 @@ def test_the_evidence_shows_integer_kernels(digits):
         assert "uint8" in found[name].precision_run
     assert [found[name].op for name in ("conv1", "fc1")] == ["QLinearConv", "QGemm"]
     assert found["bn1"] is found["conv1"]
-    said = [conversion for conversion in report.conversions if conversion.what == "graph quantised to int8"]
-    assert said[0].reason.startswith("11 of 12 nodes were quantised by onnxruntime")
+    said = [conversion for conversion in report.conversions if conversion.what == "graph quantized to int8"]
+    assert said[0].reason.startswith("11 of 12 nodes were quantized by onnxruntime")
 
 
 #: Products of the model below that ONNX Runtime's CPU provider has no integer kernel for, and their constant operands.
@@ -84,7 +84,7 @@ UNSERVED = {
 
 @pytest.mark.parametrize("name", UNSERVED)
 def test_products_without_an_integer_kernel_are_left_alone(name, tmp_path):
-    """The convolution before them is quantised; they are computed as in fp32, and that is no deviation."""
+    """The convolution before them is quantized; they are computed as in fp32, and that is no deviation."""
     body, constants, shape = UNSERVED[name]
     head = '<ir_version: 9, opset_import: ["": 17]>'
     model = onnx.parser.parse_model(
@@ -151,10 +151,10 @@ def test_a_quantised_model_goes_through_as_it_is(digits, tmp_path):
     with xrt.InferenceSession(path, **INT8) as session:
         assert right(session, digits[1], digits[2]) >= 0.98
         control = next(one for one in session.plan.controls if one.key == "execution.precision")
-        assert control.resolved == "the model's own quantisation (qdq)"
+        assert control.resolved == "the model's own quantization (qdq)"
         report = session.explain({"image": digits[1][:8]})
         assert report.honoured, report.deviations
-    with pytest.raises(xrt.UnsupportedOperationError, match=r"calibration_unused: .*the model is quantised already"):
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"calibration_unused: .*the model is quantized already"):
         xrt.InferenceSession(path, calibration=digits[0], **INT8)
 
 

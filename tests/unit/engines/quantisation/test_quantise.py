@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Quantised graphs: their form for each engine, what stays in floats, and that nothing else is left behind."""
+"""Quantized graphs: their form for each engine, what stays in floats, and that nothing else is left behind."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_the_report_says_who_quantised_what_from_how_much():
     made = made_from("convnet", "ort-cpu")
     assert made.tool.startswith("onnxruntime 1.")
     assert made.samples == 8
-    assert made.notes[0].startswith("21 of 22 nodes were quantised by onnxruntime")
+    assert made.notes[0].startswith("21 of 22 nodes were quantized by onnxruntime")
     assert "from 8 samples of a list of 8, sha256 " in made.notes[0]
     assert "node_conv2d" in made.quantised_nodes
     assert made.left_nodes == ()
@@ -182,7 +182,7 @@ def old_opset(opset):
 def test_an_old_opset_is_raised_and_told():
     info, calibration = calibrated(old_opset(11), np.ones((4, 3, 32, 32), np.float32))
     made = quantise(info, calibration, "ort-cpu")
-    assert "opset 11 was raised to 13, which quantised graphs need" in made.notes
+    assert "opset 11 was raised to 13, which quantized graphs need" in made.notes
     assert {o.version for o in graph_of(made).opset_import} == {13}
 
 

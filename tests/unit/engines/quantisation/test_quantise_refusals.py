@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What cannot be quantised is refused with its reason, and a failure leaves no files behind."""
+"""What cannot be quantized is refused with its reason, and a failure leaves no files behind."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ needs_nncf = pytest.mark.skipif(find_spec("nncf") is None, reason="could not imp
 
 
 def test_keeping_everything_is_refused():
-    with pytest.raises(ModelError, match=r"nothing in it can be quantised: rules keep every node in floats"):
+    with pytest.raises(ModelError, match=r"nothing in it can be quantized: rules keep every node in floats"):
         made_from("convnet", "ort-cpu", keep_fp32=("*",))
 
 
 def test_a_model_without_products_is_refused():
     info, calibration = calibrated(models.identity(), np.ones((4, 3), np.float32))
     with pytest.raises(
-        ModelError, match=r"nothing in it can be quantised: it has no Conv, .* Fix: use precision: fp32"
+        ModelError, match=r"nothing in it can be quantized: it has no Conv, .* Fix: use precision: fp32"
     ):
         quantise(info, calibration, "ort-cpu")
 
@@ -44,7 +44,7 @@ def test_half_precision_weights_are_refused():
         value.type.tensor_type.elem_type = TensorProto.FLOAT16
     info, calibration = calibrated(proto, np.ones((2, 64), np.float16))
     with pytest.raises(
-        ModelError, match=r"100% of its weights are float16, and quantising starts from float32.*export"
+        ModelError, match=r"100% of its weights are float16, and quantizing starts from float32.*export"
     ):
         quantise(info, calibration, "ort-cpu")
 
@@ -64,7 +64,7 @@ def test_models_beyond_protobuf_are_refused(tmp_path):
         value.type.tensor_type.shape.dim[1].dim_value = 8
     path.write_bytes(grown.SerializeToString())
     info, calibration = calibrated(path, np.ones((1, 8), np.float32))
-    with pytest.raises(ModelError, match=r"it has 3.6 GiB of weights, and quantising takes models of less than 2 GiB"):
+    with pytest.raises(ModelError, match=r"it has 3.6 GiB of weights, and quantizing takes models of less than 2 GiB"):
         quantise(info, calibration, "ort-cpu")
 
 
@@ -105,7 +105,7 @@ def test_nncf_missing_is_named(monkeypatch):
 
 def test_onnxruntime_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(EngineError, match=r"onnxruntime.*which the quantiser needs. Fix: pip install onnxruntime-gpu"):
+    with pytest.raises(EngineError, match=r"onnxruntime.*which the quantizer needs. Fix: pip install onnxruntime-gpu"):
         made_from("convnet", "openvino")
 
 
@@ -117,5 +117,5 @@ def test_what_nncf_says_when_it_fails_is_passed_on(tmp_path):
     path = tmp_path / "prepared.onnx"
     path.write_bytes(b"no model")
     prepared = Prepared(path=path, proto=models.mlp(), regions={}, notes=())
-    with pytest.raises(EngineError, match=r"NNCF cannot quantise this model: .*Fix: leave the option out"):
+    with pytest.raises(EngineError, match=r"NNCF cannot quantize this model: .*Fix: leave the option out"):
         quantise_nncf(prepared, [{"x": np.ones((1, 64), np.float32)}], STYLES["openvino-nncf"], (), tmp_path)

@@ -60,7 +60,9 @@ def test_compiled_without_a_gpu(tmp_path: Any) -> None:
         "tf32": "1",
     }
     assert artifact.manifest.node_map == {"mm1": ("mm1",), "relu": ("relu",), "mm2": ("mm2",)}
-    assert any(note.startswith("not loaded where it was made: cuda:0 is not there") for note in artifact.manifest.notes)
+    assert any(
+        note.startswith("not loaded where it was made: cuda:0 was not found") for note in artifact.manifest.notes
+    )
     ready = load_from(artifact)
     assert ready.record.size == len(ready.plan) == (artifact.folder / PLAN).stat().st_size
     assert ready.record.flags["tf32"] == "1"
@@ -80,7 +82,7 @@ def test_int8(tmp_path: Any) -> None:
     artifact = compiled(tmp_path, {**OPTIONS, "precision": "int8"}, model=models.conv(batch=2), calibration=inputs)
     assert artifact.manifest.target["precision"] == "int8"
     assert artifact.manifest.calibration is not None
-    assert any("quantised" in note for note in artifact.manifest.notes)
+    assert any("quantized" in note for note in artifact.manifest.notes)
     named = {name for nodes in artifact.manifest.node_map.values() for name in nodes}
     assert {"conv1", "conv2", "fc"} <= named
 
@@ -135,7 +137,7 @@ def test_refused_by_another_product(tmp_path: Any) -> None:
 
 def test_loading_says_that_there_is_no_gpu(tmp_path: Any) -> None:
     artifact = compiled(tmp_path)
-    with pytest.raises(xrt.CudaError, match="cuda:0 is not there"):
+    with pytest.raises(xrt.CudaError, match="cuda:0 was not found"):
         xrt.InferenceSession(artifact.folder)
 
 

@@ -67,7 +67,7 @@ def test_devices_that_are_not_there(tmp_path: Any, engine: str) -> None:
     assert verdict.code == "device_missing"
     assert NO_GPU in verdict.reason
     verdict = judge(ask(tmp_path, device="cuda:3"), ADA, engine).verdict
-    assert (verdict.code, verdict.reason) == ("device_missing", "cuda:3 is not there: this machine has cuda:0")
+    assert (verdict.code, verdict.reason) == ("device_missing", "cuda:3 was not found: this machine has cuda:0")
     verdict = judge(ask(tmp_path, device="cpu"), ADA, engine).verdict
     assert verdict.code == "device_unsupported"
     verdict = judge(ask(tmp_path), machine((8, 9), core_cuda=False), engine).verdict
@@ -177,9 +177,9 @@ def test_operators_of_other_domains(tmp_path: Any) -> None:
     ("model", "reason"),
     [
         ({"bias": "int32"}, "biases stored as int32"),
-        ({"activations": "uint8"}, "quantised to uint8"),
-        ({"activations": "uint16"}, "quantised to uint16"),
-        ({"weights": "uint8"}, "quantised to uint8"),
+        ({"activations": "uint8"}, "quantized to uint8"),
+        ({"activations": "uint16"}, "quantized to uint16"),
+        ({"weights": "uint8"}, "quantized to uint8"),
     ],
 )
 def test_quantised_forms_that_are_not_taken(tmp_path: Any, model: dict[str, str], reason: str) -> None:

@@ -207,7 +207,7 @@ def _view(address: int, dtype: Any, shape: tuple[int, ...]) -> np.ndarray[Any, A
 
 
 def module(engine: Engine | None) -> Any:
-    """Return the module whose runtime deserialises any plan to `engine`."""
+    """Return the module whose runtime deserializes any plan to `engine`."""
 
     class Runtime:
         def __init__(self, logger: Any) -> None:

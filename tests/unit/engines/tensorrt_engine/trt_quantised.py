@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""A convolution between Q and DQ, in the forms that quantisers write."""
+"""A convolution between Q and DQ, in the forms that quantizers write."""
 
 from __future__ import annotations
 

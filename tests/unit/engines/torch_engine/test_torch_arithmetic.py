@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The precision that PyTorch's quantised operators multiply in, decided by PyTorch's own numbers."""
+"""The precision that PyTorch's quantized operators multiply in, decided by PyTorch's own numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.torch
 
 
 class IntegerProduct(torch.nn.Module):
-    """A product of int8 tensors, quantised by hand."""
+    """A product of int8 tensors, quantized by hand."""
 
     def __init__(self) -> None:
         super().__init__()

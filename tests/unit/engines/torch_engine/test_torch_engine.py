@@ -366,8 +366,8 @@ class TestPlans:
     @pytest.mark.parametrize(
         ("policy", "message"),
         [
-            ({"execution": {"precision": "int8"}}, "does not quantise"),
-            ({"execution": {"device": "cuda:0"}}, "cuda:0 is not there"),
+            ({"execution": {"precision": "int8"}}, "does not quantize"),
+            ({"execution": {"device": "cuda:0"}}, "cuda:0 was not found"),
             ({"execution": {"device": "npu", "engine": "torch"}}, "not on 'npu'"),
             ({"execution": {"provider_options": {"torch": {"mode": "fast"}}}}, "'fast' is not one of"),
             ({"execution": {"provider_options": {"torch": {"fullgraph": True}}}}, "an option of torch.compile"),

@@ -115,7 +115,7 @@ def test_text_has_no_control_codes(report):
 
 
 def test_colour_says_nothing_alone(report):
-    """The same words stand in the coloured form and in the plain one."""
+    """The same words stand in the colored form and in the plain one."""
     stream = io.StringIO()
     Console(file=stream, width=80, force_terminal=True, color_system="truecolor", legacy_windows=False).print(report)
     coloured = stream.getvalue()

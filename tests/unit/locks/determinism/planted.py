@@ -140,7 +140,7 @@ class Planted(torch.nn.Module):
 
 
 class BatchNorm(torch.nn.Module):
-    """A linear layer and a batch normalisation with the statistics of the batch."""
+    """A linear layer and a batch normalization with the statistics of the batch."""
 
     def __init__(self) -> None:
         super().__init__()

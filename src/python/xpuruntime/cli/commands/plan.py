@@ -206,7 +206,7 @@ def check(file: FileArgument, json: JsonOption = False) -> None:
 
 @policy_app.command("show")
 def show(file: FileArgument, json: JsonOption = False) -> None:
-    """Print a policy file as it is understood: normalised, without defaults."""
+    """Print a policy file as it is understood: normalized, without defaults."""
     from xpuruntime.cli.output import print_json, print_plain
     from xpuruntime.policies import Policy
 

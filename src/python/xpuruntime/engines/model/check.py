@@ -43,7 +43,7 @@ _TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data"
 #: Types with several elements in one value of such a field, and with one in two.
 _PACKED, _COMPLEX = frozenset({21, 22, 23, 25, 26}), frozenset({14, 15})
 _OFFICIAL = frozenset({"", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "ai.onnx.preview"})
-#: Signs of what no engine runs in a text of the ONNX checker: a node against its schema, reading what is not there, a
+#: Signs of what no engine runs in a text of the ONNX checker: a node against its schema, reading what is missing, a
 #: tensor without its data.
 _FATAL = (
     "Bad node spec", "topologically sorted", "single static assignment", "ir_version", "opset_import", "data_type",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Facts read off an ONNX graph: its values, its nodes, its weights, and how it is quantised."""
+"""Facts read off an ONNX graph: its values, its nodes, its weights, and how it is quantized."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quantisation(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model is quantised."""
+    """How a model is quantized."""
 
     scheme: Literal["none", "qdq", "qoperator", "dynamic", "weight_only"] = "none"
     activations: tuple[str, ...] = ()
@@ -149,13 +149,13 @@ def weights(model: onnx.ModelProto) -> dict[str, int]:
 # Integer operators and where their weights are.
 _INTEGER_OPS = {"QLinearConv": 3, "QLinearMatMul": 3, "ConvInteger": 1, "MatMulInteger": 1}
 _WEIGHT_OPS = {"MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "GatherBlockQuantized", "QMoE"}
-#: Others that compute in integers, and others that quantise what they read.
+#: Others that compute in integers, and others that quantize what they read.
 _MORE_INTEGER_OPS = {"MatMulIntegerToFloat", "QAttention", "QGemm"}
 _DYNAMIC_OPS = {"DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"}
 
 
 def quantisation(model: onnx.ModelProto) -> Quantisation:
-    """Return how the model is quantised, read from its operators and the types of their zero points."""
+    """Return how the model is quantized, read from its operators and the types of their zero points."""
     ops: set[str] = set()
     activations: set[str] = set()
     stored: set[str] = set()

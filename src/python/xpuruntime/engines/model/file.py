@@ -81,7 +81,7 @@ def refuse(where: str, reason: str, fix: str) -> ModelError:
 
 
 def looks_like(head: bytes) -> tuple[str, str] | None:
-    """Return what a file that starts with `head` is, and what to do about it; None when it is not recognised."""
+    """Return what a file that starts with `head` is, and what to do about it; None when it is not recognized."""
     for magic, what, fix in _MAGIC:
         if head.startswith(magic):
             return what, fix

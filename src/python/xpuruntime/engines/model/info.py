@@ -192,7 +192,7 @@ def inspect_bytes(data: bytes | onnx.ModelProto, base_dir: str | os.PathLike[str
         try:
             data = data.SerializeToString()
         except Exception as error:  # protobuf raises different types for the same 2 GiB limit
-            raise refuse(_BYTES, f"it cannot be serialised ({error})", "save it with external data") from None
+            raise refuse(_BYTES, f"it cannot be serialized ({error})", "save it with external data") from None
     if not isinstance(data, bytes):
         data = bytes(data)
     folder = None if base_dir is None else str(base_dir)

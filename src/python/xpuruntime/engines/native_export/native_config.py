@@ -188,7 +188,7 @@ class KeyOutcomes:
         self.add("execution.engine", "kept", f"{self._runtime} is what runs")
         self.add("execution.device", "kept", device)
         self.add("execution.fallback", "kept", "one device is named, and no other is tried")
-        self.add("calibration.", "kept", "the graph that is written is quantised with them")
+        self.add("calibration.", "kept", "the graph that is written is quantized with them")
         self.add("accuracy.", "lost", "outputs are compared with no reference; `xrt verify` does")
         self.add("execution.static_batch", "lost", "batches are not padded")
         self.add("execution.static_shape", "kept", "the graph that is written has fixed sizes")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The arithmetic of ONNX Runtime's quantised operators: the precision that each kernel multiplies in.
+"""The arithmetic of ONNX Runtime's quantized operators: the precision that each kernel multiplies in.
 
 Types of tensors do not tell it: ``DynamicQuantizeMatMul`` reads and writes fp32 and multiplies int8. The table covers
-operators that models state and those that ONNX Runtime's optimiser makes; every other operator computes in the type of
+operators that models state and those that ONNX Runtime's optimizer makes; every other operator computes in the type of
 its tensors.
 """
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 __all__ = ["INTEGER_OPS", "OPERATORS", "QDQ_LEVEL", "QDQ_OFF", "Arithmetic", "arithmetic_of", "quantises_activations"]
 
 #: The session option that chooses the arithmetic of DequantizeLinear and MatMul fused into MatMulNBits: 4, the default,
-#: quantises activations to int8; 1 keeps fp32.
+#: quantizes activations to int8; 1 keeps fp32.
 QDQ_LEVEL = "session.qdq_matmulnbits_accuracy_level"
 #: The session option that leaves QuantizeLinear and DequantizeLinear as they are, so that the rest computes in floats.
 QDQ_OFF = "session.disable_quant_qdq"
 
-#: `integer`: the operands are integers already. `dynamic`: float activations are quantised to int8 inside. `level`: by
-#: the attribute ``accuracy_level``, see `_INT8_LEVEL`. `dequantised`: weights are dequantised to the type of the
+#: `integer`: the operands are integers already. `dynamic`: float activations are quantized to int8 inside. `level`: by
+#: the attribute ``accuracy_level``, see `_INT8_LEVEL`. `dequantised`: weights are dequantized to the type of the
 #: activations. `unknown`: it differs between builds and sizes, and is not reported.
 Arithmetic = Literal["integer", "dynamic", "level", "dequantised", "unknown"]
 
@@ -69,7 +69,7 @@ OPERATORS: dict[str, Arithmetic] = {
 #: Operators that multiply integers whatever their attributes say.
 INTEGER_OPS = frozenset(op for op, kind in OPERATORS.items() if kind in ("integer", "dynamic"))
 
-#: The ``accuracy_level`` of MatMulNBits at which the CPU provider quantises activations to int8. At 0 to 3 it
+#: The ``accuracy_level`` of MatMulNBits at which the CPU provider quantizes activations to int8. At 0 to 3 it
 #: multiplies in fp32, and the CUDA provider in the type of the activations at every level.
 _INT8_LEVEL = 4
 _EIGHT_AND_16 = ("uint8", "int8", "uint16", "int16")

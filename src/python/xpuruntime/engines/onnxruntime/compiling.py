@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Compiling with ONNX Runtime: the graph as its optimisers leave it, so that they need not run again.
+"""Compiling with ONNX Runtime: the graph as its optimizers leave it, so that they need not run again.
 
 Such a graph has operators and weight layouts that suit one processor, one provider and one version: all of them are in
 the target of the artifact.
@@ -60,7 +60,7 @@ def compiled_for(settings: OnnxRuntimeSettings, machine: Machine, device: str) -
 
 
 def compile_model(request: Request, settings: OnnxRuntimeSettings, folder: Path) -> Compiled:
-    """Write the optimised graph, its weights and the graph before it into `folder`.
+    """Write the optimized graph, its weights and the graph before it into `folder`.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def compile_model(request: Request, settings: OnnxRuntimeSettings, folder: Path)
 
 
 def _before(request: Request, source: ModelSource) -> Any:
-    """Return the graph that ONNX Runtime's optimisers started from, with the names of the model."""
+    """Return the graph that ONNX Runtime's optimizers started from, with the names of the model."""
     if source.quantised is None:
         return request.model.named_proto()
     import onnx

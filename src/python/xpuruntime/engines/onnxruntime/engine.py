@@ -190,7 +190,7 @@ class OnnxRuntimeEngine(Engine[OnnxRuntimeSettings]):
         return OnnxRuntimeExporter
 
     def target(self, request: Request, judgement: Judgement[OnnxRuntimeSettings], machine: Machine) -> dict[str, str]:
-        """Return versions, provider and the instruction sets that the optimised graph is made for."""
+        """Return versions, provider and the instruction sets that the optimized graph is made for."""
         from xpuruntime.engines.onnxruntime.compiling import compiled_for
 
         return compiled_for(judgement.settings, machine, request.device)
@@ -198,7 +198,7 @@ class OnnxRuntimeEngine(Engine[OnnxRuntimeSettings]):
     def compile(
         self, request: Request, judgement: Judgement[OnnxRuntimeSettings], machine: Machine, folder: Path
     ) -> Compiled:
-        """Write the graph as the optimisers leave it; see `Engine.compile`."""
+        """Write the graph as the optimizers leave it; see `Engine.compile`."""
         from xpuruntime.engines.onnxruntime.compiling import compile_model
 
         del machine

@@ -211,7 +211,7 @@ class KernelKeys:
             self._book.add(key, _counted(done) if done else "-", level, reason, fix)  # type: ignore[arg-type]
 
     def _rules(self) -> None:
-        """Resolve the rules: xpuruntime kernels, and fp32 for nodes of a converted or quantised graph."""
+        """Resolve the rules: xpuruntime kernels, and fp32 for nodes of a converted or quantized graph."""
         keep: list[str] = []
         for index, rule in enumerate(self._policy.rules):
             key = f"kernels.rules[{index}]"
@@ -233,7 +233,7 @@ class KernelKeys:
                 )
                 self._book.add(key, "-", "unsupported", *_not_built(use, reason))
             elif kept:
-                by = "converter" if self._settings.qdq is None else "quantiser"
+                by = "converter" if self._settings.qdq is None else "quantizer"
                 self._book.add(key, f"nodes {glob} stay fp32", "enforced", f"the {by} leaves them alone")
             elif rule.precision is None:
                 self._book.add(key, ENGINE_CHOICE, "enforced", "auto leaves the choice to the engine")
@@ -246,7 +246,7 @@ class KernelKeys:
             key,
             "-",
             "unsupported",
-            "a precision rule needs a node pattern, precision: fp32, and a graph converted or quantised here",
+            "a precision rule needs a node pattern, precision: fp32, and a graph converted or quantized here",
             "state match.node and execution.precision: fp16, or int8 with a calibration",
         )
 
@@ -317,7 +317,7 @@ def _why_not(request: Request, settings: OnnxRuntimeSettings) -> tuple[str, str]
     """Return why no xpuruntime operator can be in the graph, and the fix; ``None`` where they can."""
     if settings.qdq is not None:
         return (
-            "the graph is quantised, and xpuruntime kernels compute in floats",
+            "the graph is quantized, and xpuruntime kernels compute in floats",
             "state precision fp32, fp16 or bf16, which they compute in",
         )
     if request.purpose == "compile" or request.artifact is not None:

@@ -88,7 +88,7 @@ def _open(
 ) -> tuple[Opened, OnnxRuntimeSettings]:
     """Open a session, and return it with the settings that it was opened with.
 
-    A graph that was changed here, and that an optimiser spoils, is opened with fewer optimisers. A level that the
+    A graph that was changed here, and that an optimizer spoils, is opened with fewer optimizers. A level that the
     policy states is kept.
     """
     try:
@@ -107,10 +107,10 @@ def _open(
         except XpuRuntimeError:
             continue
         log.add(
-            f"graph optimised {less}", f"at level {settings.level} the graph, {source.changed}, is refused: {reason}"
+            f"graph optimized {less}", f"at level {settings.level} the graph, {source.changed}, is refused: {reason}"
         )
         return opened, changed
-    raise reason  # the optimisers are not what it was refused for
+    raise reason  # the optimizers are not what it was refused for
 
 
 def _load_cuda(request: Request, settings: OnnxRuntimeSettings, source: ModelSource, log: ConversionLog) -> LoadedModel:
@@ -283,7 +283,7 @@ def _observer(
 
 
 def source_graph_of(request: Request, source: ModelSource) -> Any:
-    """Return the graph before any optimiser saw it: of the model, as it was quantised, or as an artifact keeps it."""
+    """Return the graph before any optimizer saw it: of the model, as it was quantized, or as an artifact keeps it."""
     if source.quantised is not None:
         import onnx
 
@@ -295,9 +295,9 @@ def source_graph_of(request: Request, source: ModelSource) -> Any:
     return source_graph(request.artifact)
 
 
-#: The graph before any optimiser saw it, without its weights: evidence is joined to it.
+#: The graph before any optimizer saw it, without its weights: evidence is joined to it.
 SOURCE = "source.onnx"
-#: What was quantised, where it was quantised here.
+#: What was quantized, where it was quantized here.
 QUANTISED = "quantised.json"
 
 

@@ -193,7 +193,7 @@ class OnnxRuntimeExporter(NativeExporter):
         found.add_kernels(
             settings.keep_fp32,
             "an option, the graph, or ONNX Runtime's own choice",
-            "xpuruntime's kernels are not there",
+            "xpuruntime's kernels are missing",
             options=_KERNEL_OPTIONS,
         )
 

@@ -93,7 +93,7 @@ MIGRAPHX_OPTIONS: dict[str, Option] = {
     "migraphx_fp16_enable": Option(meaning="compute in fp16", values=BOOL, owned_by="execution.precision"),
     "migraphx_bf16_enable": Option(meaning="compute in bf16", values=BOOL, owned_by="execution.precision"),
     "migraphx_fp8_enable": Option(meaning="compute in fp8", values=BOOL, owned_by="execution.precision"),
-    "migraphx_int8_enable": Option(meaning="quantise to int8", values=BOOL, owned_by="execution.precision"),
+    "migraphx_int8_enable": Option(meaning="quantize to int8", values=BOOL, owned_by="execution.precision"),
     "migraphx_mem_limit": Option(meaning="arena limit in bytes", low=1, owned_by="execution.memory.limit"),
     "migraphx_external_alloc": Option(meaning="allocator address", owned_by="execution.memory.pool"),
     "migraphx_external_free": Option(meaning="allocator address", owned_by="execution.memory.pool"),
@@ -155,7 +155,7 @@ SESSION_OPTIONS: dict[str, Option] = {
     "session.use_device_allocator_for_initializers": Option(meaning="no arena for weights", values=BOOL),
     "session.qdqisint8allowed": Option(meaning="int8 QDQ", values=BOOL),
     "session.qdq_matmulnbits_accuracy_level": Option(
-        meaning="arithmetic of a product with dequantised weights: 1 fp32, 4 int8 activations", high=4
+        meaning="arithmetic of a product with dequantized weights: 1 fp32, 4 int8 activations", high=4
     ),
     "session.disable_quant_qdq": Option(meaning="no QDQ transformation", values=BOOL),
     "session.disable_double_qdq_remover": Option(meaning="keep doubled QDQ pairs", values=BOOL),

@@ -81,7 +81,7 @@ def _half_precision(
             f"graph converted to {precision}",
             "advisory",
             "the CPU provider has few fp16 kernels and computes the other nodes in fp32 between casts; the graph "
-            f"is optimised at level {settings.level}"
+            f"is optimized at level {settings.level}"
             + ("" if settings.level_stated else ", since fusions above it fail or crash on graphs with casts"),
             "use device cuda:0, or precision fp32",
         )
@@ -114,9 +114,9 @@ def _fp32(request: Request, settings: OnnxRuntimeSettings, builder: ControlBuild
 
 
 def _keep_activations(request: Request, settings: OnnxRuntimeSettings) -> OnnxRuntimeSettings:
-    """Have products with dequantised weights computed in the type of their activations, unless int8 is asked for.
+    """Have products with dequantized weights computed in the type of their activations, unless int8 is asked for.
 
-    ONNX Runtime fuses them into MatMulNBits, and by default quantises the activations to int8.
+    ONNX Runtime fuses them into MatMulNBits, and by default quantizes the activations to int8.
     """
     scheme, precision = request.model.quantisation.scheme, request.policy.execution.precision
     kept = scheme == "weight_only" if precision == "model" else precision != "int8"
@@ -136,7 +136,7 @@ def _integers(request: Request, builder: ControlBuilder) -> None:
                 control,
                 enforceability="unsupported",
                 reason=f"the model itself computes in integers, whatever the policy says: {named}",
-                fix="state precision model or int8, or give the model as it was before it was quantised",
+                fix="state precision model or int8, or give the model as it was before it was quantized",
             )
 
 
@@ -176,9 +176,9 @@ def _int8(
 ) -> OnnxRuntimeSettings:
     if quantises(request):
         settings = settings.replace(qdq="ort-cuda" if cuda else "ort-cpu")
-        resolved = f"graph quantised from {request.calibration.count} calibration samples"
+        resolved = f"graph quantized from {request.calibration.count} calibration samples"
     else:
-        resolved = f"the model's own quantisation ({request.model.quantisation.scheme})"
+        resolved = f"the model's own quantization ({request.model.quantisation.scheme})"
     if cuda:
         builder.add(
             "execution.precision",

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Trial runs: a graph that this package changed is opened and run in a process of its own before the caller's.
 
-ONNX Runtime's optimisers can end the process on graphs that no exporter writes, such as those whose values change type
+ONNX Runtime's optimizers can end the process on graphs that no exporter writes, such as those whose values change type
 between their nodes. The result is kept in the cache folder, by the digest of the model, the versions and the settings.
 """
 
@@ -133,7 +133,7 @@ def _ended(source: ModelSource, asked: dict[str, object]) -> str:
 def _without_rules(model: str | bytes) -> bytes:
     """Return a model whose operators of xpuruntime name no rules, which are those of one session and one process.
 
-    ONNX Runtime refuses it when it makes the kernels, which is after its optimisers ran.
+    ONNX Runtime refuses it when it makes the kernels, which is after its optimizers ran.
     """
     import onnx
 

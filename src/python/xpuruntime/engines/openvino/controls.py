@@ -74,11 +74,11 @@ def _given_options(
     }
     properties.setdefault("PERFORMANCE_HINT", "LATENCY")
     if kind == "cpu":
-        # By default, activations are quantised to 8 bits where weights are compressed, and cached keys and values too.
+        # By default, activations are quantized to 8 bits where weights are compressed, and cached keys and values too.
         properties.setdefault("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0")
         if settings.hint == "f32":
             properties.setdefault("KV_CACHE_PRECISION", "f32")
-    handed = "validated, handed to the plugin and read back after compiling; quantiser chooses what prepares the graph"
+    handed = "validated, handed to the plugin and read back after compiling; quantizer chooses what prepares the graph"
     builder.options(_WHERE, NAMES, handed)
     return settings.replace(properties=properties)
 
@@ -90,9 +90,9 @@ def _precision(request: Request, settings: OpenVinoSettings, builder: ControlBui
         settings = settings.replace(quantise=quantises(request))
         builder.add(
             "execution.precision",
-            f"{'quantised with the inputs given' if settings.quantise else 'the model is quantised'}, {hint}",
+            f"{'quantized with the inputs given' if settings.quantise else 'the model is quantized'}, {hint}",
             "advisory",
-            "the plugin may compute a quantised operation in fp32 where it has no 8-bit kernel for it; the evidence "
+            "the plugin may compute a quantized operation in fp32 where it has no 8-bit kernel for it; the evidence "
             "says which",
             _INT8_FIX if request.device == "cpu" else None,
         )
@@ -184,7 +184,7 @@ def _kernels(request: Request, settings: OpenVinoSettings, builder: ControlBuild
         key, glob = f"kernels.rules[{index}]", fp32_nodes(rule)
         if glob is not None and settings.quantise:
             settings = settings.replace(keep_fp32=(*settings.keep_fp32, glob))
-            builder.add(key, f"nodes {glob} stay fp32", "enforced", "the quantiser leaves them alone")
+            builder.add(key, f"nodes {glob} stay fp32", "enforced", "the quantizer leaves them alone")
         else:
             builder.add(key, "-", "unsupported", reason)
     builder.add("kernels.auto_strategy", "-", "unsupported", reason)

@@ -38,7 +38,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class NodeCounter:
-    """What the counter of one node shows, microseconds. What each run was cut by comes on top: less than one."""
+    """What the counter of one node shows, microseconds. The part cut from each run comes on top: less than one."""
 
     low: float
     high: float

@@ -171,9 +171,9 @@ def _refuse_device(device: str, facts: EngineFacts) -> Refusal | None:
         return None
     named = ", ".join(have) or "none"
     if any(one.partition(":")[0] == kind for one in have):
-        return Refusal(VerdictCode.DEVICE_MISSING, f"{device} is not there: OpenVINO has {named}")
+        return Refusal(VerdictCode.DEVICE_MISSING, f"{device} was not found: OpenVINO has {named}")
     why = facts.broken.get(kind.upper(), f"OpenVINO has no {kind.upper()} here")
-    return Refusal(VerdictCode.DEVICE_MISSING, f"{device} is not there: {why}")
+    return Refusal(VerdictCode.DEVICE_MISSING, f"{device} was not found: {why}")
 
 
 def _refuse_model(request: Request) -> Refusal | None:
@@ -203,9 +203,9 @@ def _refuse_model(request: Request) -> Refusal | None:
     if wide:
         return Refusal(
             VerdictCode.OP_UNSUPPORTED,
-            f"the model quantises activations to {' and '.join(wide)}, and OpenVINO computes such models wrongly "
+            f"the model quantizes activations to {' and '.join(wide)}, and OpenVINO computes such models wrongly "
             "without an error",
-            "quantise activations to 8 bits, or use the engine onnxruntime or qnn",
+            "quantize activations to 8 bits, or use the engine onnxruntime or qnn",
         )
     return None
 

@@ -180,12 +180,12 @@ class _Opener:
         """Say once which nodes are computed on a matrix."""
         if nodes and not self._flattened:
             more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
-            reason = "opsets 11 and 12 normalise all axes from its own on, and OpenVINO reads it as of one axis"
+            reason = "opsets 11 and 12 normalize all axes from its own on, and OpenVINO reads it as of one axis"
             self.log.add(f"Softmax {nodes[0]!r}{more}: computed on a matrix", reason, len(nodes))
         self._flattened = self._flattened or bool(nodes)
 
     def _source(self) -> ModelSource:
-        """Return the prepared model; one that was quantised is kept, for that takes long."""
+        """Return the prepared model; one that was quantized is kept, for that takes long."""
         settings = self.settings
         if not settings.quantise:
             log, self._told = (ConversionLog() if self._told else self.log), True
@@ -259,7 +259,7 @@ def _there(core: Any, word_: str, device: str) -> None:
     except RuntimeError as error:
         raise translate(error, doing=f"opening the {kind} plugin", device=device) from None
     if not indices or (index and index not in indices and (index, indices) != ("0", [""])):
-        msg = f"{device} is not there: OpenVINO lists {indices or 'none'} for {kind}; run `xrt doctor`"
+        msg = f"{device} was not found: OpenVINO lists {indices or 'none'} for {kind}; run `xrt doctor`"
         raise EngineError(msg, engine="openvino", device=device)
 
 

@@ -217,7 +217,7 @@ class _Units:
         )
         idle = one.time_us is None and one.kernel is None  # a view, or a constant that was prepared when compiling
         wanted = None if idle else self._wanted(owned, one.precision)
-        if wanted is None and not owned and not idle:  # a step of a node; one that quantises is in two
+        if wanted is None and not owned and not idle:  # a step of a node; one that quantizes is in two
             counts = one.precision not in FLOATS | _EIGHT_BITS and one.writes not in FLOATS  # of sizes or indices
             counts = counts or self._integer(served) or self._eight_bits(served, one.precision)
             wanted = None if counts else self._wanted(served, one.precision)
@@ -287,7 +287,7 @@ class _Units:
         return self.settings.precision
 
     def _integer(self, owned: Sequence[int]) -> bool:
-        """Whether the model states a product of integers, or one of values that it quantises."""
+        """Whether the model states a product of integers, or one of values that it quantizes."""
         ops = ((i, self.info.nodes[i].op) for i in owned)
         return any(op in _INTEGER or (op in HEAVY and self._quantised(i)) for i, op in ops)
 
@@ -295,11 +295,11 @@ class _Units:
         return ran in _EIGHT_BITS and any(self._quantised(i) for i in owned)
 
     def _quantised(self, index: int) -> bool:
-        """Whether the model itself quantises what a node reads."""
+        """Whether the model itself quantizes what a node reads."""
         return any(self.makers.get(name) == "DequantizeLinear" for name in self.info.nodes[index].inputs[:1])
 
     def _weighted(self, index: int) -> bool:
-        """Whether a product has a constant weight, which is what quantisers quantise."""
+        """Whether a product has a constant weight, which is what quantizers quantize."""
         inputs = self.info.nodes[index].inputs
         return len(inputs) > 1 and inputs[1] not in self.makers
 

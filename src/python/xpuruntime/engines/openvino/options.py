@@ -50,7 +50,7 @@ CPU_OPTIONS: dict[str, Option] = {
     ),
     "TBB_PARTITIONER": Option(meaning="how loops are divided", values=("STATIC", "AUTO")),
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": Option(
-        meaning="activations quantised while running where weights are compressed: size of a group, 0 for none",
+        meaning="activations quantized while running where weights are compressed: size of a group, 0 for none",
         high=2**31 - 1,
     ),
     "KV_CACHE_PRECISION": Option(meaning="type of cached keys and values", values=_CACHE),
@@ -83,7 +83,7 @@ NPU_OPTIONS: dict[str, Option] = {
 
 #: Options that are no properties of a plugin: they say how the graph is prepared.
 GRAPH_OPTIONS: dict[str, Option] = {
-    "quantiser": Option(meaning="who quantises a model in floats for int8", values=("onnxruntime", "nncf")),
+    "quantiser": Option(meaning="who quantizes a model in floats for int8", values=("onnxruntime", "nncf")),
 }
 
 

@@ -38,7 +38,7 @@ def kept_signal_stack() -> Iterator[None]:
 
     Each CPU plugin of OpenVINO (one an `openvino.Core`) gives the thread that loads it an alternate signal stack, and
     unmaps that stack where it is destroyed: in whichever thread, and in whichever order. The first thread is then left
-    with a stack that is not there, and the next signal that Python handles in it (Ctrl-C, an alarm, the end of a worker
+    with a stack that is missing, and the next signal that Python handles in it (Ctrl-C, an alarm, the end of a worker
     of a `DataLoader`) ends the process without a word. A stack that no thread uses is unmapped without harm.
 
     On other systems than Linux there is nothing to keep.

@@ -243,7 +243,7 @@ def _tell(
         if not any(fnmatchcase(name, pattern) for name in names):
             notes.append(f"the pattern {pattern!r} names no node of the model")
     if model.quantisation.scheme != "none":
-        notes.append(f"the model is quantised ({model.quantisation.scheme}); its integer parts were left alone")
+        notes.append(f"the model is quantized ({model.quantisation.scheme}); its integer parts were left alone")
     return notes
 
 

@@ -20,9 +20,9 @@ __all__ = ["NodePrecision", "choose", "library_block_list"]
 
 # Kept whatever the type: what they do is tied to fp32, or their output type is an attribute of its own.
 _FIXED = {
-    "QuantizeLinear": "quantisation scales stay fp32",
-    "DequantizeLinear": "quantisation scales stay fp32",
-    "DynamicQuantizeLinear": "quantisation scales stay fp32",
+    "QuantizeLinear": "quantization scales stay fp32",
+    "DequantizeLinear": "quantization scales stay fp32",
+    "DynamicQuantizeLinear": "quantization scales stay fp32",
     "EyeLike": "its output type is an attribute",
     "Bernoulli": "its output type is an attribute",
     "RandomNormal": "its output type is an attribute",

@@ -43,7 +43,7 @@ def read_and_written(read: str | None, written: str | None) -> str | None:
 def main_precision(tensors: Iterable[tuple[str | None, int]]) -> str | None:
     """Return the precision that counts among several tensors, given as precision and number of elements.
 
-    It is that of the largest one, and of equally large ones a floating-point one: neither the scales of a quantised
+    It is that of the largest one, and of equally large ones a floating-point one: neither the scales of a quantized
     operator nor the condition of a Where say in what precision it computes. ``None`` where none is known.
     """
     known = [(elements, name in FLOATS, name) for name, elements in tensors if name is not None]

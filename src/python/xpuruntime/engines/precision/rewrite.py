@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Rewriting a graph to a lower precision, node by node in order.
 
-Each value has one or two forms, fp32 and the new type. A node asks for the form it wants; a form that is not there is
-made once, by a Cast right where the value lives, so that two nodes never cast the same value and neighbours kept in
+Each value has one or two forms, fp32 and the new type. A node asks for the form it wants; a form that is missing is
+made once, by a Cast right where the value lives, so that two nodes never cast the same value and neighbors kept in
 fp32 pass fp32 to each other. Inputs and outputs of the model, and of every subgraph, stay what they were.
 """
 

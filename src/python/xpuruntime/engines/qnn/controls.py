@@ -53,10 +53,10 @@ def _given_options(request: Request, settings: QnnSettings, builder: ControlBuil
     bits = checked.pop("activation_bits", "8")
     settings = settings.replace(style="qnn" if bits == "8" else "qnn-u16", options=checked)
     if quantises(request):
-        builder.add(f"{_WHERE}.activation_bits", bits, "enforced", "the graph is quantised so")
+        builder.add(f"{_WHERE}.activation_bits", bits, "enforced", "the graph is quantized so")
     else:
         fix = "use precision int8 with a model in floats, or leave the option out"
-        builder.add(f"{_WHERE}.activation_bits", "-", "unsupported", "nothing is quantised here", fix)
+        builder.add(f"{_WHERE}.activation_bits", "-", "unsupported", "nothing is quantized here", fix)
     asked, room = settings.options.get("vtcm_mb"), settings.target.vtcm_mb
     if asked is not None and room is not None and int(asked) > room:
         msg = f"{_WHERE}.vtcm_mb: {settings.target} has {room} MiB, asked for {asked}; state at most {room}"
@@ -122,7 +122,7 @@ def _precision(request: Request, settings: QnnSettings, builder: ControlBuilder)
     elif precision == "int8":
         settings = settings.replace(quantise=quantises(request))
         resolved = (
-            "graph quantised from the calibration inputs" if settings.quantise else "the model's own quantisation"
+            "graph quantized from the calibration inputs" if settings.quantise else "the model's own quantization"
         )
         builder.add(key, resolved, "enforced", "the types in the compiled graph are read back")
     else:

@@ -106,7 +106,7 @@ def _open(
 
 
 def without_layer_fusions(attempt: Callable[[], T], source: ModelSource, opening: Opening, log: ConversionLog) -> T:
-    """Return what an attempt returns; of a graph that was changed here, try again where an optimiser spoils it.
+    """Return what an attempt returns; of a graph that was changed here, try again where an optimizer spoils it.
 
     ONNX Runtime's fusions of written-out layer norms and GELUs look through casts, and may make a graph that is not
     valid. `opening` has what it was opened with.
@@ -125,7 +125,7 @@ def without_layer_fusions(attempt: Callable[[], T], source: ModelSource, opening
     except XpuRuntimeError:
         opening.without = ()
         raise reason from None
-    what = f"graph optimised without {', '.join(LAYER_FUSIONS)}"
+    what = f"graph optimized without {', '.join(LAYER_FUSIONS)}"
     log.add(what, f"with them the graph, {source.changed}, is refused: {reason}")
     return result
 

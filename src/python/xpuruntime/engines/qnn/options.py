@@ -41,7 +41,7 @@ TARGET_OPTIONS: dict[str, Option] = {
 #: Options that are none of the provider: they say how the graph is prepared.
 GRAPH_OPTIONS: dict[str, Option] = {
     "activation_bits": Option(
-        meaning="bits of the values between nodes, where a model is quantised", values=("8", "16")
+        meaning="bits of the values between nodes, where a model is quantized", values=("8", "16")
     ),
 }
 
@@ -64,7 +64,7 @@ OPTIONS: dict[str, Option] = {
     "enable_htp_shared_memory_allocator": Option(
         meaning="memory shared with the NPU; needs libcdsprpc, which the simulator has not", values=BOOL
     ),
-    "enable_block_quant_weight_optimization": Option(meaning="optimised path of block-quantised weights", values=BOOL),
+    "enable_block_quant_weight_optimization": Option(meaning="optimized path of block-quantized weights", values=BOOL),
     "extended_udma": Option(meaning="extended memory transfers; chips before v81 refuse the graph", values=BOOL),
     "num_graph_prepare_threads": Option(
         meaning="threads that compile; only Windows on ARM, from 5 partitions on", low=2, high=256

@@ -36,7 +36,7 @@ class QnnSettings(EngineSettings, frozen=True, kw_only=True):
         """Why a model under these settings is not compiled ahead of time."""
         if not self.allow_cpu_ops:
             return None
-        # ONNX Runtime would optimise its own nodes again at every load, and the map that is kept would not be theirs.
+        # ONNX Runtime would optimize its own nodes again at every load, and the map that is kept would not be theirs.
         return "a model is compiled as a whole, and execution.allow_cpu_ops leaves parts of it to the CPU"
 
     def provider_options(self) -> dict[str, str]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""int8: calibration samples, and float models quantised in the form that each engine needs."""
+"""int8: calibration samples, and float models quantized in the form that each engine needs."""
 
 from __future__ import annotations
 

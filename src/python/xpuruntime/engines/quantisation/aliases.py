@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Aliases`: tensor names for the time of quantising, from which the quantiser's names cannot collide with the model's.
+"""`Aliases`: tensor names for the time of quantizing, from which the quantizer's names cannot collide with the model's.
 
-ONNX Runtime's quantiser derives names (``x_scale``, ``x_quantized``, ``bias2`` for a bias that two nodes read) and does
+ONNX Runtime's quantizer derives names (``x_scale``, ``x_quantized``, ``bias2`` for a bias that two nodes read) and does
 not look whether the model has them already: such a graph is invalid, or reads another tensor.
 """
 
@@ -49,7 +49,7 @@ class Aliases:
         return copy
 
     def undo(self, proto: onnx.ModelProto) -> None:
-        """Give tensors their names again, and what the quantiser put in names derived from those, each unique."""
+        """Give tensors their names again, and what the quantizer put in names derived from those, each unique."""
         taken, given = set(self.of), dict(self._name)
 
         def name_of(alias: str) -> str:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Calibration`: inputs of a model to quantise it with, checked, counted and digested."""
+"""`Calibration`: inputs of a model to quantize it with, checked, counted and digested."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Calibration"]
 
 
 class Calibration:
-    """Inputs to quantise a model with: each sample is what one `run` of the model would get.
+    """Inputs to quantize a model with: each sample is what one `run` of the model would get.
 
     Everything is read once when this is made: each sample is checked against the model, counted, and goes into the
     digest. A generator is kept in a temporary file from then on; files and lists are read again where they are.
@@ -78,7 +78,7 @@ class Calibration:
             count += 1
         if not count:
             raise InputError(
-                f"calibration: {self.origin} holds no samples; quantising needs inputs like those that the model will "
+                f"calibration: {self.origin} holds no samples; quantizing needs inputs like those that the model will "
                 "get, some tens to some hundreds of them"
             )
         self.count = count

@@ -20,12 +20,12 @@ __all__ = ["calibration_digest", "quantises", "refuse_int8", "uses_calibration"]
 CONVERTED = ("fp16", "bf16")
 _PASS = (
     "pass calibration= (on the command line: --calibration PATH), an .npz file, a folder, or an iterable of inputs "
-    "like those the model will get, some tens to some hundreds; or load a model that is quantised already"
+    "like those the model will get, some tens to some hundreds; or load a model that is quantized already"
 )
 
 
 def quantises(request: Request) -> bool:
-    """Whether the model of a request is to be quantised here: int8 asked, float given, and no artifact made of it."""
+    """Whether the model of a request is to be quantized here: int8 asked, float given, and no artifact made of it."""
     return (
         request.policy.execution.precision == "int8"
         and request.model.quantisation.scheme == "none"
@@ -34,7 +34,7 @@ def quantises(request: Request) -> bool:
 
 
 def uses_calibration(policy: Policy, model: ModelInfo) -> bool:
-    """Whether a session of a model quantises with calibration inputs, or is probed with the first of them."""
+    """Whether a session of a model quantizes with calibration inputs, or is probed with the first of them."""
     precision = policy.execution.precision
     if precision in CONVERTED or policy.accuracy is not None:
         return True
@@ -48,7 +48,7 @@ def refuse_int8(request: Request) -> Refusal | None:
 
     * int8 is asked for, the model is in floats and there is no calibration: ``calibration_missing``.
     * There is a calibration, and nothing to use it for: nothing is converted and no accuracy is stated, or the model is
-      quantised already: ``calibration_unused``. Nothing that was given is ignored: where nothing is quantised, the
+      quantized already: ``calibration_unused``. Nothing that was given is ignored: where nothing is quantized, the
       first input is that of the accuracy probe.
     """
     precision = request.policy.execution.precision
@@ -68,18 +68,18 @@ def refuse_int8(request: Request) -> Refusal | None:
     if precision != "int8":
         return Refusal(
             VerdictCode.CALIBRATION_UNUSED,
-            f"a calibration was given, and precision is {precision}: nothing is quantised or probed",
+            f"a calibration was given, and precision is {precision}: nothing is quantized or probed",
             "state precision int8, fp16 or bf16, or an accuracy, or leave calibration= out",
         )
     return Refusal(
         VerdictCode.CALIBRATION_UNUSED,
-        f"a calibration was given, and the model is quantised already ({scheme})",
+        f"a calibration was given, and the model is quantized already ({scheme})",
         "leave calibration= out, or give the float model",
     )
 
 
 def calibration_digest(request: Request) -> str | None:
-    """Return a digest of the inputs that a request quantises with, or ``None`` where it has none."""
+    """Return a digest of the inputs that a request quantizes with, or ``None`` where it has none."""
     if request.calibration is None or request.policy.execution.precision != "int8":  # else it is for the probe alone
         return None
     return str(request.calibration.digest)

@@ -30,8 +30,8 @@ def nncf_version() -> str:
 
     if find_spec("nncf") is None:
         raise EngineError(
-            f"quantising with NNCF was asked for, and it is not installed. Fix: {install_command('nncf')}, or "
-            "leave the option out: then ONNX Runtime's quantiser is used",
+            f"quantizing with NNCF was asked for, and it is not installed. Fix: {install_command('nncf')}, or "
+            "leave the option out: then ONNX Runtime's quantizer is used",
             engine="openvino",
         )
     return metadata.version("nncf")
@@ -40,7 +40,7 @@ def nncf_version() -> str:
 def quantise_nncf(
     prepared: Prepared, samples: Iterable[dict[str, Any]], style: Style, leave: Sequence[str], folder: Path
 ) -> onnx.ModelProto:
-    """Return the prepared graph quantised by NNCF. Slow: a process is started for it.
+    """Return the prepared graph quantized by NNCF. Slow: a process is started for it.
 
     Of the style it obeys `reduced`.
     """
@@ -59,15 +59,15 @@ def quantise_nncf(
             )  # fmt: skip
     except WorkerFailure as failure:
         raise EngineError(
-            f"NNCF cannot quantise this model: {(failure.error or failure.reason)[:300]}. "
-            "Fix: leave the option out, so that ONNX Runtime's quantiser is used",
+            f"NNCF cannot quantize this model: {(failure.error or failure.reason)[:300]}. "
+            "Fix: leave the option out, so that ONNX Runtime's quantizer is used",
             engine="openvino",
         ) from failure
     return onnx.load(str(folder / "quantised.onnx"))
 
 
 def quantise_folder(folder: str, leave: list[str], *, reduced: bool, transformer: bool) -> None:
-    """Quantise the model in a folder, which has a file for each sample: what the process does."""
+    """Quantize the model in a folder, which has a file for each sample: what the process does."""
     import nncf
     import numpy as np
     import onnx

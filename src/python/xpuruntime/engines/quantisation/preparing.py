@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The float graph as a quantiser gets it: named, of an opset that has the operators, with foldable nodes folded."""
+"""The float graph as a quantizer gets it: named, of an opset that has the operators, with foldable nodes folded."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(model: ModelInfo, style: Style, folder: Path) -> Prepared:
-    """Write the model into `folder` as the quantiser takes it."""
+    """Write the model into `folder` as the quantizer takes it."""
     from onnxruntime.quantization import quant_pre_process
 
     proto = model.named_proto()
@@ -70,7 +70,7 @@ def prepare(model: ModelInfo, style: Style, folder: Path) -> Prepared:
     except Exception as error:
         raise refuse(
             model.path,
-            f"ONNX Runtime cannot prepare it for quantising: {' '.join(str(error).split())[:300]}",
+            f"ONNX Runtime cannot prepare it for quantizing: {' '.join(str(error).split())[:300]}",
             "run it with precision: fp32 first, which names what is wrong with it",
         ) from None
     raw.unlink()
@@ -89,8 +89,8 @@ def _refuse_large(model: ModelInfo, proto: onnx.ModelProto) -> None:
     if held >= MAX_PROTOBUF - _SPARE:
         raise refuse(
             model.path,
-            f"it has {held / 2**30:.1f} GiB of weights, and quantising takes models of less than 2 GiB",
-            "quantise it beforehand with a tool for models of that size, and load the result",
+            f"it has {held / 2**30:.1f} GiB of weights, and quantizing takes models of less than 2 GiB",
+            "quantize it beforehand with a tool for models of that size, and load the result",
         )
 
 
@@ -101,8 +101,8 @@ def _refuse_half(model: ModelInfo) -> None:
         kind = "float16" if model.weights.get("float16") else "bfloat16"
         raise refuse(
             model.path,
-            f"{share:.0%} of its weights are {kind}, and quantising starts from float32",
-            "export the model in float32, and quantise that",
+            f"{share:.0%} of its weights are {kind}, and quantizing starts from float32",
+            "export the model in float32, and quantize that",
         )
 
 
@@ -118,12 +118,12 @@ def _raise_opset(model: ModelInfo, proto: onnx.ModelProto, style: Style, notes: 
     except Exception as error:  # the converter raises what its C++ raises
         raise refuse(
             model.path,
-            f"quantising needs opset {need}, the model has {have}, and it cannot be converted: "
+            f"quantizing needs opset {need}, the model has {have}, and it cannot be converted: "
             f"{' '.join(str(error).split())[:200]}",
             f"export the model with opset {need} or later",
         ) from None
     _name(raised)
-    notes.append(f"opset {have} was raised to {need}, which quantised graphs need")
+    notes.append(f"opset {have} was raised to {need}, which quantized graphs need")
     return raised
 
 
@@ -133,9 +133,9 @@ def _name(proto: onnx.ModelProto) -> None:
 
 
 def _give_rows_of_bias(proto: onnx.ModelProto) -> None:
-    """Give each constant bias of a Gemm the shape [N], and both factors the 1 that quantisers and integer kernels take.
+    """Give each constant bias of a Gemm the shape [N], and both factors the 1 that quantizers and integer kernels take.
 
-    The bias of a Gemm may be anything that broadcasts to [M, N], and ONNX Runtime's quantiser has scales for [N]. What
+    The bias of a Gemm may be anything that broadcasts to [M, N], and ONNX Runtime's quantizer has scales for [N]. What
     has another shape is added after the product.
     """
     import numpy as np
@@ -166,7 +166,7 @@ def _give_rows_of_bias(proto: onnx.ModelProto) -> None:
             continue
         value = numpy_helper.to_array(bias)
         value = np.asarray(value * value.dtype.type(beta))
-        if "beta" in facts:  # the quantisers leave it on a bias that has no scale for it
+        if "beta" in facts:  # the quantizers leave it on a bias that has no scale for it
             facts["beta"].f = 1.0
         fresh = fresh_name(f"{bias.name}_row", taken)
         if value.size in (1, columns) and value.shape[-1:] in ((), (1,), (columns,)):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""ONNX Runtime's static quantiser, driven by a `Style`."""
+"""ONNX Runtime's static quantizer, driven by a `Style`."""
 
 from __future__ import annotations
 

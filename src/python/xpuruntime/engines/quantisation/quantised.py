@@ -63,7 +63,7 @@ class QuantisedModel(msgspec.Struct, frozen=True, kw_only=True):
 def quantise(
     model: ModelInfo, calibration: Calibration, style: str | Style, *, keep_fp32: Sequence[str] = ()
 ) -> QuantisedModel:
-    """Quantise a float32 model.
+    """Quantize a float32 model.
 
     Nothing is written but a temporary folder, which is gone afterwards.
     """
@@ -75,16 +75,16 @@ def quantise(
         raise
     except OSError as error:
         raise EngineError(
-            f"cannot quantise {model.path!r}: the temporary folder cannot be used ({error.strerror or error}). "
+            f"cannot quantize {model.path!r}: the temporary folder cannot be used ({error.strerror or error}). "
             "Fix: make room, or point TMPDIR at a folder with some times the model's size free"
         ) from None
     except ModuleNotFoundError as error:
         raise EngineError(
-            f"cannot quantise {model.path!r}: {error}, which the quantiser needs. Fix: pip install onnxruntime-gpu"
+            f"cannot quantize {model.path!r}: {error}, which the quantizer needs. Fix: pip install onnxruntime-gpu"
         ) from None
-    except Exception as error:  # the quantisers raise anything
+    except Exception as error:  # the quantizers raise anything
         raise EngineError(
-            f"cannot quantise {model.path!r}: {type(error).__name__} in the quantiser: "
+            f"cannot quantize {model.path!r}: {type(error).__name__} in the quantizer: "
             f"{' '.join(str(error).split())[:300]}. Fix: keep the node at fault in floats by a rule with match.node "
             "and precision: fp32, or use precision fp16"
         ) from None
@@ -109,18 +109,18 @@ def _quantise(
         proto = quantise_nncf(prepared, calibration, style, leave, folder)
     else:
         proto = quantise_qdq(prepared, calibration, style, (*leave, *unserved), folder)
-    sort_nodes(proto.graph)  # quantisers append what they insert, behind subgraphs that read it
+    sort_nodes(proto.graph)  # quantizers append what they insert, behind subgraphs that read it
     _tidy(proto)
     quantised, left = _account(prepared, proto, leave, unserved)
     if not quantised:
         raise refuse(
             model.path,
-            f"nothing in it can be quantised: {_why_nothing(prepared, leave, unserved)}",
+            f"nothing in it can be quantized: {_why_nothing(prepared, leave, unserved)}",
             "use precision: fp32, or fp16, which also converts what is inside of If, Loop and Scan",
         )
     _check(proto, model.path)
     notes = [
-        f"{len(quantised)} of {len(prepared.proto.graph.node)} nodes were quantised by {tool} ({style}) from "
+        f"{len(quantised)} of {len(prepared.proto.graph.node)} nodes were quantized by {tool} ({style}) from "
         f"{calibration.count} samples of {calibration.origin}, sha256 {calibration.digest[:12]}",
         *prepared.notes,
         *_folded(prepared),
@@ -158,7 +158,7 @@ def _regions(prepared: Prepared, proto: onnx.ModelProto) -> dict[str, tuple[str,
 
 
 def _why_nothing(prepared: Prepared, leave: Sequence[str], unserved: set[str]) -> str:
-    """Say why no node became quantised: rules, operands, or control flow, with the numbers of each."""
+    """Say why no node became quantized: rules, operands, or control flow, with the numbers of each."""
     inside = Counter(
         node.op_type
         for graph in graphs(prepared.proto)
@@ -180,7 +180,7 @@ def _why_nothing(prepared: Prepared, leave: Sequence[str], unserved: set[str]) -
     if counted:
         reasons.append(f"{_counted(counted)} of the outer graph cannot be, such as products of two activations")
     if inside:
-        reasons.append(f"{_counted(inside)} are inside of If, Loop or Scan, whose nodes the quantisers leave in floats")
+        reasons.append(f"{_counted(inside)} are inside of If, Loop or Scan, whose nodes the quantizers leave in floats")
     return ", and ".join(reasons) or f"it has no {', '.join(HEAVY)} with constant weights"
 
 
@@ -198,7 +198,7 @@ def _tidy(proto: onnx.ModelProto) -> None:
 def _account(
     prepared: Prepared, proto: onnx.ModelProto, leave: Sequence[str], unserved: set[str]
 ) -> tuple[list[str], list[LeftNode]]:
-    """Return the prepared nodes that read quantised values, and the products that do not."""
+    """Return the prepared nodes that read quantized values, and the products that do not."""
     made = {output: node.op_type for node in proto.graph.node for output in node.output}
     constant = {tensor.name for tensor in prepared.proto.graph.initializer}
     after = {node.name: node for node in proto.graph.node}
@@ -206,7 +206,7 @@ def _account(
     left: list[LeftNode] = []
     for node in prepared.proto.graph.node:
         now = after.get(node.name)
-        if now is None:  # an activation that the range of the quantised value before it stands for
+        if now is None:  # an activation that the range of the quantized value before it stands for
             quantised.append(node.name)
             continue
         heavy = node.op_type in HEAVY
@@ -221,7 +221,7 @@ def _account(
                 if ruled
                 else "the engine has no integer kernel for it"
                 if node.name in unserved
-                else "the quantiser left it so"
+                else "the quantizer left it so"
                 if weight
                 else "its second operand is no constant"
             )
@@ -233,7 +233,7 @@ def _account(
 
 
 def _folded(prepared: Prepared) -> list[str]:
-    """Say which nodes were put together before quantising."""
+    """Say which nodes were put together before quantizing."""
     several = {region for region in prepared.regions.values() if len(region) > 1}
     if not several:
         return []
@@ -246,7 +246,7 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
     if reason is not None:
         raise refuse(
             where,
-            f"quantising gave an invalid graph: {reason}",
+            f"quantizing gave an invalid graph: {reason}",
             "keep the node in floats by a rule, or use precision: fp32",
         )
     assert any(node.op_type in _QDQ for graph in graphs(proto) for node in graph.node)

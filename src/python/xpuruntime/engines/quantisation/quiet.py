@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`quiet`: keeps what a quantiser prints about itself out of the caller's log, warnings and stderr."""
+"""`quiet`: keeps what a quantizer prints about itself out of the caller's log, warnings and stderr."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Mine(logging.Filter):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence ONNX Runtime's quantiser in this thread. It logs through the root logger, which is left as it was."""
+    """Silence ONNX Runtime's quantizer in this thread. It logs through the root logger, which is left as it was."""
     import onnxruntime as ort
 
     root, mine, nowhere = logging.getLogger(), _Mine(), logging.NullHandler()

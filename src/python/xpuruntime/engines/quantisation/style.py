@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Style`: the form of quantised graph that an engine needs, and the table of them."""
+"""`Style`: the form of quantized graph that an engine needs, and the table of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
         return f"{how}, a scale for each channel" if self.per_channel else how
 
 
-#: By name. Each was chosen by running it; see ``docs/guides/quantisation.md`` for the figures.
+#: By name. Each was chosen by running it; see ``docs/guides/quantization.md`` for the figures.
 STYLES: dict[str, Style] = {
     style.name: style
     for style in (
@@ -53,13 +53,13 @@ STYLES: dict[str, Style] = {
             ops=("Conv", "Gemm", "MatMul", *_MOVING, *IMAGE),
             float_outputs=("Gemm", "MatMul"),
         ),
-        # The CUDA provider has no DequantizeLinear for int32, which a quantised bias would need.
+        # The CUDA provider has no DequantizeLinear for int32, which a quantized bias would need.
         Style(name="ort-cuda", activations="int8", symmetric=True, ops=HEAVY, float_outputs=HEAVY, float_bias=True),
         Style(name="openvino", on_cpu=True, ops=(*HEAVY, *_MOVING, *IMAGE), float_outputs=("Gemm", "MatMul")),
         Style(name="openvino-nncf", tool="nncf", on_cpu=True),
         # The parser of TensorRT refuses DequantizeLinear of an int32 bias, and takes only symmetric int8.
         Style(name="tensorrt", activations="int8", symmetric=True, ops=HEAVY, float_outputs=HEAVY, float_bias=True),
-        # Every node is quantised: what is not would run in fp16, or not at all on the HTP.
+        # Every node is quantized: what is not would run in fp16, or not at all on the HTP.
         Style(name="qnn", tool="qnn", weights="uint8"),
         Style(name="qnn-u16", tool="qnn", activations="uint16", weights="uint8", per_channel=False),
     )
@@ -81,7 +81,7 @@ def for_this_cpu(style: Style) -> Style:
 
 
 def without_kernel(proto: onnx.ModelProto, style: Style) -> set[str]:
-    """Return the products that ONNX Runtime's CPU provider would compute in floats although they are quantised.
+    """Return the products that ONNX Runtime's CPU provider would compute in floats although they are quantized.
 
     It has no integer kernel of the operator, of a bias that is computed, or of a constant first operand; and that of a
     MatMul takes no scale for each column where the weights have more than two dimensions.

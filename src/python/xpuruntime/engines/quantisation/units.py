@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`in_source_terms`: what ran of a quantised graph, in nodes of the model that it was made from."""
+"""`in_source_terms`: what ran of a quantized graph, in nodes of the model that it was made from."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["in_source_terms", "source_tensor"]
 
-#: What the quantisers add to the name of a value.
+#: What the quantizers add to the name of a value.
 _ENDINGS = ("_DequantizeLinear_Output", "_QuantizeLinear_Output", "_QuantizeLinear_Input", "_quantized")
 #: What ONNX Runtime adds to the name of a node that it moved to another layout or made twice.
 _ADDED = re.compile(r"(_token_[0-9]+|_nhwc|_nchwc|/duplicated|#[0-9]+)+$")
 _INTEGERS = {"int8", "uint8", "uint16"}
-_COMPUTED = "computed before the graph was quantised"
+_COMPUTED = "computed before the graph was quantized"
 
 
 def in_source_terms(units: Sequence[Unit], made: QuantisedModel, model: ModelInfo) -> tuple[Unit, ...]:
@@ -46,7 +46,7 @@ def in_source_terms(units: Sequence[Unit], made: QuantisedModel, model: ModelInf
         new = tuple(name for name in own if name not in taken)
         taken.update(dict.fromkeys(new))
         if unit.relation == "folded" and unit.source_nodes and not own:
-            continue  # a pair that quantising put in and the engine's optimiser took out
+            continue  # a pair that quantizing put in and the engine's optimizer took out
         serves = (*(name for name in own if name not in new), *_sources(unit.serves, made))
         told.append(_told(unit, new, tuple(dict.fromkeys(serves)), tensors, asked, light))
     engine = units[0].engine if units else ""
@@ -57,7 +57,7 @@ def in_source_terms(units: Sequence[Unit], made: QuantisedModel, model: ModelInf
 
 
 def source_tensor(name: str, tensors: Iterable[str]) -> str | None:
-    """Return the value of the source that a value of the quantised graph stands for; ``None`` where there is none."""
+    """Return the value of the source that a value of the quantized graph stands for; ``None`` where there is none."""
     known = tensors if isinstance(tensors, (set, frozenset, dict)) else set(tensors)
     while name not in known:
         ending = next((one for one in _ENDINGS if name.endswith(one)), None)
@@ -68,9 +68,9 @@ def source_tensor(name: str, tensors: Iterable[str]) -> str | None:
 
 
 def _claims(units: Sequence[Unit], made: QuantisedModel) -> dict[int, tuple[str, ...]]:
-    """Return the nodes of the quantised graph that a unit has for its own by its name; the first unit of a name has it.
+    """Return the nodes of the quantized graph that a unit has for its own by its name; the first unit of a name has it.
 
-    Optimisers that change layouts rename values, by which units are joined otherwise, and only add to names of nodes.
+    Optimizers that change layouts rename values, by which units are joined otherwise, and only add to names of nodes.
     """
     claims: dict[int, tuple[str, ...]] = {}
     seen: set[str] = set()

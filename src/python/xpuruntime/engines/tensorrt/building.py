@@ -37,7 +37,7 @@ __all__ = [
     "prepare",
 ]
 
-#: The form of quantised graph that the parser takes.
+#: The form of quantized graph that the parser takes.
 _STYLE = "tensorrt"
 
 #: One build at a time: the library's log does not distinguish builds.
@@ -54,7 +54,7 @@ class Built(NamedTuple):
 
 
 def prepare(request: Request, settings: TensorRtSettings, log: ConversionLog) -> ModelSource:
-    """Return the model as the builder gets it: with fixed sizes, converted or quantised."""
+    """Return the model as the builder gets it: with fixed sizes, converted or quantized."""
     qdq = _STYLE if settings.quantise else None
     return prepare_source(request, log, convert=settings.convert, keep_fp32=settings.keep_fp32, qdq=qdq)
 
@@ -240,7 +240,7 @@ def _profile(builder: Any, config: Any, settings: TensorRtSettings) -> None:
     for name, (least, best, largest) in settings.profiles.items():
         profile.set_shape(name, least, best, largest)
     if config.add_optimization_profile(profile) < 0:
-        raise EngineError(f"the builder refused the optimisation profile {settings.profiles}; check execution.shapes")
+        raise EngineError(f"the builder refused the optimization profile {settings.profiles}; check execution.shapes")
 
 
 #: TensorRT's own are a few megabytes.

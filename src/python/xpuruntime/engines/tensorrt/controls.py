@@ -97,7 +97,7 @@ def _precision(request: Request, product: TensorRtProduct, builder: ControlBuild
         builder.add(key, f"graph converted to {precision}", "enforced", reason)
     elif precision == "int8":
         chosen["quantise"] = request.model.quantisation.scheme == "none"
-        how = "graph quantised to int8 Q/DQ, biases in floats" if chosen["quantise"] else "the model's own Q/DQ"
+        how = "graph quantized to int8 Q/DQ, biases in floats" if chosen["quantise"] else "the model's own Q/DQ"
         reason = f"{typed}, with every rounding to int8; the report says which layers compute in it"
         builder.add(key, how, "enforced", reason)
     elif precision == "fp32":
@@ -116,9 +116,9 @@ def _rules(request: Request, builder: ControlBuilder, *, changed: bool) -> tuple
         key, glob = f"kernels.rules[{index}]", fp32_nodes(rule)
         if glob is not None and changed:
             keep.append(glob)
-            builder.add(key, f"nodes {glob} stay fp32", "enforced", "they are neither converted nor quantised")
+            builder.add(key, f"nodes {glob} stay fp32", "enforced", "they are neither converted nor quantized")
         else:
-            reason = "only precision: fp32 for nodes of a graph that is converted or quantised can be enforced"
+            reason = "only precision: fp32 for nodes of a graph that is converted or quantized can be enforced"
             builder.add(key, "-", "unsupported", reason)
     return tuple(keep)
 
@@ -136,7 +136,7 @@ def _execution(
     else:
         reason = "the builder chooses the layout of every tensor inside the engine; evidence says which"
         builder.add("execution.layout", "-", "unsupported", reason)
-    builder.shapes(request, "an optimisation profile is built for the range")
+    builder.shapes(request, "an optimization profile is built for the range")
     _determinism(request, product, facts, builder, options)
     if execution.cuda_graph != "off" and options.get("cuda_graph_strategy") == "whole_graph_capture":
         msg = (

@@ -94,7 +94,7 @@ class PoolAllocator:
 def make_allocator(trt: Any, source: PoolAllocator) -> Any:
     """Return the vendor's allocator object over `source`; keep it for as long as anything was allocated with it.
 
-    The base class has to be initialised by its own name: `IGpuAsyncAllocator` through `IGpuAllocator`, as its
+    The base class has to be initialized by its own name: `IGpuAsyncAllocator` through `IGpuAllocator`, as its
     documentation shows, ends the process.
     """
     base: Any = getattr(trt, "IGpuAsyncAllocator", None) or trt.IGpuAllocator

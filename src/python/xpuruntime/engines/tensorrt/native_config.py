@@ -65,7 +65,7 @@ class TrtexecExporter(NativeExporter):
     targets: ClassVar[dict[str, str]] = {"trtexec": "a command line of trtexec that builds the engine"}
 
     def write(self, target: str, folder: Path) -> NativeConfig:
-        """Write the converted or quantised model, the command, and its arguments as JSON."""
+        """Write the converted or quantized model, the command, and its arguments as JSON."""
         del target
         settings = self.settings_as(TensorRtSettings)
         write_model(prepare(self.job.request, settings, ConversionLog()), folder, also=(_SCRIPT, _ARGUMENTS, RECORD))

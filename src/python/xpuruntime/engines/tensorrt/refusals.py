@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Refusals of TensorRT, made before anything is built: devices, types, operators, quantisation, open shapes."""
+"""Refusals of TensorRT, made before anything is built: devices, types, operators, quantization, open shapes."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ __all__ = [
 
 #: Types of inputs and outputs that both sides have, and that keep their meaning.
 _ARRAYS = frozenset({"float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"})
-#: Types that the parser takes in quantised graphs.
+#: Types that the parser takes in quantized graphs.
 _QUANTISED = frozenset({"int8", "int4", "float8e4m3fn", "float4e2m1", "float8e8m0"})
 _OLDEST_CHIP = (7, 5)
 
 
 def capability_of(request: Request, machine: Machine) -> str | None:
-    """Return the compute capability of the device asked for, such as ``"9.0"``; ``None`` when it is not there."""
+    """Return the compute capability of the device asked for, such as ``"9.0"``; ``None`` when it is missing."""
     index = int(request.device.partition(":")[2] or 0)
     return next(
         (f"{d.compute_capability[0]}.{d.compute_capability[1]}" for d in machine.cuda if d.index == index), None
@@ -64,7 +64,7 @@ def capability_of(request: Request, machine: Machine) -> str | None:
 
 
 def refuse_kind(request: Request, machine: Machine, product: TensorRtProduct) -> Refusal | None:
-    """Refuse what is no CUDA device, or is not there, whatever is installed.
+    """Refuse what is no CUDA device, or is missing, whatever is installed.
 
     A request to compile needs the GPU only where the builder times kernels on it.
     """
@@ -121,7 +121,7 @@ def refuse_device(request: Request, machine: Machine, product: TensorRtProduct, 
 
 
 def refuse_model(request: Request, product: TensorRtProduct) -> Refusal | None:
-    """Refuse types, operators and quantised graphs that TensorRT takes wrongly, or not at all."""
+    """Refuse types, operators and quantized graphs that TensorRT takes wrongly, or not at all."""
     model = request.model
     for role, tensors in (("input", model.inputs), ("output", model.outputs)):
         for tensor in tensors:
@@ -163,25 +163,25 @@ def _refuse_quantised(request: Request, product: TensorRtProduct) -> Refusal | N
         return None
     if quantised.scheme in ("qoperator", "dynamic"):
         what = (
-            "integer operators" if quantised.scheme == "qoperator" else "activations that are quantised while running"
+            "integer operators" if quantised.scheme == "qoperator" else "activations that are quantized while running"
         )
-        reason = f"the model is quantised with {what}, and {product.title} takes Q/DQ pairs only"
+        reason = f"the model is quantized with {what}, and {product.title} takes Q/DQ pairs only"
         return Refusal(
-            VerdictCode.OP_UNSUPPORTED, reason, "quantise the float model in the QDQ form, or pass calibration="
+            VerdictCode.OP_UNSUPPORTED, reason, "quantize the float model in the QDQ form, or pass calibration="
         )
     if "int32" in quantised.weights:
         return Refusal(
             VerdictCode.OP_UNSUPPORTED,
             f"the model has biases stored as int32 behind a DequantizeLinear, which {product.title} does not take: it "
             "wants biases in floating point",
-            "quantise the float model for this engine: precision int8 with calibration=, which leaves biases alone",
+            "quantize the float model for this engine: precision int8 with calibration=, which leaves biases alone",
         )
     foreign = sorted({*quantised.activations, *quantised.weights} - _QUANTISED)
     if foreign:
         return Refusal(
             VerdictCode.OP_UNSUPPORTED,
-            f"the model is quantised to {', '.join(foreign)}, and {product.title} takes int8 with zero points of 0",
-            "quantise the float model for this engine: precision int8 with calibration=",
+            f"the model is quantized to {', '.join(foreign)}, and {product.title} takes int8 with zero points of 0",
+            "quantize the float model for this engine: precision int8 with calibration=",
         )
     return None
 

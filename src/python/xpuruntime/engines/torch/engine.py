@@ -135,7 +135,7 @@ class TorchEngine(Engine["TorchSettings"]):
             )
         precision = request.policy.execution.precision
         if precision == "int8":
-            reason = "the torch engine does not quantise"
+            reason = "the torch engine does not quantize"
             return Refusal(
                 VerdictCode.PRECISION_UNSUPPORTED,
                 reason,

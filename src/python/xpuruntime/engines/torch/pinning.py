@@ -54,7 +54,7 @@ def operation_of(node: NodeInfo) -> str | None:
 
 
 def facts_of_program_node(node: NodeInfo, **known: Any) -> CallFacts:
-    """Return the facts of the calls of an operator of a program, whose sizes, device and type are known when it runs.
+    """Return the facts of an operator's calls in a program, whose sizes, device and type are known when it runs.
 
     `known` are facts that are known already.
     """

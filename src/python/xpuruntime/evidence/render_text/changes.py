@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Text rendering of what differs between two reports. Every colour stands beside a word that says the same."""
+"""Text rendering of what differs between two reports. Every color stands beside a word that says the same."""
 
 from __future__ import annotations
 

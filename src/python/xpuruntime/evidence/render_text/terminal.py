@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Text rendering of a report. Every colour stands beside a word that says the same."""
+"""Text rendering of a report. Every color stands beside a word that says the same."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MANY = 40
 
 
 def plain_text(report: Report, width: int = 80) -> str:
-    """Return the report as text without colours or control codes, `width` columns wide at most."""
+    """Return the report as text without colors or control codes, `width` columns wide at most."""
     return plain(render(report), width)
 
 

@@ -76,7 +76,7 @@ def locked_levels(before: RecordedSide, after: RecordedSide) -> tuple[tuple[Leve
 
 
 def _of_kernels_that_did_not_run(drift: Difference, one: Identity, other: Identity) -> bool:
-    """Whether a drift is of the build of kernels or of a library of theirs, and they ran on one side alone."""
+    """Whether kernels that ran on one side alone drifted in their build or a library."""
     if all(any(validator.id == drift.validator for validator in side.validators) for side in (one, other)):
         return False
     kernels = {*one.kernels, *other.kernels}

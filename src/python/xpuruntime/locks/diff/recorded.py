@@ -148,7 +148,7 @@ def _told(report: Report, one: Validator) -> Any:
 
 
 def _file_alone(expect: Any, sha256: str | None) -> Any:
-    """Return the digests of a model of which that of the file is known: where it is the same, so are its parts."""
+    """Return the digests of a model whose file has a known digest: where that is the same, so are its parts."""
     if sha256 is None or not isinstance(expect, dict):
         return None
     return expect if expect.get("sha256") == sha256 else {"sha256": sha256}

@@ -85,7 +85,7 @@ def export_lock(
     model : str or path, optional
         The locked model; default: the file of that name beside the lock.
     calibration : optional
-        The locked inputs to quantise with, where the lock has such; as `InferenceSession` takes them.
+        The locked inputs to quantize with, where the lock has such; as `InferenceSession` takes them.
     strict : bool
         Refuse where a key of the policy is not kept.
     prove : bool

@@ -42,8 +42,8 @@ class PortableExporter(NativeExporter):
         job, info = self.job, self.job.request.model
         if job.request.calibration is not None:
             raise UnsupportedOperationError(
-                f"the session of {info.path} is quantised from calibration inputs as it is opened, which an export for "
-                "servers does not have. Fix: export it to ort-python or openvino-json, whose graph is quantised"
+                f"the session of {info.path} is quantized from calibration inputs as it is opened, which an export for "
+                "servers does not have. Fix: export it to ort-python or openvino-json, whose graph is quantized"
             )
         if info.graph_file is not None:
             raise UnsupportedOperationError(

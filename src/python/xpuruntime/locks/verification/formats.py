@@ -291,8 +291,8 @@ def escape_property(text: str) -> str:
 def append_summary(result: VerificationResult, path: str | os.PathLike[str]) -> None:
     """Append the Markdown of a verification to the file that ``GITHUB_STEP_SUMMARY`` names.
 
-    The file is that of the step, which its other commands append to, so it is not replaced. What would make it larger
-    than GitHub accepts is cut off.
+    The file is that of the step, which its other commands append to, so it is not replaced. Text beyond the
+    size that GitHub accepts is cut off.
     """
     target = user_path(path, "GITHUB_STEP_SUMMARY")
     text = to_markdown(result).encode("utf-8", "backslashreplace")

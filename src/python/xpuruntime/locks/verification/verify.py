@@ -159,7 +159,7 @@ def verify(
     EngineError
         The engine asked for is not installed.
     CudaError
-        The CUDA device asked for is not there.
+        The CUDA device asked for is missing.
 
     Notes
     -----

@@ -202,10 +202,10 @@ mode_keys: Any = take("torch._C._TorchDispatchModeKey", "which distinguishes one
 without_modes: Any = take("torch.utils._python_dispatch._disable_current_modes", "in which self-tests see real tensors")
 without_torch_function: Any = take("torch._C.DisableTorchFunction", "in which self-tests see plain tensors")
 is_wrapper: Callable[[Any], bool] = take(
-    "torch.utils._python_dispatch.is_traceable_wrapper_subclass", "which recognises tensors that wrap others"
+    "torch.utils._python_dispatch.is_traceable_wrapper_subclass", "which recognizes tensors that wrap others"
 )
 is_functional: Callable[[Any], bool] = take(
-    "torch._is_functional_tensor", "which recognises tensors that are functionalized"
+    "torch._is_functional_tensor", "which recognizes tensors that are functionalized"
 )
 tracing_state: Callable[[], Any] = take(
     "torch._C._get_tracing_state", "which says whether torch.jit.trace writes down calls"
@@ -233,7 +233,7 @@ transform_stack: Callable[[], Any] = take(
 transform_kinds: Any = take("torch._C._functorch.TransformType", "which distinguishes one transform from another")
 is_legacy_batched: Callable[[Any], bool] = take(
     "torch._C._functorch.is_legacy_batchedtensor",
-    "which recognises gradients that are computed in a batch",
+    "which recognizes gradients that are computed in a batch",
     without="none counts as such",
     otherwise=lambda _x: False,
 )
@@ -251,7 +251,7 @@ _forward_ad: Any = importlib.import_module("torch.autograd.forward_ad")
 TABLE.append(
     PrivateName(
         "torch.autograd.forward_ad._current_level",
-        "which recognises forward-mode derivatives",
+        "which recognizes forward-mode derivatives",
         "none counts as in force",
     )
 )
@@ -375,8 +375,8 @@ RecordFunctionFast: Any = take(
 
 # --- torch.compile and torch.export
 
-compile_context: Any = take("torch._guards.CompileContext", "which recognises code that is being compiled")
-tracing_context: Any = take("torch._guards.TracingContext", "which recognises code that is being compiled")
+compile_context: Any = take("torch._guards.CompileContext", "which recognizes code that is being compiled")
+tracing_context: Any = take("torch._guards.TracingContext", "which recognizes code that is being compiled")
 compile_wrapper: Any = take(
     "torch._TorchCompileInductorWrapper",
     "through which torch.compile calls Inductor",

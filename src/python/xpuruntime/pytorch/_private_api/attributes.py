@@ -56,7 +56,7 @@ tensor_version: Callable[[Any], int] = attribute("torch.Tensor._version", "which
 #: Whether a tensor is zeros that take no memory.
 is_zero_tensor: Callable[[Any], bool] = take(
     "torch.Tensor._is_zerotensor",
-    "which recognises zeros without memory, as forward-mode derivatives have them",
+    "which recognizes zeros without memory, as forward-mode derivatives have them",
     without="none counts as such",
     otherwise=lambda _x: False,
 )
@@ -76,7 +76,7 @@ forward_pre_hooks: Callable[[Any], dict[Any, Any]] = attribute(
     without="they are checked twice", otherwise={},
 )  # fmt: skip
 is_replica: Callable[[Any], bool] = attribute(
-    "torch.nn.Module._is_replica", "which recognises the copies of DataParallel",
+    "torch.nn.Module._is_replica", "which recognizes the copies of DataParallel",
     without="copies are of no module", otherwise=False,
 )  # fmt: skip
 #: What keeps the state of one activation checkpoint, or `None`.
@@ -112,7 +112,7 @@ operator_schema: Callable[[Any], Any] = attribute(
 )  # fmt: skip
 #: The name of an operator without its namespace, empty of what is none.
 operator_name: Callable[[Any], str] = attribute(
-    "torch.ops.aten.mm.default._opname", "which recognises casts and assertions in an exported graph",
+    "torch.ops.aten.mm.default._opname", "which recognizes casts and assertions in an exported graph",
     without="casts stay as they are", otherwise="",
 )  # fmt: skip
 _kernel_at: Callable[[Any], Any] = attribute(
@@ -152,7 +152,7 @@ def mute_capturable(optimizer: Any) -> None:
 
 #: Whether an optimizer skips a step with infinite gradients by itself.
 steps_with_scaler: Callable[[Any], bool] = attribute(
-    "torch.optim.Optimizer._step_supports_amp_scaling", "which recognises fused optimizers, whose steps are captured",
+    "torch.optim.Optimizer._step_supports_amp_scaling", "which recognizes fused optimizers, whose steps are captured",
     without="steps with a scaler stay outside of graphs", otherwise=False,
 )  # fmt: skip
 #: What a scaler keeps of a step that is under way, by optimizer.
@@ -220,7 +220,7 @@ compiled_function: Callable[[Any], Any] = attribute(
 )  # fmt: skip
 #: The name of a backend of `torch.compile` that Dynamo has wrapped; `None` of others.
 wrapped_backend: Callable[[Any], str | None] = attribute(
-    "torch._dynamo.repro.after_dynamo.WrapBackendDebug._compiler_name", "which recognises the backends for debugging",
+    "torch._dynamo.repro.after_dynamo.WrapBackendDebug._compiler_name", "which recognizes the backends for debugging",
     without="their code counts as compiled into kernels", otherwise=None,
 )  # fmt: skip
 

@@ -225,7 +225,7 @@ def _pool(pool: MemoryPool | None, device: object, limit: int | None) -> MemoryP
         index = torch.cuda.current_device()
     if index >= torch.cuda.device_count():
         msg = (
-            f"device 'cuda:{index}' is not there: PyTorch sees {torch.cuda.device_count()} CUDA device(s), from cuda:0"
+            f"device 'cuda:{index}' was not found: PyTorch sees {torch.cuda.device_count()} CUDA device(s), from cuda:0"
         )
         raise InputError(msg, device=f"cuda:{index}")
     name = f"cuda:{index}"

@@ -150,7 +150,7 @@ def memory_report(device: object = None, *, sessions: Iterable[HoldsMemory] | No
     Raises
     ------
     InputError
-        The device is not there, or a session is none.
+        The device is missing, or a session is none.
     """
     if sessions is not None and not isinstance(sessions, Iterable):
         raise InputError(f"sessions is of type {type(sessions).__name__}: give a list of InferenceSession objects")
@@ -182,7 +182,7 @@ def _devices(device: object, pools: dict[str, list[Any]], absent: list[str]) -> 
             name = f"cuda:{torch.cuda.current_device()}" if count else "cuda:0"
         known = ["cpu", *(f"cuda:{index}" for index in range(max(count, seen_by_core)))]
         if name not in known:
-            msg = f"device {name!r} is not there: this process sees {', '.join(known)}"
+            msg = f"device {name!r} was not found: this process sees {', '.join(known)}"
             raise InputError(msg, device=name)
         return [name]
     if count == 0:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Selection of the kernel of a call of attention: the route by its policy, and calls to be measured."""
+"""Selection of a kernel for an attention call: the route by its policy, and calls to be measured."""
 
 from __future__ import annotations
 
@@ -370,8 +370,8 @@ def _settle(
 def others_of_pytorch(call: AttentionCall) -> list[str]:
     """Return the kernels of PyTorch's that can serve a call beside the one that it chooses, but for the unfused one.
 
-    That one keeps the weights of all pairs, so that a long call could not even be measured. What is switched off in
-    PyTorch is left out.
+    That one keeps the weights of all pairs, so that a long call could not even be measured. Backends that are
+    switched off in PyTorch are left out.
     """
     own = advised.own_choice(call)
     rest = (id_ for id_ in BACKENDS if id_ not in ("torch.math", own) and is_enabled(id_))

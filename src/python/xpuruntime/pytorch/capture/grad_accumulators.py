@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Gradient accumulation nodes of autograd with the streams that they remember, and captures by ``torch.cuda.graph``.
 
-What measured times have chosen for eager calls is chosen anew in such a capture, by the time on the device. PyTorch
+Kernels chosen for eager calls by measured times are chosen anew in such a capture, by the time on the device. PyTorch
 refuses to capture a backward pass while a loss of the warm-up is alive, where that ran on the default stream; see
 `forget_accumulators`. In this, captures on a stream that the caller names, as those of ``torch.compile``, are left
 alone.
@@ -42,7 +42,7 @@ def forget_accumulators(leaves: Iterable[Any]) -> None:
     recorded before still adds to the same gradients. PyTorch drops the node when a tensor changes its type, so that is
     done and undone; the memory of the leaf stays where it is.
 
-    With ``torch.distributed`` initialised nothing is done, because its wrappers hang their hooks on these nodes.
+    With ``torch.distributed`` initialized nothing is done, because its wrappers hang their hooks on these nodes.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return

@@ -112,7 +112,7 @@ _FOREIGN_ROWS = tuple(
 )  # fmt: skip
 #: An operator, as the profiler has it.
 _OPERATOR = re.compile(r"\w+::\w+(\.\w+)?")
-#: Operators of PyTorch's that take quantised tensors.
+#: Operators of PyTorch's that take quantized tensors.
 _QUANTISED = re.compile(
     r"(?P<matmul>(_?quantized|onednn|sparse)::q?linear(?!\w*(prepack|unpack)))"
     r"|(?P<conv>(_?quantized|onednn)::q?conv(?!\w*(prepack|unpack|_stride|_padding|_dilation|_groups|_transpose\b)))"

@@ -174,7 +174,7 @@ def may_measure() -> bool:
 
 
 class replayed:  # noqa: N801 - used like a function
-    """What is tuned inside this block will be replayed from a CUDA graph, so that the time of the host does not count.
+    """Calls tuned inside this block will be replayed from a CUDA graph, so that the time of the host does not count.
 
     It holds in all threads, since backward runs in others. For the warm-up before a capture, and the capture itself.
     """

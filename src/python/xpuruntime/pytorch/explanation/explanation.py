@@ -219,7 +219,7 @@ class Explanation(Shown):
             Least share, from 0 to 1, of the time in which a policy can have a say that has to have run as one asks:
             `Coverage.covered`. Time in other operations does not count.
         no_bypass : bool
-            Nothing that the policy speaks of may have escaped it. What is ``"opaque"`` has not escaped, but counts
+            Nothing that the policy speaks of may have escaped it. An ``"opaque"`` call has not escaped, but counts
             against `coverage`.
         no_substitution : bool
             Nothing may have run by another kernel than its rule asks for, transformers may have replaced, dropped or

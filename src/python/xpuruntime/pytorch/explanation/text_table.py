@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Text table of an explanation for terminals; every colour stands beside a word that says the same."""
+"""Text table of an explanation for terminals; every color stands beside a word that says the same."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WIDTHS = {"status": 11, "operator": 12, "requested": 10, "observed": 12}
 
 
 def plain_text(explanation: Explanation, width: int | None = None) -> str:
-    """Return the explanation as text without colours or control codes."""
+    """Return the explanation as text without colors or control codes."""
     columns = shutil.get_terminal_size((_NARROW, 24)).columns if width is None else width
     return plain(render(explanation), max(60, columns))
 

@@ -75,7 +75,7 @@ def export(
     Raises
     ------
     InputError
-        The ending of `path` is another one, its folder is not there, or an argument has no meaning for the format.
+        The ending of `path` is another one, its folder is missing, or an argument has no meaning for the format.
     ModelError
         The module is in training mode, or PyTorch cannot export it.
     PolicyError

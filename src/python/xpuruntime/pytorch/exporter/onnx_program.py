@@ -58,7 +58,7 @@ def appearing(target: Path) -> Iterator[Path]:
 
 #: Where PyTorch's exporter writes the modules around an operator, outermost first, and the operator last.
 _SCOPES = "pkg.torch.onnx.name_scopes"
-#: Operators that the exporter folds a batch normalisation into.
+#: Operators that the exporter folds a batch normalization into.
 _FOLDING = ("Conv", "ConvTranspose", "Gemm")
 
 
@@ -66,9 +66,9 @@ def name_nodes(graph: onnx.GraphProto, modules: Collection[str]) -> set[str]:
     """Name every node ``"<path of the module>/<operator>"``, in place; return the paths.
 
     A second node of the same name is ``"layers.0.attn.qkv/Add_1"``. A node that the exporter says nothing of, such as
-    one that it added, belongs to the innermost module that has all of the nodes around it. A normalisation that the
+    one that it added, belongs to the innermost module that has all of the nodes around it. A normalization that the
     exporter has folded into the product before it leaves a node of the product, whose result is that of the
-    normalisation: the node says so.
+    normalization: the node says so.
     """
     paths = _paths(graph)
     counts: dict[str, int] = {}
@@ -88,7 +88,7 @@ def name_nodes(graph: onnx.GraphProto, modules: Collection[str]) -> set[str]:
 
 
 def _folded_into(node: onnx.NodeProto, modules: Collection[str]) -> str | None:
-    """Return the module of a product that a normalisation was folded into: the one that has its weight."""
+    """Return the module of a product that a normalization was folded into: the one that has its weight."""
     scopes = _scopes(node)
     if node.op_type not in _FOLDING or not scopes or "batch_norm" not in scopes[-1] or len(node.input) < 2:
         return None

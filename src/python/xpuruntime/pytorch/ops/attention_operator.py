@@ -262,7 +262,7 @@ def _forward_by_torch(
 
 
 def _lse(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """Return the logarithm of the sum of exponentials of the scores, for a gradient by an xpuruntime kernel.
+    """Return the scores' logsumexp, for a gradient by an xpuruntime kernel.
 
     The scores are made for as many queries at a time as take the memory of `q` and `k`.
     """

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Operators ``xpuruntime::layer_norm`` and ``xpuruntime::rms_norm`` of PyTorch's dispatcher, and their gradients.
 
-With a residual, what is normalised is the sum; without one, the sum that they return is empty. `kernel` names a kernel;
+With a residual, what is normalized is the sum; without one, the sum that they return is empty. `kernel` names a kernel;
 where it is empty, the active policy chooses. `phase` is that of the call, which is not known any more when they run.
 """
 

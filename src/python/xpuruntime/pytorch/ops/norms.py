@@ -65,7 +65,7 @@ def fused_layernorm(
     Returns
     -------
     Tensor, or (Tensor, Tensor)
-        With a residual: the norm, and the sum that was normalised.
+        With a residual: the norm, and the sum that was normalized.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def fused_rms_norm(
     Returns
     -------
     Tensor, or (Tensor, Tensor)
-        With a residual: the norm, and the sum that was normalised.
+        With a residual: the norm, and the sum that was normalized.
 
     Raises
     ------

@@ -244,7 +244,7 @@ class BoundKernel:
         want_lse: bool,
         phase: str,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return attention, and the logarithm of the sum of exponentials of the scores where it is wanted."""
+        """Return attention, and the scores' logsumexp where it is wanted."""
         operands = {"q": q, "k": k, "v": v, "mask": mask}
         call = call_of("attention", phase, operands, {"causal": is_causal, "scale": scale})
         tensors = [one for one in operands.values() if one is not None]

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Kernels that a policy names by where they come from: an operator of a module, or a layer of a repository.
 
-``triton:package.module.operator``, ``hf:organisation/repository@<commit>/Layer`` and
+``triton:package.module.operator``, ``hf:organization/repository@<commit>/Layer`` and
 ``hf:/folder@sha256:<digest>/Layer``.
 """
 
@@ -109,7 +109,7 @@ def kernel_of_source(word: str, op: str) -> TorchKernel:
     Raises
     ------
     InputError
-        It is not there, cannot be imported, or is another one than the word names.
+        It is missing, cannot be imported, or is another one than the word names.
     """
     kind, _, rest = word.partition(":")
     if kind == "hf":
@@ -157,7 +157,7 @@ def source_facts(word: str) -> dict[str, str]:
     Raises
     ------
     InputError
-        It is not there.
+        It is missing.
     """
     kind, _, rest = word.partition(":")
     if kind == "hf":

@@ -104,7 +104,7 @@ class Ranks:
                     raise InputError(msg)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks. Raises EngineError where a rank is not there any more."""
+        """Return the values of all ranks. Raises EngineError where a rank is gone."""
         if self.count == 1:
             return [value]
         found: list[Any] = [None] * self.count
@@ -112,7 +112,7 @@ class Ranks:
         return found
 
     def share(self, value: Any) -> Any:
-        """Return the value of the first rank. Raises EngineError where a rank is not there any more."""
+        """Return the value of the first rank. Raises EngineError where a rank is gone."""
         if self.count == 1:
             return value
         box = [value]

@@ -145,8 +145,8 @@ def _precision(policy: Policy) -> dict[str, Any]:
     if execution.precision == "int8":
         _cannot(
             policy,
-            "execution.precision: int8 quantises the models of sessions, and nothing in PyTorch",
-            "leave it out of the policy here, and quantise the exported model",
+            "execution.precision: int8 quantizes the models of sessions, and nothing in PyTorch",
+            "leave it out of the policy here, and quantize the exported model",
         )
     tf32 = execution.tf32
     if tf32 is None and execution.precision in ("tf32", "fp32"):

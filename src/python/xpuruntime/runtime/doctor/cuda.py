@@ -61,7 +61,7 @@ def check_driver(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             code=FindingCode.DRIVER_MISSING,
             severity="error",
-            what="there is an NVIDIA device, but the driver's library libcuda.so.1 is not there",
+            what="there is an NVIDIA device, but the driver's library libcuda.so.1 was not found",
             why="no driver is installed, or this is a container that was not given the device",
             fix="sudo ubuntu-drivers install (or your system's NVIDIA driver); a container: start it with --gpus all",
         )
@@ -71,7 +71,7 @@ def check_driver(facts: Facts) -> Iterator[Finding]:
             code=FindingCode.DRIVER_NOT_LOADED,
             severity="error",
             what="the NVIDIA driver is installed, but its kernel module is not loaded",
-            why="/proc/driver/nvidia/version is not there",
+            why="/proc/driver/nvidia/version is missing",
             fix="sudo modprobe nvidia (after an update of the driver or the kernel: sudo reboot)",
         )
     match = re.search(r"\.so\.(\d+\.[\d.]+)$", driver.library)
@@ -193,7 +193,7 @@ def _missing(facts: Facts, soname: str, name: str, major: str, others: tuple[Lib
         return Finding(
             code=FindingCode.CUDA_MAJOR_MISMATCH,
             severity="error",
-            what=f"{soname} is not there, only {_list(others)}",
+            what=f"{soname} was not found, only {_list(others)}",
             why=f"{needs} is built for CUDA {facts.ort.cuda or '?'} and loads major version {major} of {name} only",
             fix=cuda_extra(),
         )

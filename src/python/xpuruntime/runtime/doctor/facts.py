@@ -295,7 +295,7 @@ class FindingCode(Code):
     DRIVER_MISMATCH = "driver_mismatch", "The NVIDIA driver's library and kernel module have different versions."
     DRIVER_TOO_OLD = "driver_too_old", "The NVIDIA driver is too old for the CUDA version in use."
     DEVICES_HIDDEN = "devices_hidden", "CUDA_VISIBLE_DEVICES hides every device."
-    LIBRARY_MISSING = "library_missing", "A library that the CUDA provider needs is not there."
+    LIBRARY_MISSING = "library_missing", "A library that the CUDA provider needs is missing."
     CUDA_MAJOR_MISMATCH = "cuda_major_mismatch", "A library is there only for another CUDA version."
     LIBRARY_SHADOWED = (
         "library_shadowed",

@@ -198,7 +198,7 @@ def _qnn(facts: Facts, wanted: str) -> str:
 
 
 def _parse(line: str) -> tuple[str, str, str]:
-    """Split a requirement line into normalised name, specifier and marker."""
+    """Split a requirement line into normalized name, specifier and marker."""
     requirement, _, marker = line.partition(";")
     match = re.match(r"\s*([A-Za-z0-9][\w.-]*)\s*(?:\[[^\]]*\])?\s*\(?([^)]*)\)?", requirement)
     if match is None:

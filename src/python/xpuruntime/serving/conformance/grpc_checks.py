@@ -175,7 +175,7 @@ class GrpcChecks:
         return answers[0] if answers else None
 
     def _surplus(self, message: bytes, answers: list[InferResponse]) -> str:
-        """Raise unless a message with contents of no input is refused, or answered as if these were not there."""
+        """Raise unless a message with contents of no input is refused, or answered as if these were missing."""
         code, answer = self._code("ModelInfer", message)
         if code is not None:
             return code

@@ -181,7 +181,7 @@ class KernelChoices(PolicyValue, frozen=True, kw_only=True):
 
 
 class SearchSpace(PolicyValue, frozen=True, kw_only=True):
-    """Values to try. What is left out is searched as the engines declare it.
+    """Values to try. Keys left out are searched as the engines declare them.
 
     Attributes
     ----------

@@ -51,7 +51,7 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
     Attributes
     ----------
     base : str or None
-        A policy file. What it states is fixed, and what is found is compared with it.
+        A policy file. Its keys are fixed, and the winner is compared with it.
     inputs : str or None
         Real inputs, as `Calibration` reads them: an ``.npz`` or ``.npy`` file or a folder. ``"random"`` makes some up.
     objective : Objective

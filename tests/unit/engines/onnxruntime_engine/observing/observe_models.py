@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Small ONNX models whose optimisation by ONNX Runtime is known, and sessions that `observe` can instrument."""
+"""Small ONNX models whose optimization by ONNX Runtime is known, and sessions that `observe` can instrument."""
 
 from __future__ import annotations
 

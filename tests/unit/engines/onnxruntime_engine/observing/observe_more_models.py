@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""More small models: what else the optimisers of ONNX Runtime rewrite."""
+"""More small models: what else the optimizers of ONNX Runtime rewrite."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def channels_last():
 
 
 def activations():
-    """Tanh-GELU, x*sigmoid(1.702x), bias before softmax, RMS normalisation, bias before an Erf-GELU."""
+    """Tanh-GELU, x*sigmoid(1.702x), bias before softmax, RMS normalization, bias before an Erf-GELU."""
     w = Weights()
     consts = {"c0": 0.044715, "c1": 0.7978846, "one": 1, "half": 0.5, "three": 3, "q": 1.702, "two": 2, "eps": 1e-6}
     for name, value in {**consts, "root2": float(np.sqrt(2))}.items():
@@ -184,7 +184,7 @@ def shared_parts():
 
 
 def dynamic_quantisation():
-    """Weights in int8 with activations quantised as they come."""
+    """Weights in int8 with activations quantized as they come."""
     w = Weights()
     w.value("wq", w.random.integers(-100, 100, (16, 16)).astype(np.int8)), w.value("ws", np.float32(0.01))
     w.value("wz", np.int8(0)), w.normal("bias", 16)
@@ -201,7 +201,7 @@ def dynamic_quantisation():
 
 
 def random_conv_model(seed, length=16):
-    """A random net of convolutions, activations, residuals, normalisations, poolings and layout changes."""
+    """A random net of convolutions, activations, residuals, normalizations, poolings and layout changes."""
     rng = np.random.default_rng(seed)
     w = Weights(seed)
     nodes, tensors = [], ["x"]

@@ -163,7 +163,7 @@ def test_a_damaged_optimised_graph(damage):
 
     observed = observe(broken, feeds(proto), 2, proto)
     assert observed.partial
-    assert any("optimised graph" in note for note in observed.notes)
+    assert any("optimized graph" in note for note in observed.notes)
     names = [n for u in observed.units for n in u.source_nodes]
     assert sorted(names) == sorted(n.name for n in proto.graph.node)
 

@@ -65,7 +65,7 @@ def test_every_source_node_of_random_graphs_is_accounted_for_once(make, seed):
 
 
 def values(proto, keys, data):
-    """Run a model with nothing optimised away and return the tensors asked for."""
+    """Run a model with nothing optimized away and return the tensors asked for."""
     proto = onnx.ModelProto.FromString(proto.SerializeToString())
     present = {o.name for o in proto.graph.output}
     proto.graph.output.extend(onnx.ValueInfoProto(name=k) for k in keys if k not in present)

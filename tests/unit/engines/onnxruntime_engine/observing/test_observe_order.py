@@ -20,7 +20,7 @@ from xpuruntime.engines.onnxruntime.observing.unit_attribution import attribute_
 
 
 def branches() -> onnx.ModelProto:
-    """Return a model in which two branches read a value whose name the optimisers drop, as detectors have them."""
+    """Return a model in which two branches read a value whose name the optimizers drop, as detectors have them."""
     count = itertools.count()
     nodes: list[Any] = []
     weights: list[Any] = []

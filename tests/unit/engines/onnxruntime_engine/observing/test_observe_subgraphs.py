@@ -184,7 +184,7 @@ def test_openvino_holds_both_branches_in_one_opaque_unit(tmp_path: Path) -> None
 
 
 def test_nodes_that_cannot_be_found_are_opaque() -> None:
-    """The optimised graph is of another model: nothing in it stands for the nodes of the source."""
+    """The optimized graph is of another model: nothing in it stands for the nodes of the source."""
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent
     from xpuruntime.engines.onnxruntime.observing.unit_attribution import attribute_units
 

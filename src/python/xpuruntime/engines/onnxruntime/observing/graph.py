@@ -3,7 +3,7 @@
 """`GraphView`: an ONNX graph with its subgraphs laid flat, so that two versions of it can be compared tensor by tensor.
 
 A tensor's key is its name. Inside a subgraph it is ``<name of the control node>.<attribute>/<name>``: branches may use
-the same names twice, and the key must come out alike in the source graph and in the optimised one, which renames
+the same names twice, and the key must come out alike in the source graph and in the optimized one, which renames
 outputs of control nodes. The first output stands for a control node without a name.
 """
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Instrumented run of ONNX Runtime: one session with its profile, its node assignment and its optimised graph."""
+"""Instrumented run of ONNX Runtime: one session with its profile, its node assignment and its optimized graph."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def instrument(options: Any, profile_prefix: str | None, optimized_path: str | N
         options.add_session_config_entry(
             "session.optimized_model_external_initializers_file_name", Path(optimized_path).name + ".weights"
         )
-        # ONNX Runtime warns that an optimised graph suits this machine only: it is read here and deleted.
+        # ONNX Runtime warns that an optimized graph suits this machine only: it is read here and deleted.
         options.log_severity_level = 3
 
 
@@ -150,7 +150,7 @@ def _timeline(seen: DeviceTimes, unit_of: Mapping[NodeKey, str]) -> Timeline | N
 
 
 def _nothing_to_run(profile: NodeProfile, graph: Any) -> bool:
-    """Whether whole runs executed no node because the optimised graph has none."""
+    """Whether whole runs executed no node because the optimized graph has none."""
     return bool(profile.windows) and not profile.events and graph is not None and not graph.graph.node
 
 
@@ -160,7 +160,7 @@ def _make(
     try:
         return make_session(prefix, path), False
     except Exception as error:
-        notes.append(f"the optimised graph could not be written: {error_line(error)[:300]}")
+        notes.append(f"the optimized graph could not be written: {error_line(error)[:300]}")
     try:
         return make_session(prefix, None), True
     except Exception as error:
@@ -204,7 +204,7 @@ def _finish(session: Any, notes: list[str]) -> tuple[NodeProfile, bool]:
 
 
 def _load(path: Path, notes: list[str]) -> Any:
-    """Read the optimised graph without its weights; None when it is missing or damaged."""
+    """Read the optimized graph without its weights; None when it is missing or damaged."""
     if not path.exists():
         return None
     import onnx
@@ -213,9 +213,9 @@ def _load(path: Path, notes: list[str]) -> Any:
     try:
         model = onnx.load(str(path), load_external_data=False)
     except (OSError, DecodeError, ValueError) as error:
-        notes.append(f"the optimised graph could not be read back: {error_line(error)[:300]}")
+        notes.append(f"the optimized graph could not be read back: {error_line(error)[:300]}")
         return None
     if not model.graph.node and not model.graph.output:
-        notes.append("the optimised graph was written empty: is the disk full?")
+        notes.append("the optimized graph was written empty: is the disk full?")
         return None
     return model

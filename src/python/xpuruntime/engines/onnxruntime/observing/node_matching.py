@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Matching of the tensors of an optimised graph to the source tensors whose values they carry.
+"""Matching of the tensors of an optimized graph to the source tensors whose values they carry.
 
 Tensors that kept their names match by name. ONNX Runtime renames many others: around an inserted cast, copy, reorder
 or reshape, in a changed layout, in a duplicated node, in an expanded function. Those are found by what surrounds them:
@@ -37,7 +37,7 @@ _CARRIERS = COPIES | {
 }
 #: Source nodes whose first output equals their first input in inference.
 NO_EFFECT = frozenset({"Identity", "Dropout"})
-#: Operators of optimised graphs that keep the first inputs of the source operator at the same places.
+#: Operators of optimized graphs that keep the first inputs of the source operator at the same places.
 _SAME_INPUTS = {
     "Gemm": ("Gemm", "MatMul"),
     "FusedGemm": ("Gemm", "MatMul"),
@@ -111,14 +111,14 @@ def source_facts(source: GraphView) -> SourceFacts:
 
 
 def match(source: GraphView, optimized: GraphView, facts: SourceFacts) -> dict[str, str]:
-    """Return, for every tensor of the optimised graph that could be found, the key of its source tensor."""
+    """Return, for every tensor of the optimized graph that could be found, the key of its source tensor."""
     matcher = _Matcher(source, optimized, facts)
     matcher.run()
     return matcher.found
 
 
 def is_carrier(node: NodeView, source: GraphView, facts: SourceFacts) -> bool:
-    """Whether an optimised node only carries a value and stands for no source node itself."""
+    """Whether an optimized node only carries a value and stands for no source node itself."""
     if node.op not in _CARRIERS:
         return False
     if node.op in ("ReorderInput", "ReorderOutput"):
@@ -255,7 +255,7 @@ class _Matcher:
         return changed
 
     def _quantised(self, node: NodeView, key: str) -> str:
-        """Of a node that writes quantised numbers, the inputs are quantised too: skip the DequantizeLinear."""
+        """Of a node that writes quantized numbers, the inputs are quantized too: skip the DequantizeLinear."""
         written = self.source.producers.get(self.found.get(node.outputs[0], "")) if node.outputs else None
         read = self.source.producers.get(key)
         if written is not None and written.op == "QuantizeLinear" and node.op != "QuantizeLinear":
@@ -281,7 +281,7 @@ class _Matcher:
         return False
 
     def _main(self, node: NodeView) -> NodeView | None:
-        """Return the source node at the heart of an optimised one: same operator, nearest above what its name says.
+        """Return the source node at the heart of an optimized one: same operator, nearest above what its name says.
 
         Where the name says nothing, nearest above what it writes.
         """
@@ -296,7 +296,7 @@ class _Matcher:
         return None
 
     def _nearest(self, start: list[str], wanted: tuple[str, ...], domain: str) -> NodeView | None:
-        """Search upwards from `start`, not past tensors that the optimised graph has."""
+        """Search upwards from `start`, not past tensors that the optimized graph has."""
         seen, queue = set(start), list(start)
         for key in queue:
             producer = self.source.producers.get(key)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Give every source node to exactly one optimised node, or to none because it does not run.
+"""Give every source node to exactly one optimized node, or to none because it does not run.
 
-An optimised node stands for the part of the source graph between what it writes and the nearest tensors that exist in
-the optimised graph.
+An optimized node stands for the part of the source graph between what it writes and the nearest tensors that exist in
+the optimized graph.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["Shares", "share_out"]
 
 COMPUTED = "computed at load time: it depends on constants only"
-ABSORBED = "computed at load time: its result is a constant of the optimised graph"
+ABSORBED = "computed at load time: its result is a constant of the optimized graph"
 EQUAL = "removed: its output equals its input"
 UNUSED = "removed: nothing uses its result"
-LOST = "not found in the optimised graph"
+LOST = "not found in the optimized graph"
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Shares:
 
 
 def share_out(source: GraphView, optimized: GraphView, facts: SourceFacts, found: dict[str, str]) -> Shares:
-    """Give every source node to exactly one optimised node or to `Shares.idle`."""
+    """Give every source node to exactly one optimized node or to `Shares.idle`."""
     sharing = _Sharing(source, optimized, facts, found)
     sharing.run()
     return sharing.shares
@@ -86,7 +86,7 @@ class _Sharing:
         return node.position in self._owner or node.position in self.shares.idle
 
     def _walk(self, node: NodeView, written: list[str], duplicates: list[tuple[NodeView, str]]) -> list[int]:
-        """Claim the source nodes above `written`, down to the nearest tensors of the optimised graph."""
+        """Claim the source nodes above `written`, down to the nearest tensors of the optimized graph."""
         reads = {self.found.get(k, k) for k in node.inputs if k}
         own_numbers = {self.facts.number[k] for k in written}
         claimed: list[int] = []
@@ -189,7 +189,7 @@ class _Sharing:
         return False
 
     def _helpers(self) -> None:
-        """Say of optimised nodes that own nothing whom they work for."""
+        """Say of optimized nodes that own nothing whom they work for."""
         for node in reversed(self._nodes):
             if node.position in self.shares.owned:
                 continue

@@ -97,7 +97,7 @@ class _Joiner:
         self._id = UnitIds()
 
     def _source(self, model: Any) -> GraphView:
-        """Lay the source flat; an If that the optimiser resolved is replaced by its branch, as the optimiser did."""
+        """Lay the source flat; an If that the optimizer resolved is replaced by its branch, as the optimizer did."""
         plain = view(model)
         if self.optimized is None:
             return plain
@@ -132,7 +132,7 @@ class _Joiner:
             if spare:
                 self.partial = True
                 self.notes.append(
-                    f"{len(spare)} executed nodes are not in the optimised graph, such as '{spare[0].name}'"
+                    f"{len(spare)} executed nodes are not in the optimized graph, such as '{spare[0].name}'"
                 )
             units += self._idle(shares)
         check_complete(units, (node.name for node in self.source.nodes))
@@ -247,13 +247,13 @@ class _Joiner:
             units.append(folded_unit(node, self.engine, reason, id=self._id(node.name), **more))
         if lost:
             self.partial = True
-            self.notes.append(f"{lost} source nodes were not found in the optimised graph")
+            self.notes.append(f"{lost} source nodes were not found in the optimized graph")
         return units
 
     def _without_graph(self) -> list[Unit]:
         """Join by name alone: fusions cannot be seen, and what a partition holds is known only if all of it is one."""
         self.partial = True
-        self.notes.append("without the optimised graph fusions cannot be seen: nodes are matched by name only")
+        self.notes.append("without the optimized graph fusions cannot be seen: nodes are matched by name only")
         names = {n.name: n for n in self.source.nodes}
         units: list[Unit] = []
         left = dict(names)
@@ -297,7 +297,7 @@ class _Joiner:
                     outputs=(),
                     engine=self.engine,
                     device=self.device,
-                    placement_reason="fused, folded or renamed: the optimised graph is missing",
+                    placement_reason="fused, folded or renamed: the optimized graph is missing",
                     placement_source="rule",
                     status="unobservable",
                 )
@@ -308,7 +308,7 @@ class _Joiner:
 def _by_evidence(graph: GraphView, events: Mapping[str, Sequence[NodeEvent]]) -> list[NodeView]:
     """Return the nodes of a graph, those of a name that several share last, and first where other nodes ran.
 
-    Optimisers give nodes of both branches of an If the same name, and one branch runs.
+    Optimizers give nodes of both branches of an If the same name, and one branch runs.
     """
     times = Counter(node.name.partition("#")[0] for node in graph.nodes if not node.name.startswith("("))
     ran = Counter(node.scope for node in graph.nodes if times[node.name] == 1 and events.get(node.name))

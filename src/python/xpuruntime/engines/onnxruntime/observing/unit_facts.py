@@ -152,7 +152,7 @@ def _bytes(dtype: str, elements: int) -> int:
 
 #: Types in which no number of a model is computed.
 _INDICES = frozenset(("int64", "int32", "bool"))
-#: Types that activations are quantised to.
+#: Types that activations are quantized to.
 _QUANTISED = frozenset(("int8", "uint8", "int16", "uint16"))
 
 
@@ -201,7 +201,7 @@ class RequestedPrecision:
         return bool(made) and ran is not None and made | set(ran.split("->")) <= _INDICES
 
     def _passes_quantised(self, held: Sequence[NodeView], ran: str | None) -> bool:
-        """Whether nodes take values that the model itself quantised as integers, as a pool between products does."""
+        """Whether nodes take values that the model itself quantized as integers, as a pool between products does."""
         types = [] if ran is None else ran.split("->")
         if not types or types[0] not in _QUANTISED or not (_QUANTISED | _INDICES).issuperset(types):
             return False
@@ -215,7 +215,7 @@ class RequestedPrecision:
         )
 
     def _of_quantised(self, held: Sequence[NodeView], ran: str | None) -> str | None:
-        """Return the precision asked for of a quantised operator: the policy's, else what the model's nodes state."""
+        """Return the precision asked for of a quantized operator: the policy's, else what the model's nodes state."""
         if self._precision in FLOATS:
             return self._precision
         if self._precision != "model":

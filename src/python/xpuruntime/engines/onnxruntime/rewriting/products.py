@@ -99,7 +99,7 @@ def _misfit(scope: Scope, node: onnx.NodeProto, a: Shape | None, b: Shape | None
     for name in node.input[:2]:
         maker = scope.maker(name)
         if maker is not None and maker.op_type == "DequantizeLinear":
-            return f"{name!r} is dequantised for it: ONNX Runtime computes it in integers"
+            return f"{name!r} is dequantized for it: ONNX Runtime computes it in integers"
     if a is None or b is None:
         return f"the number of dimensions of {node.input[0 if a is None else 1]!r} is not known before it runs"
     if node.op_type == "Gemm":
@@ -219,7 +219,7 @@ def _conv_misfit(
     for name in node.input[:2]:
         maker = scope.maker(name)
         if maker is not None and maker.op_type == "DequantizeLinear":
-            return f"{name!r} is dequantised for it: ONNX Runtime computes it in integers", {}
+            return f"{name!r} is dequantized for it: ONNX Runtime computes it in integers", {}
     if x is None or weight is None:
         return f"the number of dimensions of {node.input[0 if x is None else 1]!r} is not known before it runs", {}
     if len(x) != 4 or len(weight) != 4:

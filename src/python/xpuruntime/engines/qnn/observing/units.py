@@ -43,7 +43,7 @@ _INDICES = frozenset({"int64", "int32", "bool"})
 def units_of(
     request: Request, source: ModelSource, recorded: SessionTrace, placed: Sequence[Placed]
 ) -> tuple[tuple[Unit, ...], tuple[str, ...], bool]:
-    """Return the units of a request's model, as `join_units`; of a model that was quantised here, in its own nodes."""
+    """Return the units of a request's model, as `join_units`; of a model that was quantized here, in its own nodes."""
     execution = request.policy.execution
     made = source.quantised
     if made is None:

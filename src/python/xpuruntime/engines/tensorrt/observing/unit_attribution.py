@@ -211,7 +211,7 @@ _IMAGE_RANKS = (4, 5)
 
 
 class TensorSeen(NamedTuple):
-    """A tensor that a layer reads or writes. What was not reported is ``None``."""
+    """A tensor that a layer reads or writes. A fact that was not reported is ``None``."""
 
     name: str
     dimensions: tuple[int, ...]

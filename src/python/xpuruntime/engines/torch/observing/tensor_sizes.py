@@ -38,7 +38,7 @@ class TensorSizes:
         """Return what is live around each operator that ran; nothing where one of them is not among `nodes`.
 
         A result at the address of something that its operator reads is a view of it: both are there at that moment.
-        Several results of an operator that has one name for them count as one. What nobody reads is an output.
+        Several results of an operator that has one name for them count as one. A tensor that nobody reads is an output.
         """
         held: dict[str, set[int]] = {}
         steps = []

@@ -228,7 +228,7 @@ class Unsafe(Exception):  # noqa: N818 - says what it found
 
 
 def check_program(program: Any) -> None:
-    """Look through a serialised program."""
+    """Look through a serialized program."""
     if not isinstance(program, dict):
         raise Unsafe("the program is no object")
     ranges = program.get("range_constraints") or {}

@@ -273,7 +273,7 @@ def spelled(tensors: Iterable[tuple[str, Any]], given: Mapping[str, str]) -> Cal
 
     A symbol goes by the name it was given, else by the first tensor and axis that it is the size of, as ``"x.0"``, and
     an expression by its symbols: ``"x.0 + 1"``. Where one of these is the size of no tensor, the expression as a whole
-    goes by tensor and axis. What is equal has one name everywhere.
+    goes by tensor and axis. Equal sizes have one name everywhere.
     """
     places: dict[str, str] = {}
     for name, value in tensors:

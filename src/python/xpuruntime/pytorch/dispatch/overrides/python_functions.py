@@ -29,7 +29,7 @@ class InPlace(Protocol):
 
     @property
     def title(self) -> str:
-        """What is replaced, in a few words; empty where it is not there yet."""
+        """What is replaced, in a few words; empty while it is missing."""
 
     def remove(self) -> None:
         """Give PyTorch its own back."""
