@@ -136,7 +136,7 @@ def _decoder(random: np.random.Generator, level: int | None, *, pruned: bool) ->
     node("Gather", ["mask_shape", "axis"], ["total64"], axis=0)
     node("Cast", ["total64"], ["total"], to=TensorProto.INT32)
     node("Gather", ["embedding", "input_ids"], ["embedded"])
-    state = node("Identity", ["embedded"], ["state"])  # for optimisers to remove
+    state = node("Identity", ["embedded"], ["state"])  # for optimizers to remove
     for layer in range(_LAYERS):
         packed = (_HEADS + 2 * _KV_HEADS) * _HEAD
         qkv = product(f"layers.{layer}.qkv", norm(f"layers.{layer}.norm", state), _WIDTH, packed)

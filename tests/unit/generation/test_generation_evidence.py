@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Evidence and policy keys of ONNX Runtime GenAI: phases, arithmetic of quantised weights, refusals."""
+"""Evidence and policy keys of ONNX Runtime GenAI: phases, arithmetic of quantized weights, refusals."""
 
 from __future__ import annotations
 

@@ -333,7 +333,7 @@ def _restore_command(one: Validator, expected: Any, found: Any, identity: Identi
     """Return the pin or the command that restores what a validator of a lock expects."""
     kind = one.kind
     if expected is None and kind == ValidatorKind.EXTERNAL_DATA:
-        return f"remove {one.key}, which was not there, or make the lock again"
+        return f"remove {one.key}, which is new, or make the lock again"
     if expected is None:
         return "make the lock again: where it was made there was no such thing"
     if kind in (ValidatorKind.ENGINE, ValidatorKind.LIBRARY):

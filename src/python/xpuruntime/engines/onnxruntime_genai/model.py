@@ -367,7 +367,7 @@ class GenAiModel(HostModel):
         )
 
     def _profile(self, place: Path, tokens: Any, runs: int, new: int) -> tuple[NodeProfile, Any]:
-        """Return the profile and the optimised graph of a copy: of prompts, or of `new` steps after one prompt."""
+        """Return the profile and the optimized graph of a copy: of prompts, or of `new` steps after one prompt."""
         import onnx
 
         optimized = place / "optimized.onnx"

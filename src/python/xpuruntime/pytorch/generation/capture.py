@@ -64,8 +64,8 @@ def capture_decode(
     max_graphs : int
         The least recently used gives way to another.
     compile : bool or mapping
-        Have ``torch.compile`` compile each step before it is captured, with these options. What runs eagerly is not
-        compiled.
+        Have ``torch.compile`` compile each step before it is captured, with these options. Steps that run eagerly
+        are not compiled.
     strict : bool, optional
         Whether what would run eagerly is an error; ``True`` needs a CUDA device. Default: as the mode of the policy
         that is in force at a call, for what that call asks.

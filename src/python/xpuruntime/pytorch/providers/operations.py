@@ -36,7 +36,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, *, epsilon: float, formula
     """Return the RMS norm of rows by one of the formulas that model classes have, bit for bit.
 
     ``"torch"``: ``(n * w).to(x)``, as ``F.rms_norm``; ``"llama"``: ``w * n.to(x)``; ``"gemma"``:
-    ``(n * (1 + w)).to(x)``, where n is the normalised row in float32.
+    ``(n * (1 + w)).to(x)``, where n is the normalized row in float32.
     """
     wide = x if x.dtype == torch.float64 else x.float()
     normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
