@@ -188,6 +188,8 @@ class _Comparison:
             observed, status, reason = control.resolved, "honoured", "compared before the session was opened"
         elif control.key.startswith("kernels."):
             observed, status, reason = observe_kernels(control, self.effective, self.ran)
+        elif control.key.startswith("execution.weights."):
+            observed, status, reason = self._weights(control)
         else:
             observed, status, reason = self._read_back(control)
         if control.enforceability == "unsupported" and status != "honoured":
@@ -290,6 +292,22 @@ class _Comparison:
             reason = "the choice was left open" if wanted == "auto" else f"every unit ran in {wanted}"
             return observed, "honoured", reason
         return observed, "substituted", f"not in {wanted}: {_named(deviating)}"
+
+    def _weights(self, control: Control) -> tuple[str, Status, str]:
+        """Compare a claim about weights with the products of packed weights that ran."""
+        packed = [u for u in self.ran if u.op == "MatMulNBits"]
+        if not packed:
+            return "-", "unobservable", "no product of packed weights is among the units"
+        count = Counter(u.precision_run or "unknown" for u in packed)
+        observed = "MatMulNBits in " + ", ".join(f"{name} ({n} of {len(packed)} units)" for name, n in count.items())
+        if not control.key.endswith(".compute"):
+            return observed, "honoured", "the graph states it, and these products ran from packed weights"
+        other = [u for u in packed if (u.precision_run == "int8") != (control.requested == "int8")]
+        if other:
+            return observed, "substituted", f"not in {control.requested}: {_named(other)}"
+        if "unknown" in count:
+            return observed, "unobservable", "some do not say in which precision they ran"
+        return observed, "honoured", f"every product of packed weights computed in {control.requested}"
 
     def _tf32(self, control: Control) -> tuple[str, Status, str]:
         if "execution.tf32" in self.effective:

@@ -39,7 +39,7 @@ WeightCompute = Literal["float", "int8", "fp8", "fp4"]
 #: Storage of weights to the types that products of them can be computed in.
 WEIGHT_COMPUTES: dict[Storage, tuple[WeightCompute, ...]] = {
     "int8": ("float", "int8"),
-    "int4": ("float",),
+    "int4": ("float", "int8"),
     "fp8": ("float", "fp8"),
     "nvfp4": ("float", "fp4"),
 }

@@ -168,6 +168,9 @@ def check_storage(policy: Policy, root: torch.nn.Module | None) -> None:
 
 def _lacking(claimed: WeightsPolicy, root: torch.nn.Module) -> Iterator[str]:
     """Yield why the device of a model cannot compute as claimed."""
+    if (claimed.storage, claimed.compute) == ("int4", "int8"):
+        yield "PyTorch has no product that reads int4 from 4 bits each and computes in int8"
+        return
     need = _UNITS.get((str(claimed.storage), "float" if claimed.storage == "int4" else str(claimed.compute)))
     device = next((tensor.device for tensor in root.parameters()), torch.device("cpu"))
     if need is None:

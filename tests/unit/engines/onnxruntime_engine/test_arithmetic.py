@@ -153,6 +153,48 @@ def test_levels_of_matmul_n_bits(tmp_path: Path, bits: int, level: int | None) -
             open_(model, "fp32", "strict")
 
 
+@pytest.mark.parametrize(("bits", "level", "compute"), [(4, 4, "int8"), (4, 0, "float"), (8, None, "float")])
+def test_storage_and_computing_type_of_weights_are_two_claims(
+    tmp_path: Path, bits: int, level: int | None, compute: str
+) -> None:
+    model, _ = n_bits(tmp_path / "m.onnx", bits, level)
+
+    def claim(**weights: Any) -> xrt.InferenceSession:
+        execution = {"engine": "onnxruntime", "device": "cpu", "weights": weights}
+        return xrt.InferenceSession(model, policy={"mode": "strict", "execution": execution})
+
+    stored = {"storage": f"int{bits}", "group": 32}
+    other = {"float": "int8", "int8": "float"}[compute]
+    if bits == 8 or compute == "float":
+        with claim(**stored, compute=compute) as session:
+            report = session.explain({"x": X}, runs=1)
+        seen = {one.key: one.status for one in report.observations if "weights" in one.key}
+        assert seen == dict.fromkeys(
+            [f"execution.weights.{key}" for key in ("storage", "compute", "group")], "honoured"
+        )
+    if bits == 8 or other == "float":
+        with pytest.raises(UnsupportedOperationError, match=rf"1 of 1 products differ: 'product' \({compute}\)"):
+            claim(**stored, compute=other)
+    for wrong in ({**stored, "storage": f"int{12 - bits}"}, {**stored, "group": 16}):
+        with pytest.raises(UnsupportedOperationError, match="1 of 1 products differ"):
+            claim(**wrong)
+    with pytest.raises(UnsupportedOperationError, match="has no such product"):
+        claim(**stored, exclude=["product"])
+
+
+def test_a_product_of_floats_is_no_storage_of_integers(tmp_path: Path) -> None:
+    weight = {"w": RNG.standard_normal((K, N)).astype(np.float32)}
+    node = h.make_node("MatMul", ["x", "w"], ["y"], name="product")
+    model = save(tmp_path / "m.onnx", [node], [value("x", ["n", K])], [value("y", ["n", N])], weight)
+    policy = {"mode": "prefer", "execution": {"engine": "onnxruntime", "device": "cpu", "weights": {"storage": "int8"}}}
+    with (
+        pytest.warns(xrt.XpuRuntimeWarning, match=r"'product' \(float32\)"),
+        xrt.InferenceSession(model, policy=policy) as session,
+    ):
+        (deviation,) = session.explain({"x": X}, runs=1).deviations
+    assert (deviation.key, deviation.status) == ("execution.weights.storage", "unsupported")
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_dynamically_quantised_models_are_int8(tmp_path: Path, fused: bool) -> None:
     model, weight = dynamic(tmp_path / "m.onnx", fused=fused)

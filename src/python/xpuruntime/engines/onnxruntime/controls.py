@@ -24,7 +24,7 @@ from xpuruntime.engines.onnxruntime.options import (
     SESSION_OPTIONS,
     OnnxRuntimeSettings,
 )
-from xpuruntime.engines.onnxruntime.precision_controls import on_unless_stated, resolve_precision
+from xpuruntime.engines.onnxruntime.precision_controls import on_unless_stated, resolve_precision, resolve_weights
 from xpuruntime.engines.saturation import saturates_on, saturating_nodes
 from xpuruntime.errors import PolicyError
 from xpuruntime.runtime.libraries.identity import EXTENSIONS
@@ -61,6 +61,7 @@ def resolve_settings(
         settings = on_unless_stated(settings, _EXACT)
     settings = _placement(request, settings, builder, cuda=cuda)
     settings = resolve_precision(request, settings, builder, cuda=cuda)
+    resolve_weights(request, builder, cuda=cuda)
     settings = _execution(request, settings, builder, cuda=cuda)
     settings = _memory(request, settings, builder, cuda=cuda)
     settings = KernelKeys(request, settings, builder, capability).resolve()

@@ -4,21 +4,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from xpuruntime.engines.model.facts import dtype_name
 from xpuruntime.engines.model.graph import graphs
 from xpuruntime.engines.onnxruntime.arithmetic import INTEGER_OPS, OPERATORS, QDQ_LEVEL, QDQ_OFF, quantises_activations
 from xpuruntime.engines.precision.other_floats import other_floats
 from xpuruntime.engines.quantisation.judge import quantises
+from xpuruntime.policies.call_facts import Glob
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.control_builder import ControlBuilder
+    from xpuruntime.engines.model.info import ModelInfo
     from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
 
-__all__ = ["integer_nodes", "on_unless_stated", "resolve_precision"]
+__all__ = ["integer_nodes", "on_unless_stated", "resolve_precision", "resolve_weights"]
 
 #: Nodes that a control names.
 _NAMED = 3
@@ -153,6 +158,60 @@ def _other_floats(request: Request, builder: ControlBuilder) -> None:
                 reason=f"the model itself computes in other types, whatever the policy says: {named}",
                 fix="state precision model, or export the model in float32",
             )
+
+
+def resolve_weights(request: Request, builder: ControlBuilder, *, cuda: bool) -> None:
+    """Add the controls of ``execution.weights``: what the graph states of its products, since nothing is converted."""
+    claimed = request.policy.execution.weights
+    if claimed.storage is None:
+        return
+    kept = [Glob(pattern) for pattern in claimed.exclude]
+    found = [one for one in _packed_products(request.model, cuda=cuda) if not any(glob(one.node) for glob in kept)]
+    for key in ("storage", "compute", "group", "exclude"):
+        wanted, name = getattr(claimed, key), f"execution.weights.{key}"
+        if key == "exclude":
+            builder.add(name, "-", "enforced", "these products are not compared")
+            continue
+        other = [f"{one.node!r} ({getattr(one, key)})" for one in found if getattr(one, key) != wanted]
+        told = ", ".join(other[:_NAMED]) + (f" and {len(other) - _NAMED} more" if len(other) > _NAMED else "")
+        if found and not other:
+            builder.add(name, f"{wanted} in {len(found)} products", "enforced", "the graph states it of each product")
+        else:
+            reason = (
+                f"{len(other)} of {len(found)} products differ: {told}" if found else "the graph has no such product"
+            )
+            fix = f"leave {name} out, or give a model that was quantised so; nothing is converted here"
+            builder.add(name, "the graph's own weights", "unsupported", reason, fix)
+
+
+class _PackedProduct(NamedTuple):
+    node: str
+    storage: str
+    compute: str
+    group: int | None
+
+
+def _packed_products(model: ModelInfo, *, cuda: bool) -> Iterator[_PackedProduct]:
+    """Yield the products with constant weights, and what the graph states of these."""
+    for graph in graphs(model.named_proto()):
+        types = {tensor.name: dtype_name(tensor.data_type) for tensor in graph.initializer}
+        dequantised = {
+            node.output[0]: types[node.input[0]]
+            for node in graph.node
+            if node.op_type == "DequantizeLinear" and node.input[0] in types
+        }
+        for node in graph.node:
+            if node.op_type == "MatMulNBits":
+                numbers = {str(one.name): int(one.i) for one in node.attribute}
+                integers = not cuda and quantises_activations(node.op_type, numbers)
+                storage, group = f"int{numbers.get('bits', 4)}", numbers.get("block_size")
+                yield _PackedProduct(node.name, storage, "int8" if integers else "float", group)
+            elif node.op_type in ("MatMul", "Gemm"):
+                for name in node.input[:2]:
+                    if name in dequantised:
+                        yield _PackedProduct(node.name, dequantised[name].removeprefix("u"), "as it is fused", None)
+                    elif name in types:
+                        yield _PackedProduct(node.name, types[name], "float", None)
 
 
 def integer_nodes(request: Request) -> str:

@@ -23,7 +23,7 @@ from xpuruntime.engines.control_builder import (
 )
 from xpuruntime.engines.model.file import GENERATION_CONFIG as CONFIG
 from xpuruntime.engines.onnxruntime.options import AFFINITIES, DENORMALS, SESSION_OPTIONS
-from xpuruntime.engines.onnxruntime.precision_controls import integer_nodes
+from xpuruntime.engines.onnxruntime.precision_controls import integer_nodes, resolve_weights
 from xpuruntime.engines.precision.other_floats import other_floats
 from xpuruntime.evidence.records import VerdictCode
 
@@ -168,6 +168,7 @@ def resolve(request: Request) -> tuple[GenAiSettings, tuple[Control, ...]]:
     add("execution.threads", f"intra_op_num_threads={execution.threads}", "enforced", "session option")
     weights = ", ".join(f"{count} x {form}" for form, count in folder.weights.items()) or "the graph's own types"
     add("execution.precision", weights, "enforced", "nothing is converted: another precision is refused")
+    resolve_weights(request, builder, cuda=cuda)
     if cuda and execution.allow_cpu_ops:
         reason = "the engine does not say where nodes are, so that explain() alone finds others on the CPU"
         add("execution.allow_cpu_ops", show(execution.allow_cpu_ops), "advisory", reason)
