@@ -24,20 +24,20 @@ def report() -> xrt.Report:
 
 
 def test_rows_are_flat_and_complete(report: xrt.Report) -> None:
-    rows = report.rows()
+    rows = report.records()
     assert [row["id"] for row in rows] == [unit.id for unit in report.units]
     assert [row["source_nodes"] for row in rows] == ["; ".join(unit.source_nodes) for unit in report.units]
     assert [row.get("time.value") for row in rows] == [unit.time and unit.time.value for unit in report.units]
     assert {type(value) for row in rows for value in row.values()} <= {str, int, float, bool, type(None)}
     assert not any("time" in row for row in rows)
-    assert [row["status"] for row in report.rows("observations")] == [one.status for one in report.observations]
+    assert [row["status"] for row in report.records("observations")] == [one.status for one in report.observations]
 
 
 def test_csv_holds_the_rows(report: xrt.Report, tmp_path: Path) -> None:
     path = report.save_csv(tmp_path / "units.csv")
     with path.open(encoding="utf-8", newline="") as file:
         read = list(csv.DictReader(file))
-    rows = report.rows()
+    rows = report.records()
     assert [{name: row[name] for name in ("id", "op", "device")} for row in read] == [
         {name: row[name] for name in ("id", "op", "device")} for row in rows
     ]
@@ -53,12 +53,12 @@ def test_a_table_without_rows_has_its_columns(tmp_path: Path) -> None:
 
 def test_a_table_that_there_is_not_is_refused(report: xrt.Report) -> None:
     with pytest.raises(xrt.InputError, match=r"the report has no table 'nodes'. Fix: give one of observations, units"):
-        report.rows("nodes")
+        report.records("nodes")
 
 
 def test_claims_of_a_verification(tmp_path: Path) -> None:
     result = xrt.verify(xrt.demo_model_path(), POLICY, only=["evidence", "accuracy"])
-    rows = result.rows()
+    rows = result.records()
     assert [row["id"] for row in rows] == [claim.id for claim in result.claims]
     (row,) = (row for row in rows if row["id"] == "accuracy.logits")
     assert row["figures.max_abs"] == 0

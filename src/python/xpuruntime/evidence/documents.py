@@ -72,7 +72,7 @@ class Document(Shown, msgspec.Struct, frozen=True, kw_only=True):
         """
         return write_whole(path, self.to_json() + "\n", self.NOUN)
 
-    def rows(self, table: str = "") -> list[dict[str, Any]]:
+    def records(self, table: str = "") -> list[dict[str, Any]]:
         """Return a table of the record, such as ``"units"`` of a report, as flat rows of text, numbers and ``None``.
 
         Fields of parts get names with a dot, such as ``"time.value"``; a list of texts is one text with ``"; "``
@@ -98,21 +98,21 @@ class Document(Shown, msgspec.Struct, frozen=True, kw_only=True):
         return [{column: value for column, value in row.items() if column not in lacking} for row in rows]
 
     def to_pandas(self, table: str = "") -> Any:
-        """Return a table of the record, as `rows` does, as a ``pandas.DataFrame``. Needs pandas."""
+        """Return a table of the record, as `records` does, as a ``pandas.DataFrame``. Needs pandas."""
         import pandas as pd
 
-        rows = self.rows(table)
+        rows = self.records(table)
         return pd.DataFrame(rows, columns=None if rows else self._tables()[table or self.TABLE])
 
     def save_csv(self, path: str | os.PathLike[str], table: str = "") -> Path:
-        """Write a table of the record, as `rows` has it, as CSV (RFC 4180, UTF-8) with the names of columns first.
+        """Write a table of the record, as `records` has it, as CSV (RFC 4180, UTF-8) with the names of columns first.
 
         Raises
         ------
         InputError
             There is no such table, or the file cannot be written.
         """
-        rows, text = self.rows(table), io.StringIO()
+        rows, text = self.records(table), io.StringIO()
         columns = list(dict.fromkeys(name for row in rows for name in row)) or self._tables()[table or self.TABLE]
         writer = csv.DictWriter(text, columns)
         writer.writeheader()
