@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.pytorch.explanation.summary import Row
 
-__all__ = ["lock", "policy_of_lock"]
+__all__ = ["check_locked", "lock", "policy_of_lock"]
 
 #: Operators whose sizes follow from the shapes of two matrices.
 _PRODUCTS = ("aten::mm", "aten::mm.out", "aten::addmm", "aten::addmm.out")
@@ -90,18 +90,22 @@ def lock(
     check_types({"upgrade": FLAG, "note": TEXT}, {"upgrade": upgrade, "note": note})
     target = None if path is None else user_path(path, "the lock")
     old = load_lock(target) if target is not None and kind_of(target) == "file" else None
+    if old is not None and not upgrade:
+        return check_locked(found, old, str(target), tokenizer)
     made = _lock_of(found, note, old, tokenizer)
-    if target is None:
-        return made
-    if old is not None:
-        compared = compare_identities(old.identity, made.identity)
-        drifts = [one for one in compared if not lacking(one)]
-        if not compared or (not upgrade and not drifts):
-            return old
-        if not upgrade:
-            raise drift_error(str(target), drifts, take=_RELOCK)
+    if target is None or (old is not None and not compare_identities(old.identity, made.identity)):
+        return made if old is None else old
     save_lock(made, target)
     return made
+
+
+def check_locked(found: Explanation, old: Lock, where: str, tokenizer: Any = None) -> Lock:
+    """Return a lock that a step ran as. Raises `LockError` where it ran otherwise."""
+    compared = compare_identities(old.identity, _lock_of(found, "", old, tokenizer).identity)
+    drifts = [one for one in compared if not lacking(one)]
+    if drifts:
+        raise drift_error(where, drifts, take=_RELOCK)
+    return old
 
 
 def _lock_of(found: Explanation, note: str, old: Lock | None, tokenizer: Any) -> Lock:
@@ -228,26 +232,26 @@ def _surroundings(
     )
 
 
-def policy_of_lock(path: str | os.PathLike[str]) -> tuple[Policy, LockedGeneration | None]:
+def policy_of_lock(lock: Lock | str | os.PathLike[str]) -> tuple[Policy, LockedGeneration | None]:
     """Return the policy that replays a training lock, once its validators hold: its calls are the first rules.
 
     Beside it what the lock expects of models that generate, which is compared when they do.
     """
-    source = user_path(path, "the lock")
-    found = load_lock(source)
+    where = lock.digest if isinstance(lock, Lock) else str(user_path(lock, "the lock"))
+    found = lock if isinstance(lock, Lock) else load_lock(where)
     identity = found.identity
     if identity.subject != "training" or identity.policy is None:
         raise LockError(
-            f"{source} is a lock of {identity.subject}, and a policy on PyTorch needs one of training. Fix: make one "
+            f"{where} is a lock of {identity.subject}, and a policy on PyTorch needs one of training. Fix: make one "
             "with `xpuruntime.pytorch.lock`"
         )
     policy = Policy.coerce(identity.policy.document)
     device = next((validator.key for validator in identity.validators if validator.kind == "device"), "cpu")
     drifts = compare_validators(identity, _surroundings(device, policy))
     if drifts:
-        raise drift_error(str(source), drifts, take=_RELOCK)
+        raise drift_error(where, drifts, take=_RELOCK)
     expected = {one.key: one.expect for one in identity.validators if one.kind == ValidatorKind.GENERATION}
-    generation = LockedGeneration(str(source), expected, _RELOCK) if expected else None
+    generation = LockedGeneration(where, expected, _RELOCK) if expected else None
     return _replayed(identity, policy), generation
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import TracebackType
 
+    from xpuruntime.lockfile.records import Lock
     from xpuruntime.pytorch.call_scope.generation_calls import LockedGeneration
 
 __all__ = [
@@ -208,7 +209,7 @@ def set_kernel_policy(
     policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any] | None = None,
     *,
     root: torch.nn.Module | None = None,
-    lock: str | os.PathLike[str] | None = None,
+    lock: Lock | str | os.PathLike[str] | None = None,
     **kernels: Any,
 ) -> None:
     """Choose the kernels of PyTorch's operations, in all threads, forward and backward, until another frame.
@@ -220,7 +221,7 @@ def set_kernel_policy(
         ``None`` and no kernels: as `clear_kernel_policy`.
     root : torch.nn.Module, optional
         The module at which paths begin that rules ask for; default: the largest one that has been called.
-    lock : path, optional
+    lock : path or Lock, optional
         A training lock that `xpuruntime.pytorch.lock` wrote, instead of a policy: its kernels with their
         configurations, where its validators match. Nothing is tuned.
     **kernels
@@ -311,7 +312,7 @@ class kernel_policy:  # noqa: N801 - used like a function
         policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any] | None = None,
         *,
         root: torch.nn.Module | None = None,
-        lock: str | os.PathLike[str] | None = None,
+        lock: Lock | str | os.PathLike[str] | None = None,
         **kernels: Any,
     ) -> None:
         self._policy, self._generation = _policy_of(policy, kernels, root, lock)
