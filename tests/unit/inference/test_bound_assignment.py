@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 import pytest
+from generation_folders import write_folder
 from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper
@@ -169,6 +170,39 @@ class TestCaches:
             np.testing.assert_array_equal(feeds["pk"][:, :, 8], feeds["k"].reshape(1, self.HEADS, self.WIDTH))
             assert bound.outputs["nk"] is feeds["pk"]
             assert session._open().conversions() == ()
+
+    @pytest.mark.parametrize("level", [None, 4])
+    def test_a_decoder_keeps_its_state_between_steps(self, level: int | None, tmp_path: Path) -> None:
+        """Prompt and steps write one cache, whose length the file states as that of the mask."""
+        write_folder(tmp_path / "llm", level=level)
+        policy = {"mode": "strict", "execution": {"engine": "onnxruntime", "device": "cpu"}}
+        with xrt.InferenceSession(tmp_path / "llm" / "model.onnx", policy=policy) as session:
+            past = [info.name for info in session.inputs if info.name.startswith("past")]
+
+            def caches(length: int) -> dict[str, Any]:
+                return {name: np.zeros((1, 1, length, 16), np.float32) for name in past}
+
+            def whole(tokens: list[int]) -> Any:
+                ids, mask = np.array([tokens]), np.ones((1, len(tokens)), np.int64)
+                return session.run({"input_ids": ids, "attention_mask": mask, **caches(0)})["logits"][0, -1]
+
+            tokens, state = [1, 2, 3, 4], caches(24)
+            feeds = {"input_ids": np.array([tokens]), "attention_mask": np.ones((1, 4), np.int64), **state}
+            present = {name.replace("past_key_values", "present"): array for name, array in state.items()}
+            bound = session.bind(feeds, present)
+            for _ in range(20):
+                bound.run()
+                logits = bound.outputs["logits"][0, -1]
+                np.testing.assert_allclose(logits, whole(tokens), atol=1e-3)
+                tokens.append(int(logits.argmax()))
+                bound.inputs["input_ids"] = np.array([tokens[-1:]])  # type: ignore[index]
+                bound.inputs["attention_mask"] = np.ones((1, len(tokens)), np.int64)  # type: ignore[index]
+            assert all(bound.outputs[name] is array for name, array in present.items())
+            assert session._open().conversions() == ()
+            bound.run()  # the cache is full now
+            bound.inputs["attention_mask"] = np.ones((1, 25), np.int64)  # type: ignore[index]
+            with pytest.raises(xrt.XpuRuntimeError, match="present"):
+                bound.run()
 
     @pytest.mark.parametrize("strict", [False, True])
     def test_a_cache_that_others_read_too_is_copied_or_refused(self, strict: bool, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from operator import ge
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -187,6 +188,7 @@ class HostBuffers(ABC):
         for name in self._model._outputs:
             wanted = self._wanted(name, sizes)
             if name in self.given:
+                wanted = self._kept(name, wanted)
                 outputs[name] = _fitting(name, self.given[name], self._infos[name], wanted)
             elif wanted is not None:
                 outputs[name] = self._made(name, wanted)
@@ -209,6 +211,17 @@ class HostBuffers(ABC):
             return None
         shape = tuple(sizes.get(size) if isinstance(size, str) else size for size in info.shape)
         return None if None in shape else shape  # type: ignore[return-value]
+
+    def _kept(self, name: str, wanted: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """Return the shape of a cache that is written in place and has room for more than the model states so far."""
+        if wanted is None:
+            return None
+        for source, array in self.inputs.items():
+            roomy = len(array.shape) == len(wanted) and all(map(ge, array.shape, wanted))
+            if roomy and self.in_place(source, name):
+                kept: tuple[int, ...] = array.shape
+                return kept
+        return wanted
 
     def _made(self, name: str, shape: tuple[int, ...]) -> Array:
         """Return the memory that an output has already, or that of another run's size."""

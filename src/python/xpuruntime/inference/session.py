@@ -335,8 +335,8 @@ class InferenceSession:
         outputs : mapping, optional
             Name to array to write into. Others are made where their sizes follow from the inputs; else the engine
             makes them in each run. The array of a past cache may be that of the present: with ONNX Runtime on the CPU,
-            ``GroupQueryAttention`` writes it in place. Elsewhere the result is copied after each run, which the
-            evidence says and a strict policy refuses.
+            ``GroupQueryAttention`` writes it in place, with room for later steps. Elsewhere the result is copied after
+            each run, which the evidence says and a strict policy refuses.
         stream : stream, optional
             CUDA only: the stream on which you write inputs and read outputs; default: the framework's current one.
 
