@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -57,6 +58,32 @@ def with_gradients(op, operands, attributes):
     return found
 
 
+def llama() -> None:
+    """Take a step of a Llama of transformers by Liger's kernels, and one without."""
+    sys.modules["torchvision"] = None
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, vocab_size=64, **sizes))
+    ids = torch.randint(0, 64, (2, 9))
+
+    def step():
+        loss = model(ids, labels=ids).loss
+        return loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))
+
+    expected = step()
+    kernels = {op: f"liger.{op}" for op in ("rms_norm", "swiglu", "cross_entropy")}
+    with xt.kernel_policy(xrt.Policy(mode="strict", kernels=kernels)), xt.explain() as found:
+        results = step()
+    rows = {(row.op, row.resolved, row.phase) for row in found.rows if row.op in kernels}
+    assert rows == {(op, kernel, phase) for op, kernel in kernels.items() for phase in ("train", "backward")}, rows
+    for result, wanted in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, wanted)
+    for result, wanted in zip(step(), expected, strict=True):  # nothing is left of it
+        assert torch.equal(result, wanted)
+
+
 def main() -> None:
     assert "liger_kernel" not in sys.modules
     import liger_kernel.ops.geglu as units
@@ -91,6 +118,8 @@ def main() -> None:
             torch.testing.assert_close(result, wanted)
     with xt.kernel_policy(policy):
         torch.testing.assert_close(torch.nn.functional.rms_norm(x, (96,), weight, 1e-6), step("torch")[0])
+    if find_spec("transformers") is not None:
+        llama()
     print("served")
 
 
