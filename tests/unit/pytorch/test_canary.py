@@ -179,6 +179,15 @@ def test_verdict_is_kept_for_the_same_adapter(planted, monkeypatch):
         norm()
 
 
+def test_verdict_without_a_mask_is_none_with_it(planted):
+    planted(Attention, "dropped mask")
+    q, mask = torch.ones(1, 1, 8, 16), torch.ones(8, 8, dtype=torch.bool)
+    with xt.kernel_policy(strict(attention="planted.attention")):
+        F.scaled_dot_product_attention(q, q, q)
+        with pytest.raises(UnsupportedOperationError, match="hidden: the output differs"):
+            F.scaled_dot_product_attention(q, q, q, mask)
+
+
 def test_variable_leaves_it_out_and_evidence_says_so(planted, monkeypatch):
     monkeypatch.setenv("XPURUNTIME_CANARY", "off")
     planted(Norm, "offset")

@@ -46,6 +46,8 @@ NOT_COMPARED = f"not compared with float64: {VARIABLE} is off"
 #: Largest error, as a share of the largest number of the result in float64.
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 8e-3, torch.bfloat16: 4e-2}
 _USUAL = TuningPolicy()
+#: Operations whose inputs have the last size of the call's, for which a kernel may be another one.
+_SIZED = ("attention", "rope")
 #: Length of the attention that is also computed of views.
 _VIEWED = 65
 
@@ -76,18 +78,22 @@ def canary_rejection(kernel: TorchKernel, call: TorchCall, describe: Callable[..
     cases = CASES.get(call.op)
     if cases is None:
         return ""
-    if context.capturing():
-        return "it was not compared with float64 before the capture. Fix: run the step once before it is captured"
     learns = call.phase in ("train", "backward")
-    dtype = getattr(torch, next(iter(call.operands.values())).dtype)
+    first = next(iter(call.operands.values()))
+    dtype = getattr(torch, first.dtype)
+    operands = ",".join(f"{name} {one.dtype}" for name, one in call.operands.items() if name != "grad")
+    columns = first.shape[-1] if call.op in _SIZED else ""
     stated = tuple((name, value) for name, value in call.attributes.items() if isinstance(value, (str, bool)))
-    key = f"canary;{kernel.id};{call.op};{dtype};{stated};gradient={learns};{_device_name(call.device)}"
-    held_by = _held_by(kernel)
+    kind = f"{call.op};{operands};{columns};{stated};gradient={learns}"
+    key = f"canary;{kernel.id};{kind};{_device_name(call.device)}"
+    mark = (kernel, key)
     with _lock:
-        mark = (key, tuple(held_by.items()))
         if mark in _verdicts:
             return _verdicts[mark]
+        held_by = _held_by(kernel)
         known = tuned_records.recall(key, held_by, _USUAL)
+        if known is None and context.capturing():
+            return "it was not compared with float64 before the capture. Fix: run the step once before it is captured"
         if known is not None:
             verdict = known.candidates[0].config.removeprefix(_PASSED)
         else:
