@@ -52,7 +52,7 @@ def built(llama: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_tokens_and_logprobs_are_those_of_transformers(llama: Any, built: Path):
     from xpuruntime.generation import check_gates
-    from xpuruntime.pytorch.generation.logprobs import logprobs_of
+    from xpuruntime.pytorch import logprobs_of, parity
 
     policy = {"mode": "strict", "execution": {"precision": "fp32"}, "accuracy": {"rtol": 1e-3, "atol": 1e-3}}
     with xrt.GenerationSession(built, policy) as session:
@@ -72,3 +72,13 @@ def test_tokens_and_logprobs_are_those_of_transformers(llama: Any, built: Path):
         report = check_gates(logprobs_of(llama), session, limits, texts=[list(range(60)), [5] * 20])
         assert report.verdict != "fail", report
         assert {gate.name: gate.verdict for gate in report.gates}["kl"] == "pass"
+        found = parity(llama, session, PROMPTS[::2], rtol=0.0, atol=1e-4)
+        assert found.logprobs is not None
+        assert (found.logprobs.passed, found.logprobs.positions) == (True, 43), found
+        with torch.no_grad():
+            weight = llama.model.layers[1].mlp.down_proj.weight
+            weight *= 1.05
+            scaled = parity(llama, session, PROMPTS[::2], rtol=0.0, atol=1e-4)
+            weight /= 1.05
+        assert scaled.logprobs is not None
+        assert not scaled.logprobs.passed, scaled
