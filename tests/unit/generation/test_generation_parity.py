@@ -74,7 +74,8 @@ def test_tokens_and_logprobs_are_those_of_transformers(llama: Any, built: Path):
         assert {gate.name: gate.verdict for gate in report.gates}["kl"] == "pass"
         found = parity(llama, session, PROMPTS[::2], rtol=0.0, atol=1e-4)
         assert found.logprobs is not None
-        assert (found.logprobs.passed, found.logprobs.positions) == (True, 43), found
+        assert found.logprobs.passed, found
+        assert found.logprobs.positions > 20  # those that the model of transformers was forced to, one by one
         with torch.no_grad():
             weight = llama.model.layers[1].mlp.down_proj.weight
             weight *= 1.05
