@@ -81,6 +81,10 @@ DEVIATIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "penalty": (lambda model: model, {"repetition_penalty": 1.3}),
     "beams": (lambda model: model, {"num_beams": 2}),
     "eos": (lambda model: model, {"eos_token_id": 7}),
+    "first eos": (lambda model: model, {"eos_token_id": 0}),
+    "several eos": (lambda model: model, {"eos_token_id": [7, 8]}),
+    "lookup": (lambda model: model, {"prompt_lookup_num_tokens": 2, "use_cache": True}),
+    "no cache": (lambda model: model, {"use_cache": False}),
     "processor": (lambda model: model, {"logits_processor": [hf.TopKLogitsWarper(3)]}),
     "class": (lambda _: model_of("Mistral"), {}),
 }

@@ -142,6 +142,10 @@ def test_nothing_is_said_where_nothing_is_switched() -> None:
         generate(llama(), cache_implementation="static")
         generate(llama(), compile_config=hf.CompileConfig(), disable_compile=True)
         llama(attn_implementation="eager")
+        generate(llama(), num_beams=2)
+        generate(llama(), prompt_lookup_num_tokens=2)
+        with torch.no_grad():
+            llama().generate(torch.arange(1, 5)[None], assistant_model=llama(), max_new_tokens=3, pad_token_id=0)
         assert all(one.error is None for one in batch(llama(), temperature=0.7).values())
     assert found.switches == ()
 

@@ -95,6 +95,8 @@ def _compute_of(row: Row) -> str:
 
 def _stored(weight: torch.Tensor) -> tuple[str, float, int | None]:
     """Return the type of the stored values, the bits of one of them, and the size of a group."""
+    if hasattr(weight, "to_local"):  # of several ranks
+        weight = weight.to_local()
     if not hasattr(weight, "__tensor_flatten__"):
         plain = DTYPES.get(weight.dtype, str(weight.dtype).removeprefix("torch."))
         return plain, 8.0 * weight.element_size(), None

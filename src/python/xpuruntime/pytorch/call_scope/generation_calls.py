@@ -306,12 +306,14 @@ def _effective_config(model: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def _config_facts(config: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    stated = json.loads(config.to_json_string(use_diff=True))
+    stated = config.to_diff_dict()
     defaults: dict[str, Any] = getattr(config, "_get_default_generation_params", dict)()
     facts = {
         f"{_CONFIG}{name}": _plain(value)
         for name, value in stated.items()
-        if name not in _LENGTHS and name[:1] != "_" and value != defaults.get(name, False)
+        if name not in _LENGTHS
+        and name[:1] != "_"
+        and (value is not False if name not in defaults else value != defaults[name])
     }
     facts.update((name, _name_of(arguments[name])) for name in _ARGUMENTS if arguments.get(name))
     return {name: value for name, value in facts.items() if value is not None}
@@ -319,7 +321,16 @@ def _config_facts(config: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """Return a value of a configuration, of which a list would stand for one of several."""
-    return json.dumps(value, sort_keys=True) if isinstance(value, (dict, list)) else value
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    keyed = {str(name): one for name, one in value.items()} if isinstance(value, dict) else value
+    return json.dumps(keyed, sort_keys=True, default=_parts_of)
+
+
+def _parts_of(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return value.to_dict() if hasattr(value, "to_dict") else _name_of(value)
 
 
 def _name_of(value: Any) -> str:
