@@ -52,7 +52,8 @@ def test_words_are_completed(shell: str, line: str, words: list[str]) -> None:
 
 
 def test_engines_of_a_list_are_completed_once() -> None:
-    assert complete("bash", "xrt compare model.onnx --engines openvino,o").split() == ["openvino,onnxruntime"]
+    found = complete("bash", "xrt compare model.onnx --engines openvino,o").split()
+    assert found == ["openvino,onnxruntime", "openvino,onnxruntime-genai"]
 
 
 @pytest.mark.parametrize("shell", [*SHELLS, "unknown"])
