@@ -180,7 +180,7 @@ def resolve_weights(request: Request, builder: ControlBuilder, *, cuda: bool) ->
             reason = (
                 f"{len(other)} of {len(found)} products differ: {told}" if found else "the graph has no such product"
             )
-            fix = f"leave {name} out, or give a model that was quantised so; nothing is converted here"
+            fix = f"leave {name} out, or give a model that was quantized so; nothing is converted here"
             builder.add(name, "the graph's own weights", "unsupported", reason, fix)
 
 
