@@ -23,6 +23,7 @@ import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.pytorch.capture.captured_state import CapturedState  # noqa: E402
 from xpuruntime.pytorch.generation.captured_decode import CapturedDecode  # noqa: E402
+from xpuruntime.pytorch.generation.joined_products import JoinedProducts  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -72,7 +73,7 @@ def on_stand_in(model: Any, **options: Any) -> CapturedDecode:
         "check_every": 4,
         "max_graphs": 32,
     }
-    settings |= {"compile": False, "strict": None, **options}
+    settings |= {"fuse": True, "compile": False, "strict": None, **options}
     return CapturedDecode(model, torch.device("cpu"), AgainRecorder(CapturedState()), why_eager="", **settings)
 
 
@@ -147,6 +148,77 @@ def test_the_host_asks_every_few_tokens(llama: Any) -> None:
         captured.generate(PROMPT, max_new_tokens=32, do_sample=False, eos_token_id=63)
         reads.append(captured.report.host_reads)
     assert reads == [31, 8, 2]
+
+
+class TestJoinedProducts:
+    """Products of one input as one."""
+
+    def test_the_report_has_a_line_for_each_kind(self, llama: Any) -> None:
+        captured = on_stand_in(llama)
+        captured.generate(PROMPT, max_new_tokens=4, do_sample=False)
+        notes = [note for note in captured.report.notes if "as one product, 2 rows" in note]
+        assert [note.partition(" as")[0] for note in notes] == ["q_proj, k_proj, v_proj", "gate_proj, up_proj"]
+        apart = on_stand_in(llama, fuse=False)
+        apart.generate(PROMPT, max_new_tokens=4, do_sample=False)
+        assert apart.report.notes == ()
+        with xt.kernel_policy(matmul="cpu.blas"), xt.explain(root=llama) as found:
+            captured.generate(PROMPT[:1], max_new_tokens=4, do_sample=False)
+        rows = {row.module for row in found.rows if row.op == "matmul" and row.phase == "decode"}
+        assert {"model.layers.0.self_attn.k_proj", "model.layers.1.mlp.up_proj"} <= rows, "a policy names single ones"
+        assert not any("1 rows" in note for note in captured.report.notes)
+
+    def test_weights_are_not_held_twice_and_come_apart(self, llama: Any) -> None:
+        def storages() -> list[int]:
+            layers = [llama.model.layers[0].self_attn, llama.model.layers[0].mlp]
+            parts = [layers[0].q_proj, layers[0].k_proj, layers[0].v_proj, layers[1].gate_proj, layers[1].up_proj]
+            return [part.weight.untyped_storage().data_ptr() for part in parts]
+
+        before = {name: tensor.clone() for name, tensor in llama.state_dict().items()}
+        identities = list(map(id, llama.parameters()))
+        captured = on_stand_in(llama)
+        assert len(set(storages())) == 2
+        captured.generate(PROMPT, max_new_tokens=4)
+        llama.load_state_dict({name: -tensor for name, tensor in before.items()})
+        want = llama.generate(PROMPT, max_new_tokens=8, do_sample=False)
+        assert torch.equal(captured.generate(PROMPT, max_new_tokens=8, do_sample=False), want)
+        captured.reset()
+        assert len(set(storages())) == 5
+        assert list(map(id, llama.parameters())) == identities
+        assert all(torch.equal(tensor, -before[name]) for name, tensor in llama.state_dict().items())
+        assert not any("forward" in vars(part) for part in llama.modules())
+        assert torch.equal(captured.generate(PROMPT, max_new_tokens=8, do_sample=False), want)
+        assert len(set(storages())) == 2
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("sizes", [(32, 64, 96), (300, 17, 5), (1000, 33, 129)])
+    def test_bits_are_those_of_single_products(self, dtype: Any, sizes: tuple[int, int, int]) -> None:
+        class Pair(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
+            def __init__(self) -> None:
+                super().__init__()
+                self.gate_proj = torch.nn.Linear(sizes[0], sizes[1])
+                self.up_proj = torch.nn.Linear(sizes[0], sizes[2])
+
+            def forward(self, x: Any) -> Any:
+                return self.gate_proj(x), self.up_proj(x), self.up_proj(x * 1)
+
+        pair = Pair().to(dtype)
+        joined = JoinedProducts(pair)
+        for rows in (1, 2, 5, 16):
+            [line] = joined.prove(rows)
+            assert "in 1 of 1" in line or "others have other bits" in line
+            x = torch.randn(rows, 1, sizes[0], dtype=dtype)
+            want = pair(x)
+            with joined.used(rows):
+                assert all(map(torch.equal, pair(x), want)), line
+
+    def test_layers_that_somebody_has_a_hand_in(self, llama: Any) -> None:
+        first, second = llama.model.layers
+        first.self_attn.k_proj.register_forward_hook(lambda *a: a[2])
+        first.mlp.up_proj.weight = first.mlp.gate_proj.weight
+        second.self_attn.v_proj = torch.nn.Sequential(second.self_attn.v_proj)
+        lines = JoinedProducts(llama).prove(1)
+        assert [line.partition(",")[0] for line in lines] == ["gate_proj"]
+        assert "of 1 modules" in lines[0]
 
 
 def test_compiled_steps(llama: Any) -> None:

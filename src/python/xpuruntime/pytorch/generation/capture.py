@@ -37,7 +37,8 @@ def capture_decode(
     kv_ranges: Literal["pow2"] | Sequence[int] = "pow2",
     check_every: int = 4,
     max_graphs: int = 32,
-    compile: bool | Mapping[str, Any] = False,
+    fuse: bool = True,
+    compile: bool | Mapping[str, Any] = True,
     strict: bool | None = None,
 ) -> CapturedDecode:
     """Have a model of transformers generate by CUDA graphs of whole decode steps.
@@ -63,6 +64,10 @@ def capture_decode(
         drawn for them are given back. With a streamer, it asks after each.
     max_graphs : int
         The least recently used gives way to another.
+    fuse : bool
+        Compute products of one input as one, q, k, v and gate, up, in decode steps where no kernel policy is in force,
+        which would name the single ones. Used where a probe of the batch size shows the same bits; the report has a
+        line for each. Weights become views of joined ones until `CapturedDecode.reset`; none is held twice.
     compile : bool or mapping
         Have ``torch.compile`` compile each step before it is captured, with these options. Steps that run eagerly
         are not compiled.
@@ -98,7 +103,7 @@ def capture_decode(
     batches: Any = (batch,) if COUNT.fits(batch) else batch
     types = {
         "max_length": COUNT, "check_every": COUNT, "max_graphs": COUNT, "batch": COUNTS, "kv_ranges": _RANGES,
-        "compile": _COMPILE, "strict": FLAG,
+        "fuse": FLAG, "compile": _COMPILE, "strict": FLAG,
     }  # fmt: skip
     check_types(types, {**locals(), "batch": batches}, optional=["strict"])
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "prepare_inputs_for_generation"):
@@ -118,8 +123,9 @@ def capture_decode(
         raise UnsupportedOperationError(f"capture_decode: {plain or reason}", fix=fix)
     recorder = None if plain or reason else CudaRecorder(device)
     extents = _extents(kv_ranges, max_length)
-    settings = (max_length, batches, extents, check_every, max_graphs, compile, strict)
-    compiled_by(lambda: None, compile)
+    settings = (max_length, batches, extents, check_every, max_graphs, fuse, compile, strict)
+    if compile is not True:  # options that torch.compile refuses are refused here
+        compiled_by(lambda: None, compile)
     return CapturedDecode(model, device, recorder, *settings, reason)
 
 

@@ -32,6 +32,7 @@ from xpuruntime.pytorch.generation.decode_calls import (
     why_plain,
 )
 from xpuruntime.pytorch.generation.decode_lanes import Lane, fingerprint
+from xpuruntime.pytorch.generation.joined_products import JoinedProducts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,6 +117,7 @@ class CapturedDecode:
         extents: tuple[int, ...],
         check_every: int,
         max_graphs: int,
+        fuse: bool,
         compile: bool | Mapping[str, Any],
         strict: bool | None,
         why_eager: str,
@@ -129,6 +131,7 @@ class CapturedDecode:
         self._extents = extents
         self._check_every = check_every
         self._max_graphs = max_graphs
+        self._fuse = fuse
         self._compile = compile
         self._strict = strict
         self._why_eager = why_eager
@@ -143,6 +146,7 @@ class CapturedDecode:
         self._adopt()
 
     def _adopt(self) -> None:
+        self._joined = JoinedProducts(self._model) if self._fuse and not why_plain(self._model) else None
         self._modules = list(self._model.modules())
         self._print = fingerprint(self._modules)
         self._surroundings = GraphKey(CapturedState(modules=[self._model]), self._device)
@@ -182,9 +186,10 @@ class CapturedDecode:
                     self._model.generate = before
 
     def reset(self) -> None:
-        """Drop all graphs and caches, and give their memory back."""
+        """Drop all graphs and caches, and give their memory back. Until the next call, weights are apart again."""
         with self._alone():
             self._drop_all()
+            self._print = ()
 
     @property
     def report(self) -> DecodeReport:
@@ -327,10 +332,12 @@ class CapturedDecode:
                     break
                 states.clear()
             lane.read_up_to(extent := self._extent_for(prompt + made))
-            key = (lane.token.shape[0], extent, choice.key, *surroundings)
-            graph = None if self._recorder is None else self._graph_for(lane, choice, lane.token.shape[0], extent, key)
+            batch = lane.token.shape[0]
+            key = (batch, extent, choice.key, *surroundings)
+            graph = None if self._recorder is None else self._graph_for(lane, choice, batch, extent, key)
             if graph is None:
-                lane.step(choice)
+                with self._joining(batch):
+                    lane.step(choice)
                 self._eager_tokens += 1
             else:
                 graph.recording.graph.replay()
@@ -386,7 +393,13 @@ class CapturedDecode:
         step = compiled_by(lane.step, self._compile)
         # All graphs are compiled of the same code, and beyond the limit Dynamo would leave it uncompiled.
         limit = _private_api.dynamo_config().patch(recompile_limit=4 * self._max_graphs)
-        with uncached_autocast(), tuning.replayed(), contextlib.nullcontext() if self._compile is False else limit:
+        joined = self._joining(lane.token.shape[0])
+        with (
+            joined,
+            uncached_autocast(),
+            tuning.replayed(),
+            contextlib.nullcontext() if self._compile is False else limit,
+        ):
             try:
                 with self._recorder.warming():
                     for _ in range(_WARMUP):
@@ -398,6 +411,14 @@ class CapturedDecode:
                 if getattr(self._recorder, "cut_loose", False):
                     self._drop_graphs()  # they would go on with random numbers of their own
                     self._recorder.cut_loose = False  # type: ignore[attr-defined]
+
+    def _joining(self, batch: int) -> contextlib.AbstractContextManager[None]:
+        """Let steps of the block compute joined products, where no policy names the single ones."""
+        cast = torch.is_autocast_enabled(self._device.type)
+        if self._joined is None or cast or context.active_policy() is not None:
+            return contextlib.nullcontext()
+        self._notes.update(dict.fromkeys(self._joined.prove(batch)))
+        return self._joined.used(batch)
 
     def _follow_model(self) -> None:
         """Drop what belongs to the model as it was, where it has changed."""
@@ -424,6 +445,8 @@ class CapturedDecode:
         self._drop_graphs()
         self._failed.clear()
         self._lanes.clear()
+        if self._joined is not None:
+            self._joined.separate()
 
     def _drop(self, key: Any) -> None:
         assert self._recorder is not None
