@@ -206,3 +206,38 @@ def test_models_of_transformers(monkeypatch, family):
     assert module.apply_rotary_pos_emb is own
     with xt.kernel_policy(xrt.KernelPolicy(**{op: ["package.none", "torch"] for op in ops})):
         assert all(map(torch.equal, train(), plain))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_rules_without_an_operation_are_not_for_them(compiled):
+    model, x = torch.nn.Sequential(Unit(torch.nn.SiLU())), torch.randn(4, 8)
+    plain = model(x)
+    run = torch.compile(model, fullgraph=True) if compiled else model
+    rule = {"match": {"module": "0.*"}, "use": "cpu.reference"}
+    with xt.kernel_policy(xrt.Policy(mode="strict", kernels={"rules": [rule]}), root=model):
+        torch.testing.assert_close(run(x), plain)
+
+
+def test_engines_say_that_a_model_has_none(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    one = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2])
+    other = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "graph", [one], [other])
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    plan = xrt.plan(path, xrt.Policy(kernels={"swiglu": "package.swiglu"}, execution={"engine": "onnxruntime"}))
+    assert "no swiglu was found in the model" in str(plan.to_dict())
+
+
+def test_the_core_is_given_its_own_operations_alone():
+    kernels = {
+        "matmul": "cpu.reference", "rope": "package.rope",
+        "rules": [{"match": {"op": "swiglu"}, "use": "package.swiglu"}],
+    }  # fmt: skip
+    with xt.kernel_policy(xrt.Policy(mode="strict", kernels=kernels)), xt.explain() as found:
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    assert {row.status for row in rows_of(found, "matmul")} >= {"honoured"}
+    model, nobody = Unit(torch.nn.SiLU()), xrt.Policy(mode="strict", kernels={"swiglu": "nobody.swiglu"})
+    with pytest.raises(UnsupportedOperationError, match="it is no kernel that swiglu"), xt.kernel_policy(nobody):
+        model(torch.randn(2, 8))

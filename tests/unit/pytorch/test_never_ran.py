@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 import xpuruntime as xrt
@@ -135,22 +133,6 @@ def test_rules_of_sizes_and_phases_may_meet_no_call():
     with xt.kernel_policy(rules=rules), xt.explain() as found:
         torch.ones(2, 2) @ torch.ones(2, 2)
     assert found.require().never_ran == ()
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_the_eager_attention_of_hugging_face(monkeypatch, attention):
-    monkeypatch.setitem(sys.modules, "torchvision", None)
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
-        vocab_size=32, attn_implementation=attention,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config)
-    gaps = xt.coverage_gaps(strict(rms_norm="cpu.reference", attention="cpu.reference"), module=model)
-    assert not any(gap.op == "rms_norm" for gap in gaps)
-    others = [gap for gap in gaps if gap.op == "attention"]
-    assert len(others) == (2 if attention == "eager" else 0)
-    assert all("attn_implementation='sdpa'" in gap.fix for gap in others)
 
 
 IMPOSSIBLE = [

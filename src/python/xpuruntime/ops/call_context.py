@@ -16,7 +16,7 @@ from xpuruntime.errors import InputError, PolicyError
 from xpuruntime.policies import KernelPolicy, Policy, TuningPolicy, advisories
 from xpuruntime.policies.call_facts import ANY_CALL, bounds_of
 from xpuruntime.policies.document import Refused
-from xpuruntime.policies.kernel_rules import check_kernel
+from xpuruntime.policies.kernel_rules import ARRAY_OPS, check_kernel
 from xpuruntime.runtime.libraries.search import search_folders
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ __all__ = [
     "compile_rules",
     "core_rules",
     "current_policy",
+    "kernel_ids",
     "prepare",
     "tuning_rule",
     "use_advisories",
@@ -68,6 +69,11 @@ class CallContext(_core.CallContext):
 ambient: ContextVar[tuple[CallContext, Any, use_policy] | None] = ContextVar("xpuruntime_policy", default=None)
 _ready = threading.RLock()
 _prepared = False
+
+
+def kernel_ids(op: str, name: str) -> tuple[str, ...]:
+    """Return the ids of the core's kernels that a name means for an operation."""
+    return tuple(_core.KernelRegistry.instance().find(op, name)) if op in ARRAY_OPS else ()
 
 
 def prepare() -> None:
@@ -269,13 +275,14 @@ def core_rules(
     defaults = [
         {"match": {"op": op}, "use": list(preference.use), "source": preference.source}
         for op, preference in policy.compiled_rules.short_forms.items()
+        if op in ARRAY_OPS
     ]
     return _core.KernelRules(
         **tuning_rule(policy),
         rules=[
             {"match": _match(rule.rule.match), "use": list(rule.use), "source": rule.source}
             for rule in rules
-            if rule.use
+            if rule.use and rule.rule.match.op in (None, *ARRAY_OPS)
         ],
         defaults=defaults,
         enforcement=enforcement,

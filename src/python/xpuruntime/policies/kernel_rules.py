@@ -18,6 +18,7 @@ from xpuruntime.policies.quantities import Duration, Percentage
 from xpuruntime.policies.value import Accepts, PolicyValue, field
 
 __all__ = [
+    "ARRAY_OPS",
     "FAMILIES",
     "KERNEL_IDS",
     "OPS",
@@ -93,7 +94,8 @@ FAMILIES: dict[str, dict[str, str]] = {
     },
 }
 
-_ARRAY_OPS = tuple(FAMILIES)
+#: Those that kernels of the core serve; the others are for kernels on tensors of PyTorch alone.
+ARRAY_OPS = tuple(FAMILIES)
 FAMILIES |= {
     op: {"auto": FAMILIES["conv"]["auto"], "torch": _FRAMEWORK, "inductor": _INDUCTOR}
     for op in ("swiglu", "geglu", "rope", "cross_entropy")
@@ -117,8 +119,8 @@ KERNEL_IDS: dict[str, tuple[tuple[str, ...], str]] = {
     "cpu.blas": (("matmul",), "matrix products by OpenBLAS"),
     "cpu.gemm_conv": (("conv",), "convolution as matrix products by OpenBLAS"),
     "cpu.vectorised": (("layer_norm", "rms_norm"), "norms with the widest vectors of the processor"),
-    "cpu.reference": (_ARRAY_OPS, "the definition of each operation, in double precision: slow and exact"),
-    "null.null": (_ARRAY_OPS, "computes nothing: the outputs become zeros"),
+    "cpu.reference": (ARRAY_OPS, "the definition of each operation, in double precision: slow and exact"),
+    "null.null": (ARRAY_OPS, "computes nothing: the outputs become zeros"),
     "torch.mm": (("matmul",), "PyTorch's matrix product"),
     "torch.flash": (("attention",), "PyTorch's FlashAttention 2"),
     "torch.efficient": (("attention",), "PyTorch's memory-efficient attention"),

@@ -172,7 +172,7 @@ class KernelKeys:
         self._book.add(key, "-", "unsupported", reason)
 
     def _present(self, op: str) -> bool:
-        return op in self._kinds or not _OPS_OF[op].isdisjoint(self._op_types)
+        return op in self._kinds or not _OPS_OF.get(op, frozenset()).isdisjoint(self._op_types)
 
     @functools.cached_property
     def _kinds(self) -> set[str]:

@@ -265,8 +265,7 @@ def _add(
 
 def why_not(op: str, kernel_name: str, *, cuda: bool) -> str:
     """Return why a kernel can serve no call of an operation on this device; empty where it may."""
-    from xpuruntime import _core
-    from xpuruntime.ops.call_context import prepare
+    from xpuruntime.ops.call_context import kernel_ids, prepare
 
     if kernel_name == "auto":
         return ""
@@ -274,7 +273,7 @@ def why_not(op: str, kernel_name: str, *, cuda: bool) -> str:
         return f"{kernel_name} runs on CUDA" if kernel_name in _CUDA_ALONE and not cuda else ""
     prepare()
     name = kernel_name.partition("@")[0]
-    ids = _core.KernelRegistry.instance().find(op, name)
+    ids = kernel_ids(op, name)
     # What this build lacks, such as CUDA's, is known all the same.
     known = ids or [one for one, (ops, _) in KERNEL_IDS.items() if op in ops and name in (one, *one.split("."))]
     kind = "cuda" if cuda else "cpu"

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from xpuruntime import _core
-from xpuruntime.ops.call_context import prepare
+from xpuruntime.ops.call_context import kernel_ids, prepare
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, Route
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ class EntryPoint(NamedTuple):
         if not self.no_xrt_kernel:
             return ""
         prepare()
-        known = _core.KernelRegistry.instance().find(self.op, kernel_name.partition("@")[0])
+        known = kernel_ids(self.op, kernel_name.partition("@")[0])
         return self.no_xrt_kernel if known else f"{self.name} has no such kernel"
 
 

@@ -53,7 +53,7 @@ class InductorAnnotationPass(_private_api.inductor_pass()):  # type: ignore[misc
     """A pass over each graph that Inductor makes of one of Dynamo's: of a forward, of its backward, or of inference."""
 
     def __init__(self, asked: Mapping[str, tuple[bool, bool]], graph: Any, earlier: Any) -> None:
-        self._asked = {name: flags for op, flags in asked.items() for name in _OPERATORS[op]}
+        self._asked = {name: flags for op, flags in asked.items() for name in _OPERATORS.get(op, ())}
         for name in self._asked:
             if _operator(name) is not None:
                 _within(name)  # code that is taken from a cache needs it, too

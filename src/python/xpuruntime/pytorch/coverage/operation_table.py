@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from xpuruntime.policies.kernel_rules import FAMILIES
+from xpuruntime.pytorch.adapters.attention_forms import eager_function, form_of
 from xpuruntime.pytorch.adapters.norm_formulas import formula_of_module
 from xpuruntime.pytorch.coverage.class_code import code_names
 from xpuruntime.pytorch.coverage.unserved import RECURRENT
@@ -326,7 +327,8 @@ def computed_by_operators(module: torch.nn.Module) -> ByOperators | None:
     names = code_names(kind)  # type: ignore[arg-type]
     title = title_of(kind)
     if isinstance(word, str) and "eager_attention_forward" in names:
-        if word in _SERVED_WORDS:
+        function = eager_function(kind) if word == "eager" else None
+        if word in _SERVED_WORDS or (function is not None and form_of(function)):
             return None
         return ByOperators("attention", f"{title} has attn_implementation={word!r}, which {_by(word)}", _SDPA_WORD)
     op = _operation(names)

@@ -45,8 +45,8 @@ _numbers = itertools.count(1)
 #: Routes that are kept of one policy; with one more, all are forgotten and made anew.
 _MOST = 16384
 #: Overrides beside `scaled_dot_product_attention`, for whatever names a kernel of attention.
-_ENTRIES = frozenset(("flex_attention", "flex_options", "multi_head_attention", "varlen_attn"))
-#: Operations whose kernels are measured where the policy leaves the choice.
+_ENTRIES = frozenset(("eager_attention", "flex_attention", "flex_options", "multi_head_attention", "varlen_attn"))
+#: Operations whose kernels are measured where the policy leaves the choice, and that a rule without one is for.
 _TUNED = frozenset(("matmul", "attention", "layer_norm", "rms_norm", "conv"))
 _FREE = frozenset(("auto", "torch", "inductor", "torch.sdpa"))
 
@@ -127,7 +127,8 @@ class CompiledPolicy:
 
     def _rules(self, op: str | None) -> list[KernelRule]:
         rules = self.policy.kernels.rules
-        return [rule for rule in rules if rule.use is not None and (op is None or rule.match.op in (None, op))]
+        stated = (op,) if op is not None and op not in _TUNED else (None, op)
+        return [rule for rule in rules if rule.use is not None and (op is None or rule.match.op in stated)]
 
     def _kernel_names(self, op: str) -> frozenset[str]:
         uses = [self.policy.kernels.get(op), *(rule.use for rule in self._rules(op))]

@@ -10,7 +10,7 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.errors import UnsupportedOperationError
-from xpuruntime.ops.call_context import CallContext, prepare, tuning_rule
+from xpuruntime.ops.call_context import CallContext, kernel_ids, prepare, tuning_rule
 from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, Fact, unknown_sizes
 from xpuruntime.policies.document import nearest
 from xpuruntime.policies.kernel_rules import FAMILIES, KERNEL_IDS
@@ -191,7 +191,7 @@ def place_for(
 def reason_of(error: XpuRuntimeError, op: str, kernel_name: str) -> str:
     """Return why the kernels that a name means do not serve, of an error of `_core`."""
     name = kernel_name.partition("@")[0]
-    ids = _core.KernelRegistry.instance().find(op, name)
+    ids = kernel_ids(op, name)
     if not ids:
         return _unknown(op, name)
     candidates = error.candidates if isinstance(error, UnsupportedOperationError) else ()
@@ -207,8 +207,7 @@ def _unknown(op: str, name: str) -> str:
         return f"neither PyTorch nor this library has {FAMILIES[op][name]} here"
     if name in KERNEL_IDS:
         return "it is not in this build of xpuruntime; `xrt doctor` says what is missing"
-    registry = _core.KernelRegistry.instance()
-    known = [*registry.find(op, name.partition(".")[0]), *(one for one, (ops, _) in KERNEL_IDS.items() if op in ops)]
+    known = [*kernel_ids(op, name.partition(".")[0]), *(one for one, (ops, _) in KERNEL_IDS.items() if op in ops)]
     near = nearest(name, known)
     question = f"did you mean {near}? " if near else ""
     return f"there is no such kernel; {question}`xrt kernels` lists them, those of installed plugins too"

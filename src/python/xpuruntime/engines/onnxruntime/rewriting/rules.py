@@ -84,10 +84,10 @@ def module_of(node: str) -> str:
 
 def kernels_of(op: str, word: str) -> tuple[str, ...]:
     """Return the ids of xpuruntime kernels that a word of a policy means; empty for a word that means none."""
-    from xpuruntime import _core
+    from xpuruntime.ops.call_context import kernel_ids
 
     _ready()
-    return tuple(_core.KernelRegistry.instance().find(op, word.partition("@")[0]))
+    return kernel_ids(op, word.partition("@")[0])
 
 
 @functools.cache

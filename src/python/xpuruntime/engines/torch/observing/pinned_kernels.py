@@ -14,6 +14,7 @@ from xpuruntime.engines.torch.observing.decisions import CallDecisions, SeenCall
 from xpuruntime.engines.torch.pinning import kernel_names_of
 from xpuruntime.evidence.metadata import module_of_node
 from xpuruntime.evidence.records import KeySeen
+from xpuruntime.ops.call_context import kernel_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -206,7 +207,7 @@ class PinnedKernels:
         kernel_name, _, config = str(route.kernel).partition("@")
         if route.native or kernel_name == "auto":
             return True
-        ids = _core.KernelRegistry.instance().find(route.op, kernel_name)
+        ids = kernel_ids(route.op, kernel_name)
         return all(
             decision.chosen in ids and config in ("", decision.config)
             for decision in self._call_decisions.decisions_of(call)
