@@ -66,6 +66,10 @@ FUNCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "memory_report": (xt.memory_report, {}),
     "parity": (xt.parity, {"model": NET, "inputs": X}),
     "profile": (xt.profile, {"activities": None}),
+    "quantize": (
+        xt.quantize,
+        {"model": _Decoder(2, 2).eval(), "policy": {"execution": {"weights": {"storage": "int8"}}}},
+    ),
     "register_flash_attention": (xt.register_flash_attention, {}),
     "set_allocator": (xt.set_allocator, {}),
     "set_kernel_policy": (xt.set_kernel_policy, {}),

@@ -202,10 +202,12 @@ def quantize(model: torch.nn.Module, policy: Any) -> torch.nn.Module:
     Raises
     ------
     InputError
-        The policy states no storage.
+        The policy states no storage, or the model is none of PyTorch.
     UnsupportedOperationError
         torchao is not installed, or the device lacks the units.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"quantize takes a torch.nn.Module, got a {type(model).__name__}")
     claimed = Policy.coerce(policy).execution.weights
     if claimed.storage is None:
         raise InputError("the policy states no execution.weights.storage. Fix: state weights: {storage: int8}")
