@@ -163,6 +163,7 @@ def test_a_known_formula_runs_by_the_kernel_and_gives_what_the_class_gives(kind,
     found.require()
     assert {row.status for row in found.rows if row.op == op} == {"honoured"}
     assert {row.resolved for row in found.rows if row.op == op} == {"cpu.reference"}
+    assert [kind.__name__ in note and f"the kernels of {op}" in note for note in found.notes] == [True]
     again, _ = gradients(norm, args)
     assert all(map(torch.equal, again, plain))
 

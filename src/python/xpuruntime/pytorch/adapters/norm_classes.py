@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+
 __all__ = ["OVERRIDES"]
 
 _NORMS = frozenset(("layer_norm", "rms_norm"))
@@ -143,7 +145,13 @@ def _route_of_call(original: FunctionType, state: Any, x: Tensor, parameters: An
         )  # fmt: skip
     if found is None or (route.native and not route.open):
         return route, ""
+    _note(active, kind, found[0])
     return None, _text_of(found, by_package=isinstance(route.place, BoundKernel))
+
+
+def _note(active: CompiledPolicy, kind: type, formula: Formula) -> None:
+    what = " ".join(filter(None, (formula.op, formula.scale, formula.gate and f"gate {formula.gate}")))
+    active.adapted[f"calls of {title_of(kind)} go to the kernels of {formula.op}: its formula is {what}"] = None
 
 
 def _traced_as(
@@ -171,6 +179,7 @@ def _traced_as(
     if found is None:
         report_gaps([CoverageGap(op, title_of(kind), _UNKNOWN, _FIX.format(op=op))], active)
         return ""
+    _note(active, kind, found[0])
     facts = facts_of_call(
         op, device=device, dtype=dtype, phase=phase_of_norm(), sizes={},
         module=module_paths.in_dynamo() if active.by_module and torch.compiler.is_dynamo_compiling() else "",

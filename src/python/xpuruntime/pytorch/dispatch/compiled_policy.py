@@ -71,6 +71,8 @@ class CompiledPolicy:
         self.generation = generation
         self.rule_use = RuleUse(policy)
         self.keys: dict[str, str] = {}
+        #: Sentences on classes of models whose calls go to the kernels of this policy.
+        self.adapted: dict[str, None] = {}
         self.number = next(_numbers)
         self.strict = policy.mode == "strict"
         self.by_phase = self.names_phases()

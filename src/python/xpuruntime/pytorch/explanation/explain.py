@@ -128,7 +128,7 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
         generation = watch.generation
         weights = () if self._root is None else weights_of(self._root, rows)
         wrong = () if self._claimed.storage is None else deviations(self._claimed, weights, ran=not partial)
-        notes = [*unmatched, *never_ran, *generation.switches, *wrong]
+        notes = [*unmatched, *never_ran, *generation.switches, *wrong, *recorder.asking.adapted()]
         if attribution.kind == "cpu" and any(row.device.startswith("cuda") for row in rows):
             notes.append(
                 "kernels ran on CUDA and the profiler saw none of them, so the times are those of the CPU: CUPTI may "

@@ -56,6 +56,10 @@ class RequestedKernels:
         """Return a sentence for each rule of a module that no call has matched."""
         return tuple(sentence for active in self._active.values() for sentence in active.rule_use.unmatched())
 
+    def adapted(self) -> tuple[str, ...]:
+        """Return a sentence for each class of models whose calls go to the kernels of these policies."""
+        return tuple(dict.fromkeys(sentence for active in self._active.values() for sentence in active.adapted))
+
     def never_ran(self, rows: Sequence[Row], root: torch.nn.Module | None) -> tuple[str, ...]:
         """Return a sentence for each operation of which a policy names a kernel, and of which no call was seen.
 
