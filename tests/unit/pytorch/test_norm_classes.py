@@ -374,7 +374,8 @@ def test_compiled_code_has_the_choice_built_in():
     compiled = torch.compile(model, fullgraph=True, backend=graphs)
     compiled(x)
     idle = xrt.KernelPolicy(rms_norm=["cuda_raw", "auto"])
-    for policy, operators in ((idle, 0), (xrt.KernelPolicy(rms_norm="cpu.reference"), 2)):
+    fastest = xrt.KernelPolicy(auto_strategy="best_performance")
+    for policy, operators in ((idle, 0), (fastest, 0), (xrt.KernelPolicy(rms_norm="cpu.reference"), 2)):
         with xt.kernel_policy(policy):
             torch.testing.assert_close(compiled(x), plain)
         assert graphs.names[-1].count("xpuruntime.rms_norm") == operators
