@@ -128,7 +128,7 @@ def _layer_of(source: str) -> Any:
     place, _, name = source.rpartition("/")
     repository, _, pin = place.rpartition("@")
     try:
-        import kernels
+        from kernels import get_kernel, get_local_kernel
     except ImportError:
         raise InputError(
             'the package kernels is not installed; pip install "kernels>=0.17,<0.18" installs it'
@@ -138,9 +138,9 @@ def _layer_of(source: str) -> Any:
             found = folder_digest(Path(repository))
             if f"sha256:{found}" != pin:
                 raise InputError(f"{repository} has the digest sha256:{found}, and the policy names {pin}")
-            module = kernels.get_local_kernel(Path(repository))
+            module = get_local_kernel(Path(repository))
         else:
-            module = kernels.get_kernel(repository, revision=pin)
+            module = get_kernel(repository, revision=pin)
     except InputError:
         raise
     except Exception as error:
