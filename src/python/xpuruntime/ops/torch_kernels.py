@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from packaging.requirements import Requirement
-
 from xpuruntime.errors import InputError
 from xpuruntime.files.digests import file_digest
 from xpuruntime.policies.kernel_rules import FAMILIES, SOURCE_PREFIXES
@@ -183,6 +181,8 @@ class TorchKernel:
 
 def register_torch_kernels(backend: str, device_type: str, *kernels: TorchKernel) -> None:
     """Register kernels, all or none. Raises `InputError`."""
+    from packaging.requirements import Requirement
+
     with _lock:
         for kernel in kernels:
             name, op = getattr(kernel, "id", None), getattr(kernel, "op", None)
@@ -271,6 +271,8 @@ def _every(word: str) -> tuple[TorchKernel, ...]:
 
 def packages_of_kernel(word: str) -> tuple[str, ...]:
     """Return the names of the distributions that bring a kernel; none for one of this library or of PyTorch."""
+    from packaging.requirements import Requirement
+
     if not is_torch_kernel(word):
         return ()
     stated = [Requirement(text).name for kernel in _every(word) for text in kernel.distributions]
@@ -309,6 +311,8 @@ def source_of(word: str) -> dict[str, str] | None:
 
 def missing_distributions(kernel: TorchKernel) -> str:
     """Return what of a kernel's packages is missing or of another version, with the command; empty where none is."""
+    from packaging.requirements import Requirement
+
     installed = {one.name: one.version for one in reversed(list(distributions()))}
     wrong = []
     for text in kernel.distributions:
