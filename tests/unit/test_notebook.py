@@ -39,6 +39,9 @@ RECORDS = {
     "exported_lock": ("export_of_a_lock()", "execution.device"),
     "conformance": ("conformance()", "metadata"),
     "tuned": ("tuned()", "control"),
+    "gates": ("gates()", "next tokens"),
+    "history": ("history()", "abc"),
+    "folder_index": ("folder_index()", "report.json"),
 }
 TORCH_RECORDS = {
     "explanation": ("explained()", "by default"),
@@ -47,6 +50,7 @@ TORCH_RECORDS = {
     "torch_memory": ("xt.memory_report('cpu')", "holder"),
     "exported": ("written", "net.onnx"),
     "tuned_step": ("tuned_step()", "no CUDA graphs"),
+    "decoded": ("decoded()", "decode on cpu"),
 }
 SETUP = """
 import numpy as np
@@ -82,6 +86,22 @@ def tuned():
     space = {'engine': ['onnxruntime'], 'threads': ['engine'], 'options': {'onnxruntime': {}}, 'kernels': 'off'}
     return xrt.tune(model, inputs='random', spec={'space': space}, budget=5.0)
 
+def gates():
+    from xpuruntime.generation.gates import Gate, GateReport
+
+    gate = Gate(name='kl', verdict='pass', observed='0', requested='at most 0.1', reason='')
+    return GateReport(gates=(gate,), texts=1, positions=3)
+
+def history():
+    from xpuruntime.locks.history import LockHistory, LockRevision
+
+    return LockHistory(path='m.lock', revisions=(LockRevision(commit='abc', date='2026-01-01', title='first'),))
+
+def folder_index():
+    from xpuruntime.locks.folder_index import index_folder
+
+    return index_folder('.')
+
 def profiled_block():
     with xrt.profile(devices=False) as block:
         session.run(feeds)
@@ -106,6 +126,12 @@ def explained():
 
 def tuned_step():
     return xt.tune(net, (x,), launches=['eager', 'capture'], kernels={'native': None}, rounds=(7, 7), budget=1.0)
+
+def decoded():
+    from xpuruntime.pytorch.generation.captured_decode import DecodeReport
+
+    return DecodeReport(device='cpu', reasons={}, notes=(), graphs=(), captures=0, replays=0, eager_tokens=1,
+                        host_reads=1, kv_ranges=(128,), cache_bytes=0)
 
 def captured():
     step = xt.capture_graph(net)
@@ -248,8 +274,9 @@ def test_every_record_with_a_text_has_html():
 
 def test_every_record_is_executed_in_a_notebook():
     shown = {
-        "Artifact", "CaptureReport", "Comparison", "ConformanceResult", "Decisions", "DeterminismTests",
-        "DeviceMemoryReport", "Diagnosis", "Diff", "Explanation", "ExportResult", "Exported", "MemoryReport", "Parity",
+        "Artifact", "CaptureReport", "Comparison", "ConformanceResult", "Decisions", "DecodeReport", "DeterminismTests",
+        "DeviceMemoryReport", "Diagnosis", "Diff", "Explanation", "ExportResult", "Exported", "FolderIndex",
+        "GateReport", "LockHistory", "MemoryReport", "Parity",
         "Plan", "Profile", "Report", "ReportComparison", "TuneResult", "TunedStep", "VerificationResult",
         "VersionBisect", "profile",
     }  # fmt: skip

@@ -162,7 +162,7 @@ def test_where_the_reference_does_not_run_unasked_arithmetic_is_not_held_against
     def refuse(*_: Any, **__: Any) -> Any:
         raise xrt.EngineError("no kernel", engine="onnxruntime", device="cpu")
 
-    monkeypatch.setattr("xpuruntime.engines.accuracy._plain", refuse)
+    monkeypatch.setattr("xpuruntime.engines.accuracy.unconverted", refuse)
     with opened(CoarseEngine(1.0)) as session:
         (said,) = (
             conversion
@@ -240,8 +240,8 @@ def count_loads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     loads: list[int] = []
     from xpuruntime.engines import accuracy
 
-    original = accuracy._plain
-    monkeypatch.setattr(accuracy, "_plain", lambda *a: loads.append(1) or original(*a))
+    original = accuracy.unconverted
+    monkeypatch.setattr(accuracy, "unconverted", lambda *a: loads.append(1) or original(*a))
     return loads
 
 

@@ -40,7 +40,14 @@ UNOPTIMISED = """
 #: The package states another version.
 ANOTHER_VERSION = """
     import importlib.metadata as metadata
+    import pathlib
 
-    version = metadata.version
-    metadata.version = lambda name: "9.9.9" if name.startswith("onnxruntime") else version(name)
+    for name in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        planted = pathlib.Path(__file__).parent / (name.replace("-", "_") + "-9.9.9.dist-info")
+        planted.mkdir(exist_ok=True)
+        (planted / "METADATA").write_text(f"Metadata-Version: 2.1\\nName: {name}\\nVersion: 9.9.9\\n")
 """

@@ -78,6 +78,18 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
         lines += [f"  {gate.name}: {gate.reason}" for gate in self.gates if gate.verdict != "pass"]
         return printable("\n".join(lines))
 
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import Badge, fragment, fragment_lines, fragment_table
+
+        marks = {"pass": "honoured", "fail": "substituted"}
+        rows = [
+            (gate.name, Badge(marks.get(gate.verdict, "inconclusive")), gate.observed, gate.requested, gate.reason)
+            for gate in self.gates
+        ]
+        headline = f"{self.verdict}: {self.positions} next tokens of {self.texts} texts"
+        columns = ("gate", "verdict", "observed", "requested", "reason")
+        return fragment((fragment_lines([headline]), fragment_table("Gates", columns, rows)))
+
 
 def check_gates(
     reference: LogprobSource,

@@ -136,7 +136,7 @@ def test_batches(left: str, right: str, a: tuple[int, ...], b: tuple[int, ...], 
                 FLOAT_IN, FLOAT_OUT, "d = DequantizeLinear(q, s)\ny = MatMul(x, d)",
                 {"q": np.ones((6, 5), np.int8), "s": np.float32(0.1)},
             ),
-            "dequantised",
+            "dequantized",
         ),
     ],
 )  # fmt: skip

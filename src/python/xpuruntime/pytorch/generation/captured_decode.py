@@ -91,6 +91,11 @@ class DecodeReport:
         ]
         return printable("\n".join(lines))
 
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import fragment, fragment_lines
+
+        return fragment([fragment_lines(str(self).splitlines())])
+
 
 @dataclass
 class _Graph:
