@@ -41,7 +41,7 @@ RECORDS = {
     "tuned": ("tuned()", "control"),
     "gates": ("gates()", "next tokens"),
     "history": ("history()", "abc"),
-    "folder_index": ("folder_index()", "report.json"),
+    "folder_index": ("folder_index()", "odd"),
 }
 TORCH_RECORDS = {
     "explanation": ("explained()", "by default"),
