@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -118,7 +118,7 @@ def _run(
     while True:
         if route is None:
             route = _resolve(native, active, key, product, args, more, phase, module, skip)
-        place = cast("CallContext | None", route.place)  # products have no kernels on tensors of PyTorch
+        place: CallContext | None = route.place  # type: ignore[assignment]  # products have no kernels on tensors of PyTorch
         if place is None:
             settled = None if not active.decides("matmul") else route  # a switch of PyTorch's decides all calls
             return call_native(native.name, "matmul", native, args, more, settled)
@@ -279,7 +279,7 @@ class _ScaledProduct:
 
     def compute(self, route: Route, phase: str) -> Any:
         """Compute it by the xpuruntime kernel of a route."""
-        place = cast("CallContext", route.place)
+        place: CallContext = route.place  # type: ignore[assignment]
         out_dtype = _OUT[self.out_dtype] if self.out_dtype is not None else None
         return _op_matmul(
             place, self.a, self.b, self.bias, self.scale_a, self.scale_b, self.out, None, out_dtype,
