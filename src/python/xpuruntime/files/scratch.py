@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ScratchFolder", "checksum", "register_cleanup", "unregister_cleanup"]
+__all__ = ["ScratchFolder", "checksum", "register_cleanup", "remove_dead", "unregister_cleanup"]
 
 _NAME = re.compile(r"xpuruntime-[a-z]+-([0-9a-f]{16})-([0-9a-f]{8})-\w+")
 #: By folder and pattern: the process, and how to remove what is there.
@@ -63,7 +63,7 @@ class ScratchFolder(tempfile.TemporaryDirectory[str]):
 
     def __init__(self, purpose: str) -> None:
         room = Path(tempfile.gettempdir())
-        _remove_dead(room)
+        remove_dead(room)
         while True:
             token = secrets.token_hex(8)
             self._registered = (room, f"xpuruntime-*-{token}-*")
@@ -107,7 +107,7 @@ def _close(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def _remove_dead(folder: Path) -> None:
+def remove_dead(folder: Path) -> None:
     """Remove scratch folders of this user whose process has ended without doing so."""
     if os.name == "nt":
         return

@@ -51,6 +51,17 @@ _PATHS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "VIRTUA
 _CLEAN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 
 
+def _sweep() -> None:
+    """Remove the scratch folders that a killed worker has left."""
+    if sys.is_finalizing():
+        return
+    import tempfile
+
+    from xpuruntime.files.scratch import remove_dead
+
+    remove_dead(Path(tempfile.gettempdir()))
+
+
 class Worker:
     """A process of a Python interpreter that functions are called in, one at a time."""
 
@@ -168,6 +179,7 @@ class Worker:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+                _sweep()
         finally:
             for fd in fds.values():
                 os.close(fd)
