@@ -189,7 +189,7 @@ class _Sharing:
         return False
 
     def _helpers(self) -> None:
-        """Say of optimized nodes that own nothing whom they work for."""
+        """Attribute optimized nodes that own no source node to the nodes that they serve."""
         for node in reversed(self._nodes):
             if node.position in self.shares.owned:
                 continue
