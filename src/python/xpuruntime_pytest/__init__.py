@@ -103,7 +103,9 @@ def _hold(marked: _Marked) -> None:
     properties = [(f"xrt.{name}", str(value)) for name, value in {**facts, "verdict": result.verdict}.items()]
     for claim in result.claims:
         properties += [(f"xrt.{claim.id}.{name}", f"{figure:.17g}") for name, figure in claim.figures.items()]
-    marked.item.user_properties += [one for one in properties if one not in marked.item.user_properties]
+    marked.item.user_properties += [
+        property_ for property_ in properties if property_ not in marked.item.user_properties
+    ]
     if not result.comparable and marked.other_machine == "skip":
         pytest.skip(f"{result.headline}: {marked.path}")
     if result.exit_code:

@@ -87,9 +87,9 @@ def difference_rows(differences: Sequence[Difference], *more: str) -> list[tuple
     """Return what differs, both values and more fields by name, as the cells of a table in text or HTML."""
     return [
         (
-            one.about,
-            *("-" if value is None else value for value in (one.before, one.after)),
-            *(getattr(one, name) or "-" for name in more),
+            difference.about,
+            *("-" if value is None else value for value in (difference.before, difference.after)),
+            *(getattr(difference, name) or "-" for name in more),
         )
-        for one in differences
+        for difference in differences
     ]

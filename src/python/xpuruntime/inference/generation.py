@@ -404,4 +404,4 @@ def _is_one(prompts: Any) -> bool:
     if not hasattr(prompts, "__len__"):
         fix = "pass text, a list of token ids, or a list of these"
         raise InputError(f"a prompt is no object of type {type(prompts).__name__}", fix=fix)
-    return not any(isinstance(one, (str, list, tuple, np.ndarray)) for one in prompts)
+    return not any(isinstance(prompt, (str, list, tuple, np.ndarray)) for prompt in prompts)

@@ -85,8 +85,8 @@ def _caller() -> transformers.Trainer:
     """Return the trainer whose constructor runs, which callbacks are not given."""
     frame = sys._getframe()
     while frame is not None:
-        found = frame.f_locals.get("self")
-        if isinstance(found, transformers.Trainer):
-            return found
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, transformers.Trainer):
+            return caller
         frame = frame.f_back  # type: ignore[assignment]
     raise InputError("PolicyCallback is for transformers.Trainer. Fix: give it to Trainer(..., callbacks=[...])")

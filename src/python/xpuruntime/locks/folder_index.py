@@ -123,7 +123,7 @@ class FolderIndex(Page, frozen=True, kw_only=True):
     @property
     def odd(self) -> tuple[IndexedFile, ...]:
         """The files that differ from most others of their kind and model, or cannot be read."""
-        return tuple(one for one in self.files if one.odd or one.error)
+        return tuple(file for file in self.files if file.odd or file.error)
 
     @property
     def headline(self) -> str:
@@ -136,10 +136,10 @@ class FolderIndex(Page, frozen=True, kw_only=True):
         from xpuruntime.evidence.page.document import assemble
         from xpuruntime.notebook import escaped, fragment, fragment_table
 
-        rows = [(one.path, one.kind, one.model, one.engine, one.device, one.headline) for one in self.files]
+        rows = [(file.path, file.kind, file.model, file.engine, file.device, file.headline) for file in self.files]
         head = f"<p class='xrt-headline xrt-{'substituted' if self.odd else 'honoured'}'>{escaped(self.headline)}</p>"
         told = fragment([head, fragment_table("Files", ("file", "kind", "model", "engine", "device", "says"), rows)])
-        places = {one.path: Path(self.base, one.path).as_posix() for one in self.files}
+        places = {file.path: Path(self.base, file.path).as_posix() for file in self.files}
         links = {path: f"./{quote(place, errors='backslashreplace')}" for path, place in places.items()}
         data = {**self.to_dict(), "links": links}
         return assemble("index.html", "index", ("elements", "indexed", "shell", "index"), self.headline, data, told)
@@ -152,13 +152,13 @@ class FolderIndex(Page, frozen=True, kw_only=True):
         from xpuruntime.evidence.render_text.tables import rows_table
 
         rows = [
-            (one.path, fact.name, fact.value, f"{fact.usual} ({fact.agreeing} of {fact.of})")
-            for one in self.files
-            for fact in one.odd
+            (file.path, fact.name, fact.value, f"{fact.usual} ({fact.agreeing} of {fact.of})")
+            for file in self.files
+            for fact in file.odd
         ]
         parts: list[RenderableType] = [Text(self.headline, "bold yellow" if self.odd else "bold green")]
         parts += rows_table("odd ones", ("file", "fact", "value", "most others"), rows) if rows else []
-        parts += [Text(f"not readable: {one.path}: {one.error}", "yellow") for one in self.files if one.error]
+        parts += [Text(f"not readable: {file.path}: {file.error}", "yellow") for file in self.files if file.error]
         parts += [Text(f"no majority: {one}") for one in self.undecided]
         return Group(*parts)
 
@@ -199,12 +199,12 @@ def index_folder(folder: str | os.PathLike[str], *, page: str | os.PathLike[str]
     files: list[IndexedFile] = []
     undecided: list[str] = []
     for (kind, model), members in sorted(groups.items()):
-        whole = [one for one in members if not one.file.error]
+        whole = [member for member in members if not member.file.error]
         usual, open_ = _usual([one.facts for one in whole])
         undecided += [f"{kind} of {model}: {name}" for name in open_]
         files += [msgspec.structs.replace(one.file, odd=tuple(_odd(one.facts, usual, len(whole)))) for one in whole]
-        files += [one.file for one in members if one.file.error]
-    files.sort(key=lambda one: (not one.error, -len(one.odd), one.path))
+        files += [member.file for member in members if member.file.error]
+    files.sort(key=lambda file: (not file.error, -len(file.odd), file.path))
     place = root if page is None else user_path(page, "the page").parent
     base = os.path.relpath(root, place)
     return FolderIndex(folder=str(folder), base=base, files=tuple(files), undecided=tuple(undecided))
@@ -214,8 +214,8 @@ def _usual(facts: Sequence[Mapping[str, str]]) -> tuple[dict[str, tuple[str, int
     """Return by fact the value that most have, with their number; and the facts that no majority agrees on."""
     usual: dict[str, tuple[str, int]] = {}
     undecided = []
-    for name in dict.fromkeys(name for one in facts for name in one):
-        value, count = Counter(one.get(name, "nothing") for one in facts).most_common(1)[0]
+    for name in dict.fromkeys(name for fact in facts for name in fact):
+        value, count = Counter(fact.get(name, "nothing") for fact in facts).most_common(1)[0]
         if count == len(facts):
             continue
         if len(facts) >= _FEW and 2 * count > len(facts):
@@ -258,7 +258,10 @@ def _of_report(path: str, report: Report) -> _Read:
     facts = {name: plan.get(name) for name in ("engine", "engine_version", "device", "precision", "mode")}
     facts["model.sha256"] = (plan.get("model") or {}).get("sha256")
     facts |= dict(_flat(report.environment))
-    facts |= {f"key {one.key}": f"{one.observed} ({one.status})" for one in report.observations}
+    facts |= {
+        f"key {observation.key}": f"{observation.observed} ({observation.status})"
+        for observation in report.observations
+    }
     for unit in report.units:
         ran = (unit.op, unit.device, unit.precision_run, unit.layout, unit.kernel)
         facts[f"unit {'+'.join(unit.source_nodes) or unit.id}"] = " ".join(part for part in ran if part)
@@ -279,15 +282,17 @@ def _of_report(path: str, report: Report) -> _Read:
 
 def _of_lock(path: str, lock: Lock) -> _Read:
     identity, plan = lock.identity, lock.identity.plan
-    facts: dict[str, Any] = {f"{one.kind} {one.key}": shown(one.expect) for one in identity.validators}
+    facts: dict[str, Any] = {
+        f"{validator.kind} {validator.key}": shown(validator.expect) for validator in identity.validators
+    }
     if plan is not None:
         facts |= {"engine": plan.engine, "device": plan.device, "precision": plan.precision}
         facts |= {f"plan {key}": f"{value} ({level})" for key, value, level in plan.controls}
     for unit in identity.entries:
         ran = (unit.op, unit.on, unit.precision, unit.layout, unit.kernel)
         facts[f"unit {unit.unit}"] = " ".join(part for part in ran if part)
-    facts |= {f"call {one.name}": one.kernel for one in identity.calls}
-    facts |= {f"output {one.name}": one.sha256 for one in identity.outputs}
+    facts |= {f"call {call.name}": call.kernel for call in identity.calls}
+    facts |= {f"output {output.name}": output.sha256 for output in identity.outputs}
     return _Read(
         IndexedFile(
             path=path,
@@ -306,7 +311,7 @@ def _of_verification(path: str, result: VerificationResult) -> _Read:
     facts = {
         name: getattr(result, name) for name in ("engine", "device", "model_sha256", "policy_sha256", "lock_sha256")
     }
-    facts |= {f"claim {one.id}": one.verdict for one in result.claims}
+    facts |= {f"claim {claim.id}": claim.verdict for claim in result.claims}
     return _Read(
         IndexedFile(
             path=path,

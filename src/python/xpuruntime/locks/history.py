@@ -87,16 +87,21 @@ class LockHistory(Document, frozen=True, kw_only=True):
         from xpuruntime.evidence.render_text.tables import difference_table
 
         parts: list[RenderableType] = []
-        for one in self.revisions:
-            parts.append(Text(" ".join(part for part in (one.commit[:10], one.date[:10], one.title) if part), "bold"))
-            if one.error:
-                parts.append(Text(f"  not readable: {one.error}", "yellow"))
-            elif one.first:
-                parts.append(Text(f"  the first lock, {one.digest}"))
-            elif not one.differences:
+        for revision in self.revisions:
+            parts.append(
+                Text(
+                    " ".join(part for part in (revision.commit[:10], revision.date[:10], revision.title) if part),
+                    "bold",
+                )
+            )
+            if revision.error:
+                parts.append(Text(f"  not readable: {revision.error}", "yellow"))
+            elif revision.first:
+                parts.append(Text(f"  the first lock, {revision.digest}"))
+            elif not revision.differences:
                 parts.append(Text("  the same identity: figures or notes alone"))
             else:
-                parts += difference_table("changes", one.differences, most=_SHOWN, cut=True)
+                parts += difference_table("changes", revision.differences, most=_SHOWN, cut=True)
         return Group(*parts)
 
 
@@ -125,7 +130,7 @@ def lock_history(path: str | os.PathLike[str], *, limit: int = 20) -> LockHistor
     file = user_path(path, "the lock").absolute()
     # One more than is shown, which the last one is compared with.
     commits = _commits(file, limit + 1)
-    contents = [_git(file, "cat-file", "blob", f"{one.commit}:{one.name}", check=False) for one in commits]
+    contents = [_git(file, "cat-file", "blob", f"{commit.commit}:{commit.name}", check=False) for commit in commits]
     found = [_Revision(one.commit, one.date, one.title, data) for one, data in zip(commits, contents, strict=True)]
     try:
         now = file.read_bytes()

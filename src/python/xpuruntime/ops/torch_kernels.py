@@ -288,7 +288,7 @@ def environment_of(word: str) -> tuple[str, ...]:
 
 def distribution_facts(name: str) -> dict[str, str] | None:
     """Return the version of an installed distribution and the digest of the list of its files; ``None`` without one."""
-    found = next((one for one in distributions() if one.name == name), None)
+    found = next((distribution for distribution in distributions() if distribution.name == name), None)
     if found is None:
         return None
     try:
@@ -313,7 +313,7 @@ def missing_distributions(kernel: TorchKernel) -> str:
     """Return what of a kernel's packages is missing or of another version, with the command; empty where none is."""
     from packaging.requirements import Requirement
 
-    installed = {one.name: one.version for one in reversed(list(distributions()))}
+    installed = {distribution.name: distribution.version for distribution in reversed(list(distributions()))}
     wrong = []
     for text in kernel.distributions:
         wanted = Requirement(text)

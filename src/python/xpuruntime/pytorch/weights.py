@@ -120,7 +120,7 @@ def _stored(weight: torch.Tensor) -> tuple[str, float, int | None]:
 def deviations(claimed: WeightsPolicy, weights: Iterable[LinearWeights], *, ran: bool) -> tuple[str, ...]:
     """Return a sentence for each claim that does not hold; what computed is compared where the model `ran`."""
     kept = [Glob(pattern) for pattern in claimed.exclude]
-    counted = [one for one in weights if not any(glob(one.module) for glob in kept)]
+    counted = [weight for weight in weights if not any(glob(weight.module) for glob in kept)]
     if not counted:
         return ("execution.weights is claimed, and the model has no linear layer that it is of",)
     return tuple(filter(None, _differences(claimed, counted, ran=ran)))

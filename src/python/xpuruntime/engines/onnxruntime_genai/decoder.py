@@ -44,7 +44,9 @@ class _Decoder(HostModel):
     def _execute(self, handle: Any, ready: Mapping[str, Any]) -> Sequence[Any]:
         tokens = ready["tokens"]
         return [
-            handle.run({one.name: self._input(one, tokens) for one in self._graph.inputs})[self._folder.logits_name]
+            handle.run({input_.name: self._input(input_, tokens) for input_ in self._graph.inputs})[
+                self._folder.logits_name
+            ]
         ]
 
     def _input(self, tensor: TensorInfo, tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -133,7 +133,7 @@ class OnnxRuntimeGenAiEngine(Engine["GenAiSettings"]):
         facts = machine.engines[self.name]
         reason = f"ONNX Runtime GenAI {facts.version} on {facts.detail.get('onnxruntime', 'onnxruntime')}"
         reason += f", {settings.provider}"
-        named = sorted(str(name) for one in folder_of(request).providers for name in one)
+        named = sorted(str(name) for provider in folder_of(request).providers for name in provider)
         if named:
             reason += f"; the folder names the providers {', '.join(named)}, and the policy's device decides"
         candidate = f"{self.name}@{request.device}"

@@ -86,7 +86,7 @@ def inspect_folder(folder: Path) -> ModelInfo:
             raise refuse(where, f"search.{name} is {search[name]!r:.40}, and only {only} is run", fix)
     info = inspect_model(folder / _file_name(decoder, where))
     providers = options.get("provider_options", [])
-    if not isinstance(providers, list) or not all(isinstance(one, dict) for one in providers):
+    if not isinstance(providers, list) or not all(isinstance(provider, dict) for provider in providers):
         raise _wrong(where, "model.decoder.session_options.provider_options", "a list of objects", providers)
     facts = GenAiFolder(
         folder=where,
@@ -176,7 +176,7 @@ def _ends(model: dict[str, Any], where: str) -> tuple[int, ...]:
     """Return the tokens that end a text."""
     stated = model.get("eos_token_id", [])
     ends = stated if isinstance(stated, list) else [stated]
-    if not all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one <= _INT32 for one in ends):
+    if not all(isinstance(end, int) and not isinstance(end, bool) and 0 <= end <= _INT32 for end in ends):
         raise _wrong(where, "model.eos_token_id", "a token id or a list of them", stated)
     return tuple(ends)
 

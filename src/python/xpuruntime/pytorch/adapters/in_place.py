@@ -35,7 +35,7 @@ def is_usual(*tensors: Tensor) -> bool:
     """Say whether an operator of a library takes these tensors as PyTorch's own would: plain ones, by reverse mode."""
     if _private_api.has_transforms() or _private_api.forward_level() >= 0:
         return False
-    return all(type(one) in _TENSORS for one in tensors)
+    return all(type(tensor) in _TENSORS for tensor in tensors)
 
 
 def decides(op: str, like: Tensor) -> bool:

@@ -243,14 +243,14 @@ def _columns(columns: int, at: int) -> Tensor:
 
 def _instance(kind: Any, state: NormState, parameters: dict[str, Tensor]) -> torch.nn.Module:
     """Return an instance that has what the forward reads, and nothing else."""
-    made: torch.nn.Module = kind.__new__(kind)
-    torch.nn.Module.__init__(made)
+    instance: torch.nn.Module = kind.__new__(kind)
+    torch.nn.Module.__init__(instance)
     for name, value in state.attributes:
-        if value is not None or not hasattr(made, name):
-            setattr(made, name, value)
+        if value is not None or not hasattr(instance, name):
+            setattr(instance, name, value)
     for name, parameter in parameters.items():
-        made.register_parameter(name, torch.nn.Parameter(parameter, requires_grad=False))
-    return made
+        instance.register_parameter(name, torch.nn.Parameter(parameter, requires_grad=False))
+    return instance
 
 
 _lock = threading.RLock()
@@ -281,7 +281,7 @@ def reads_of(kind: Any, original: FunctionType) -> tuple[str, ...]:
     stored = {"weight", "bias"}
     for base in kind.__mro__[: kind.__mro__.index(torch.nn.Module)]:
         stored |= {name for name, value in vars(base).items() if isinstance(value, _PLAIN)}
-        for method in (one for one in vars(base).values() if isinstance(one, FunctionType)):
+        for method in (var for var in vars(base).values() if isinstance(var, FunctionType)):
             stored |= {step.argval for step in dis.get_instructions(method) if step.opname == "STORE_ATTR"}
     taken = {name for name in code_names(kind, original) & stored if not callable(getattr(kind, name, None))}
     return tuple(sorted(taken, key=lambda name: (name not in ("weight", "bias"), name == "bias", name)))

@@ -361,18 +361,18 @@ def _set_experts(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
 
 
 def _adjust_attention(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
-    wanted, found = arguments["attn_implementation"], run()
-    if wanted is not None and found != wanted.removeprefix("paged|") and found != wanted:
+    wanted, attention = arguments["attn_implementation"], run()
+    if wanted is not None and attention != wanted.removeprefix("paged|") and attention != wanted:
         _switched(
-            f"{type(arguments['self']).__name__} runs attention by {found}, and attn_implementation is {wanted}",
-            f"install what {wanted} needs, or ask for attn_implementation={found!r}",
+            f"{type(arguments['self']).__name__} runs attention by {attention}, and attn_implementation is {wanted}",
+            f"install what {wanted} needs, or ask for attn_implementation={attention!r}",
         )
-    return found
+    return attention
 
 
 def _init_batches(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
     model = arguments["self"]
-    before, found = _attention(model), run()
+    before, batches = _attention(model), run()
     after = _attention(model)
     if after != before and after != f"paged|{before}":
         try:
@@ -388,7 +388,7 @@ def _init_batches(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
         config = arguments.get("generation_config") or model.generation_config
         _note(model, "generate", _config_facts(config, {}))
         _note(model, "model", {**_facts(model, None), "cache": "paged"})
-    return found
+    return batches
 
 
 def _keep_processors(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
@@ -407,14 +407,14 @@ def _keep_processors(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
 def _generate_batch(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
     model = arguments["self"]
     config = arguments.get("generation_config") or model.generation_config
-    found = run()
+    batch = run()
     requests = len(arguments["inputs"]) * (getattr(config, "num_return_sequences", None) or 1)
-    errors = {name: output.error for name, output in found.items() if output.error is not None}
-    lost = requests - len(found) + len(errors)
+    errors = {name: output.error for name, output in batch.items() if output.error is not None}
+    lost = requests - len(batch) + len(errors)
     if lost > 0:
         why = next((f", of {name}: {error}" for name, error in errors.items()), "")
         _switched(
             f"{lost} of {requests} requests of generate_batch() failed, and transformers raises nothing{why}",
             "generate these prompts by generate(), which shows the error",
         )
-    return found
+    return batch

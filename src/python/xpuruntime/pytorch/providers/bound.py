@@ -198,10 +198,10 @@ class BoundKernel:
         rows, columns = _rows(x, len(shape)), [None if one is None else one.reshape(-1) for one in (weight, bias)]
         operands = {"x": rows, "weight": columns[0], "bias": columns[1]}
         call = call_of("rms_norm" if rms else "layer_norm", phase, operands, {"epsilon": float(eps), **_NORM})
-        tensors = [one for one in operands.values() if one is not None]
+        tensors = [operand for operand in operands.values() if operand is not None]
         outputs, stats = self.forward(call, tensors, [torch.empty_like(rows)], saved=1 if rms else 2)
         lead = (*x.shape[: -len(shape)], *(1,) * len(shape))
-        return outputs[0].view(x.shape), *(one.view(lead) for one in stats)
+        return outputs[0].view(x.shape), *(stat.view(lead) for stat in stats)
 
     def norm_backward(
         self,
@@ -220,9 +220,9 @@ class BoundKernel:
         columns = [None if one is None else one.reshape(-1) for one in (weight, bias)]
         operands = {"x": rows, "weight": columns[0], "bias": columns[1]}
         call = call_of("rms_norm" if rms else "layer_norm", "backward", {**operands, "grad": of_rows}, _NORM)
-        inputs = tuple(one for one in operands.values() if one is not None)
-        extra = tuple(one.reshape(rows.shape[:-1]) for one in stats)
-        like = [torch.empty_like(one) for one in inputs]
+        inputs = tuple(operand for operand in operands.values() if operand is not None)
+        extra = tuple(stat.reshape(rows.shape[:-1]) for stat in stats)
+        like = [torch.empty_like(input_) for input_ in inputs]
         found = iter(self.backward(call, Saved(inputs, (), extra), (of_rows,), like))
         of_x, of_weight, of_bias = (next(found) if one is not None else None for one in (rows, *columns))
         return (
@@ -247,7 +247,7 @@ class BoundKernel:
         """Return attention, and the scores' logsumexp where it is wanted."""
         operands = {"q": q, "k": k, "v": v, "mask": mask}
         call = call_of("attention", phase, operands, {"causal": is_causal, "scale": scale})
-        tensors = [one for one in operands.values() if one is not None]
+        tensors = [operand for operand in operands.values() if operand is not None]
         (out,), extra = self.forward(call, tensors, [torch.empty_like(q)], saved=1)
         lse = self._checked(call, "saved tensor", extra, [q.new_empty(q.shape[:3], dtype=torch.float32)])[0]
         return out, lse if want_lse else None
