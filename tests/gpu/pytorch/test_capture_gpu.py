@@ -205,3 +205,28 @@ def test_accumulating_in_the_function():
     step = xrt_torch.capture_graph(whole(net, sgd(net.parameters())), data[0], strict=True)
     assert train(step, data) == pytest.approx(wanted, rel=5e-3, abs=2e-3)
     assert step.report.optimizer == "in fn"
+
+
+def test_a_captured_step_needs_little_more_memory_than_its_eager_one():
+    """Its parameters are most of what it needs, with gradients and state that are each as large."""
+
+    def made():
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, bias=False) for _ in range(4))).to(DEVICE)
+        return net, adamw(net.parameters())
+
+    def peak_of(step_of):
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated(DEVICE)
+        torch.cuda.reset_peak_memory_stats(DEVICE)
+        net, optimizer = made()
+        data = [(torch.randn(64, 4096, device=DEVICE), torch.randn(64, 4096, device=DEVICE)) for _ in range(3)]
+        losses = train(step_of(lambda x, y: (net(x) - y).square().mean(), optimizer, data[0]), data)
+        return torch.cuda.max_memory_allocated(DEVICE) - before, losses
+
+    eager, wanted = peak_of(lambda loss, optimizer, _: eagerly(loss, optimizer))
+    captured, found = peak_of(
+        lambda loss, optimizer, batch: xrt_torch.capture_graph(loss, batch, optimizer=optimizer, strict=True)
+    )
+    assert found == pytest.approx(wanted, rel=1e-3)
+    assert captured <= 1.1 * eager

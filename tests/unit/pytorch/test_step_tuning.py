@@ -183,6 +183,18 @@ def test_state_that_was_added_keeps_its_place_however_often_it_is_given_back(opt
     assert seen[1] == seen[0] == seen[2]
 
 
+def test_state_that_begins_with_a_single_number_is_kept_as_that_number() -> None:
+    work = Work(optimizer=torch.optim.AdamW)
+    snapshot = StateSnapshot(state_of(work.loss, work.optimizer, None, None), torch.device("cpu"))
+    work.train(2)
+    entries = list(work.optimizer.state.values())
+    assert entries
+    assert {first.numel() for entry in entries for first in entry.first.values()} == {1}
+    assert any(entry["exp_avg"].any() for entry in entries)
+    assert snapshot.restore() == ""
+    assert not any(value.any() for entry in work.optimizer.state.values() for value in entry.values())
+
+
 def test_compiled_steps_are_not_compiled_again_between_policies() -> None:
     import torch._dynamo.utils as utils
 

@@ -114,7 +114,7 @@ def capture_graph(
     warmup : int, optional
         How often the step runs before it is captured, on the stream of the capture. Default: 3 times, and 11 with a
         DistributedDataParallel, which waits for the device in its first ten steps. Parameters, buffers, state of
-        optimizer and scaler, and random numbers are given back afterwards; for that time they take their memory twice.
+        optimizer and scaler, and random numbers are given back afterwards; for that time the host has copies of them.
     pool : handle, torch.cuda.MemPool, torch.cuda.CUDAGraph, optional
         Memory to share with graphs that never run at the same time. Default: one pool for all graphs of this step.
     max_graphs : int

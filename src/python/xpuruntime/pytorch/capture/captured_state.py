@@ -174,12 +174,25 @@ class _FirstValues(dict[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key not in self.first:
-            self.first[key] = _copy(value)
+            self.first[key] = _first_of(value)
         super().__setitem__(key, value)
 
 
+def _first_of(value: Any) -> Any:
+    """Return a copy; of a tensor that holds one number in all places, that number alone."""
+    if isinstance(value, torch.Tensor) and type(value) is torch.Tensor and value.numel() > 1:
+        number = value.detach()[(0,) * value.dim()]
+        if bool((value.detach() == number).all()):
+            return number.clone()
+    return _copy(value)
+
+
 def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+    """Return a copy, in the memory of the host: the device has to hold the step that is run meanwhile."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
+    return value.detach().to("cpu", copy=True) if plain else value.detach().clone()
 
 
 class OptimizerState:
@@ -308,13 +321,16 @@ class RandomState:
 class StateSnapshot:
     """Copies of what a step changes: parameters, buffers, state of optimizers and scalers, random numbers.
 
-    Takes as much memory again as all of that, until it is dropped.
+    Until it is dropped it takes as much memory again as all of that: of the device for buffers, else of the host.
     """
 
     def __init__(self, used: CapturedState, device: torch.device, *, optimizers: bool = True) -> None:
         self._random = RandomState(device, used.generators)
         with torch.no_grad():
-            self._tensors = [(tensor, tensor.data_ptr(), tensor.detach().clone()) for tensor in used.tensors()]
+            self._tensors = [
+                (x, x.data_ptr(), _copy(x) if isinstance(x, torch.nn.Parameter) else x.detach().clone())
+                for x in used.tensors()
+            ]
         self._optimizers = [OptimizerState(optimizer) for optimizer in (used.optimizers if optimizers else [])]
         self._scalers = [ScalerState(scaler, device) for scaler in used.scalers]
 
