@@ -229,6 +229,60 @@ def collectives(record: dict[str, Any]) -> Section:
     return Section("All-reduce between GPUs", text)
 
 
+def many_gpus(record: dict[str, Any]) -> Section:
+    """Show steps of a Llama for each number of ranks and way to share it, beside one rank and compiled code."""
+    rows, checks, choices = [], [], {}
+    efficiencies = {
+        (case["ranks"], case["wrap"], case["variant"]): case["efficiency"]
+        for case in record["cases"]
+        if "efficiency" in case
+    }
+    for case in record["cases"]:
+        begin = [f"{case['ranks']} {case['wrap']}", f"`{case['variant']}`"]
+        if "samples_ms" not in case:
+            rows.append([*begin, *["-"] * 6, f"failed: {_line(case.get('error', 'not timed'))}"])
+            continue
+        ratio = case.get("faster_than_compile")
+        share = case["collectives_share"]
+        rows.append([
+            *begin, f"{spread(case['samples_ms'])[0]:.3f}", f"{case['tokens_per_second']:,.0f}",
+            f"{case['efficiency']:.3f}" if "efficiency" in case else "-",
+            "-" if ratio is None else f"{ratio[0]:.3f} [{ratio[1]:.3f}, {ratio[2]:.3f}]",
+            f"{max(case['peak_bytes']) / 2**20:,.0f}" if "peak_bytes" in case else "-",
+            share if isinstance(share, str) else f"{100 * max(share):.1f}",
+            {True: "yes", False: "no"}.get(case.get("same_kernels"), "unobservable"),
+        ])  # fmt: skip
+        choices[f"{case['ranks']} ranks, {case['wrap']}"] = case["choices"]
+        if case["ranks"] > 1 and case["variant"].startswith("captured"):
+            of = f"{case['ranks']} ranks, {case['wrap']}, {case['variant']}"
+            eager = efficiencies.get((case["ranks"], case["wrap"], "eager"))
+            if eager and "efficiency" in case:
+                checks.append(Check(f"{of}: efficiency lost to eager", 100 * (1 - case["efficiency"] / eager), 3, "%"))
+            if case["wrap"] == "fsdp2" and ratio is not None and record["size"] == "small":
+                wanted = 100 / record["targets"]["captured FSDP2 to compiled"]
+                checks.append(Check(f"{of}: time compared with compiled code", 100 / ratio[0], wanted, "%"))
+    head = (
+        "ranks", "variant", "ms", "tokens/s", "efficiency", "speed of compile", "MiB a rank", "NCCL %", "same kernels",
+    )  # fmt: skip
+    ran = "".join(
+        f"* {where}: {found if isinstance(found, str) else ', '.join(f'{name} ({n})' for name, n in found.items())}\n"
+        for where, found in choices.items()
+    )
+    most = ",".join(str(ranks) for ranks in dict.fromkeys(case["ranks"] for case in record["cases"]))
+    note = f"{record['note']} " if "note" in record else ""
+    text = (
+        "How do training steps of a Llama scale, under DDP, FSDP2 and with tensor-parallel layers: eager, compiled, "
+        "captured after compiling, and that under `auto`? A time is that of the slowest rank. *Efficiency* is the "
+        "throughput of a GPU compared with one GPU under the same variant. *NCCL %* is the share of its kernels in the "
+        "time of all kernels of a step, as PyTorch's profiler saw them, and *same kernels* whether all ranks ran the "
+        f"same ones.\n\n{machine(record)}\n{note}{record['device']}, NCCL {record['nccl']}, `NCCL_NVLS_ENABLE`: "
+        f"{record['nvls']}. `python benchmarks/bench_many_gpus.py --ranks {most} --size {record['size']}`: "
+        f"{record['rounds']} rounds of {record['calls']} steps.\n\n{table(head, rows)}\n"
+        f"What NCCL logged of an eager run, with how often:\n\n{ran}\n{target_table(checks) if checks else ''}"
+    )
+    return Section("Training steps on many GPUs", text, tuple(checks))
+
+
 def _size(size: int) -> str:
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
@@ -240,4 +294,5 @@ PYTORCH_SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "training_step": training_step,
     "training_kernels": training_kernels,
     "collectives": collectives,
+    "many_gpus": many_gpus,
 }

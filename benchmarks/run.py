@@ -49,6 +49,7 @@ PLAN = {
         ["bench_training_kernels.py"],
         ["bench_step_tuning.py"],
         ["bench_collectives.py"],
+        ["bench_many_gpus.py"],
     ],
 }
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Models of the sizes of GPT-2 and BERT, in plain PyTorch, for measurements of training."""
+"""Models of the forms of GPT-2, BERT and Llama, in plain PyTorch, for measurements of training."""
 
 from __future__ import annotations
 
@@ -94,6 +94,86 @@ class Encoder(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.head(self.last(functional.gelu(self.dense(x))))
+
+
+@dataclass(frozen=True)
+class LlamaSize:
+    """How large a model of Llama's form is."""
+
+    layers: int = 8
+    width: int = 1024
+    heads: int = 16
+    kv_heads: int = 8
+    hidden: int = 2816
+    words: int = 32000
+
+
+class LlamaAttention(nn.Module):
+    """Attention with rotary positions and grouped keys; heads are counted by what a rank has of the matrices."""
+
+    def __init__(self, size: LlamaSize) -> None:
+        super().__init__()
+        self.head = size.width // size.heads
+        self.q = nn.Linear(size.width, size.heads * self.head, bias=False)
+        self.k = nn.Linear(size.width, size.kv_heads * self.head, bias=False)
+        self.v = nn.Linear(size.width, size.kv_heads * self.head, bias=False)
+        self.out = nn.Linear(size.heads * self.head, size.width, bias=False)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Return what each token takes from those before it; `x` is (batch, tokens, width)."""
+        q, k, v = (part(x).unflatten(-1, (-1, self.head)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
+        k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class LlamaLayer(nn.Module):
+    """One layer: attention and a gated unit, each behind a norm."""
+
+    def __init__(self, size: LlamaSize) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.RMSNorm(size.width), nn.RMSNorm(size.width)
+        self.attention = LlamaAttention(size)
+        self.gate, self.up = (nn.Linear(size.width, size.hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(size.hidden, size.width, bias=False)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Return the next hidden state, of the shape of `x`."""
+        x = x + self.attention(self.norm_1(x), cos, sin)
+        y = self.norm_2(x)
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+
+
+class Llama(nn.Module):
+    """A language model of Llama's form."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def __init__(self, size: LlamaSize, positions: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(size.words, size.width)
+        self.layers = nn.ModuleList(LlamaLayer(size) for _ in range(size.layers))
+        self.norm = nn.RMSNorm(size.width)
+        self.head = nn.Linear(size.width, size.words, bias=False)
+        half = size.width // size.heads // 2
+        angles = torch.outer(torch.arange(positions), 10000.0 ** (-torch.arange(half) / half))
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+        self.apply(_begin)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits, (batch, tokens, words), of tokens, (batch, tokens) int64."""
+        x = self.words(tokens)
+        for layer in self.layers:
+            x = layer(x, self.cos, self.sin)
+        return self.head(self.norm(x))
+
+
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 def _begin(module: nn.Module) -> None:

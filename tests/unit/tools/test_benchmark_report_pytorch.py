@@ -89,7 +89,7 @@ def test_kernels_are_told_by_kind(report):
 
 
 def test_every_result_of_the_scripts_has_a_section(report):
-    names = ("override_overhead", "training_step", "training_kernels", "collectives")
+    names = ("override_overhead", "training_step", "training_kernels", "collectives", "many_gpus")
     scripts = [f"bench_{name}.py" for name in names]
     sources = [(FOLDER / name).read_text(encoding="utf-8") for name in scripts]
     for name in report.PYTORCH_SECTIONS:
@@ -170,3 +170,30 @@ def test_collectives_are_shown_by_size(report):
     text = report.collectives(record).text
     assert row(text, "1 MiB") == ["1 MiB", "20.0", "10.0", "105"]
     assert row(text, "xpuruntime") == ["xpuruntime", "4.00"]
+
+
+def test_many_gpus_are_compared_with_one_and_with_compiled_code(report):
+    pytest.importorskip("torch")
+    bench: Any = importlib.import_module("bench_many_gpus")
+    figures = {"loss_difference": 0.0, "collectives_share": [0.25, 0.2], "same_kernels": True, "peak_bytes": [2**30]}
+
+    def part(ranks: int, **milliseconds: float) -> dict[str, Any]:
+        variants = {
+            name: {**figures, "samples_ms": [ms] * 9, "tokens_per_second": ranks * 1e6 / ms}
+            for name, ms in milliseconds.items()
+        }
+        return {"ranks": ranks, "choices": {"fsdp2": {"all_gather: ring, ll": 8}}, "wraps": {"fsdp2": variants}}
+
+    parts = [part(1, eager=20.0, compile=10.0, captured=5.0), part(2, eager=25.0, compile=12.5, captured=10.0)]
+    parts[1]["wraps"]["fsdp2"]["captured+auto"] = {"error": "rank 1: OutOfMemoryError"}
+    record = {
+        "environment": ENVIRONMENT, "size": "small", "rounds": 9, "calls": 5, "device": "Some GPU", "nccl": "2.27.7",
+        "nvls": "0", "targets": {"captured FSDP2 to compiled": 1.15}, "cases": bench.merged(parts),
+    }  # fmt: skip
+    section = report.many_gpus(record)
+    rows = [line for line in section.text.splitlines() if line.startswith("| 2 fsdp2 |")]
+    assert rows[0] == "| 2 fsdp2 | `eager` | 25.000 | 80,000 | 0.800 | 0.500 [0.500, 0.500] | 1,024 | 25.0 | yes |"
+    assert rows[2].split(" | ")[4:6] == ["0.500", "1.250 [1.250, 1.250]"]
+    assert "failed: rank 1: OutOfMemoryError" in rows[3]
+    assert "* 2 ranks, fsdp2: all_gather: ring, ll (8)" in section.text
+    assert [check.verdict.split()[0] for check in section.checks] == ["**missed**", "met"]

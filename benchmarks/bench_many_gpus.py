@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Training steps of a Llama on 1 to N GPUs: DDP, FSDP2 and tensor-parallel layers; eager, compiled, captured, `auto`.
+
+python benchmarks/bench_many_gpus.py --ranks 1,2,4,8
+torchrun --nproc-per-node 2 benchmarks/bench_many_gpus.py --wraps fsdp2
+
+Each number of ranks and each way to share the model has processes of its own, in which all variants run in interleaved
+rounds; under torchrun, its processes measure what `--wraps` states. A rank has as many rows at any number of ranks
+(weak scaling), apart from tensor-parallel layers, which share one batch (strong scaling). A time is that of the slowest
+rank. Efficiency is the throughput of a GPU compared with one GPU under the same variant. Losses of the first steps are
+compared with those of the eager step before anything is timed. What the ranks' devices ran is from PyTorch's profiler:
+the share of NCCL's kernels in the time of all, and whether all ranks ran the same kernels; algorithms and protocols are
+those that NCCL logs (rank 0 does).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+import xpuruntime.pytorch as xrt_torch
+from harness import write
+from training_models import Llama, LlamaSize, loss_of
+from xpuruntime.distributed import read_choices
+from xpuruntime.measuring.rounds import rotated, timed
+from xpuruntime.measuring.statistics import compare
+from xpuruntime.policies import KernelPolicy
+from xpuruntime.pytorch.compiler.compile_hooks import keep_compiled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+AUTO = KernelPolicy(matmul="auto", auto_strategy="best_performance")
+#: Name to how it is launched, and its policy.
+VARIANTS: dict[str, tuple[str, KernelPolicy | None]] = {
+    "eager": ("eager", None),
+    "compile": ("compile", None),
+    "captured": ("captured", None),
+    "captured+auto": ("captured", AUTO),
+}
+WRAPS = ("ddp", "fsdp2", "tp")
+#: Name to model, rows of a rank, tokens.
+SIZES = {
+    "quick": (LlamaSize(layers=2, width=64, heads=8, kv_heads=8, hidden=128, words=128), 2, 16),
+    "small": (LlamaSize(), 4, 512),
+    "medium": (LlamaSize(layers=16, width=2048, heads=32, kv_heads=8, hidden=5632), 4, 1024),
+}
+#: Of captured FSDP2 compared with compiled FSDP2 on the small model, and of efficiencies compared with eager ones.
+CAPTURED_TARGET, EFFICIENCY_TARGET = 1.15, 0.97
+#: The largest share by which losses of the first steps may differ from the eager ones.
+LOSS_LIMIT = 0.02
+CHECKED = 6
+
+
+class Training:
+    """A model that ranks share in one way, its optimizer and its loss; from the same weights each time."""
+
+    def __init__(self, wrap: str, size: LlamaSize, tokens: int, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.device = device
+        self.model: torch.nn.Module = Llama(size, tokens).to(device)
+        if wrap == "ddp":
+            # On a stream of its own, where its gradients are summed: a capture cannot have the default stream.
+            with torch.cuda.stream(torch.cuda.Stream()) if device.type == "cuda" else nullcontext():
+                self.model = DistributedDataParallel(self.model)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        elif wrap == "fsdp2":
+            from torch.distributed.fsdp import fully_shard
+
+            mesh = distributed.init_device_mesh(device.type, (distributed.get_world_size(),))
+            for part in (*self.model.layers, self.model):
+                fully_shard(part, mesh=mesh)
+        else:
+            self._split(device)
+        sharded = [p for p in self.model.parameters() if hasattr(p, "to_local")]
+        others = [p for p in self.model.parameters() if not hasattr(p, "to_local")]  # a fused step takes one kind
+        groups = [{"params": kind} for kind in (sharded, others) if kind]
+        self.optimizer = torch.optim.AdamW(groups, lr=1e-4, fused=True)
+
+    def _split(self, device: torch.device) -> None:
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        mesh = distributed.init_device_mesh(device.type, (distributed.get_world_size(),))
+        columns = ("attention.q", "attention.k", "attention.v", "gate", "up")
+        plan = {**{name: ColwiseParallel() for name in columns},
+                **{name: RowwiseParallel() for name in ("attention.out", "down")}}  # fmt: skip
+        for layer in self.model.layers:
+            parallelize_module(layer, mesh, plan)
+
+    def loss(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16):
+            return loss_of(self.model(tokens), wanted)
+
+    def launched(self, launch: str, batch: tuple[torch.Tensor, torch.Tensor]) -> Step:
+        """Return the step; a captured one is captured here, under the policy that holds."""
+        if launch == "captured":
+            return xrt_torch.capture_graph(
+                self.loss, batch, optimizer=self.optimizer, modules=[self.model], make_capturable=True, compile=True,
+                strict=self.device.type == "cuda",
+            )  # fmt: skip
+        loss_of_batch = torch.compile(self.loss) if launch == "compile" else self.loss
+
+        def step(tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+            self.optimizer.zero_grad(set_to_none=True)
+            loss = loss_of_batch(tokens, wanted)
+            loss.backward()
+            self.optimizer.step()
+            return loss.detach()
+
+        return step
+
+
+def under(policy: KernelPolicy | None) -> Any:
+    return nullcontext() if policy is None else xrt_torch.kernel_policy(policy)
+
+
+def everywhere(value: Any) -> list[Any]:
+    """Return the values of all ranks."""
+    found: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, value)
+    return found
+
+
+def kernels_of(step: Callable[[], Any], device: torch.device) -> dict[str, Any] | None:
+    """Return microseconds of NCCL's and of other kernels of a step, and names with counts; ``None``: unobservable."""
+    if device.type != "cuda":
+        return None
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as watch:
+        step()
+        torch.cuda.synchronize(device)
+    collectives: Counter[str] = Counter()
+    microseconds = {"nccl": 0.0, "other": 0.0}
+    computing: Counter[str] = Counter()
+    for event in watch.events():
+        if event.device_type != torch.autograd.DeviceType.CUDA or event.name.startswith(("Memcpy", "Memset")):
+            continue
+        nccl = "nccl" in event.name.lower()
+        microseconds["nccl" if nccl else "other"] += event.time_range.elapsed_us()
+        (collectives if nccl else computing)[event.name.partition("(")[0]] += 1
+    if not computing:
+        return None
+    return {"us": microseconds, "collectives": dict(collectives), "kernels": sorted(computing.items())}
+
+
+def measured(options: argparse.Namespace, wrap: str, device: torch.device) -> dict[str, Any]:
+    """Return the rows of all variants on this number of ranks."""
+    size, rows, tokens = SIZES[options.size]
+    world, rank = distributed.get_world_size(), distributed.get_rank()
+    seeds = torch.Generator().manual_seed(1 if wrap == "tp" else 1 + rank)
+    batches = [
+        tuple(torch.randint(size.words, (rows, tokens), generator=seeds).to(device) for _ in range(2)) for _ in range(2)
+    ]
+    found: dict[str, dict[str, Any]] = {}
+    steps: dict[str, Step] = {}
+    for name in options.variants:
+        launch, policy = VARIANTS[name]
+        row = found[name] = {}
+        begun, failure = time.perf_counter(), ""
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+        try:
+            with under(policy):
+                training = Training(wrap, size, tokens, device)
+                step = training.launched(launch, batches[0])
+                row["losses"] = [float(step(*batches[turn % 2])) for turn in range(CHECKED)]
+        except Exception as error:
+            failure = f"rank {rank}: {type(error).__name__}: {error}"[:400]
+            traceback.print_exc()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            row["peak_bytes"] = everywhere(torch.cuda.max_memory_allocated(device) - before)
+        row["prepare_s"] = time.perf_counter() - begun
+        if failures := [text for text in everywhere(failure) if text]:
+            row["error"] = "; ".join(failures)
+            continue
+        worst = max(abs(a - b) / abs(b) for a, b in zip(row["losses"], found["eager"]["losses"], strict=True))
+        row["loss_difference"] = max(everywhere(worst))
+        if row["loss_difference"] > LOSS_LIMIT:
+            row["error"] = f"losses differ from eager ones by {row['loss_difference']:.2g}"
+            continue
+        steps[name] = step
+    if options.rounds:
+        time_steps(options, steps, found, batches[1], device)
+        for row in found.values():
+            if "samples_ms" in row:
+                rate = tokens * rows * (1 if wrap == "tp" else world)
+                row["tokens_per_second"] = rate / statistics.median(row["samples_ms"]) * 1e3
+    for step in steps.values():  # NCCL waits for graphs of its operations when the process group ends
+        if hasattr(step, "reset"):
+            step.reset()
+    return found
+
+
+def time_steps(
+    options: argparse.Namespace,
+    steps: dict[str, Step],
+    found: dict[str, dict[str, Any]],
+    batch: Any,
+    device: torch.device,
+) -> None:
+    """Time the steps in interleaved rounds, then profile each; into their rows."""
+    finish = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else None
+    samples: dict[str, list[float]] = {name: [] for name in steps}
+    with keep_compiled():
+        gc.collect()
+        gc.disable()
+        samplers = {name: timed(lambda step=step: step(*batch), finish) for name, step in steps.items()}
+        for number in range(-1, options.rounds):
+            for name in rotated(list(steps), max(number, 0)):
+                with under(VARIANTS[name][1]):
+                    samplers[name](2, 1)  # what follows a change of policy is no step's time
+                    seconds = samplers[name](options.calls, 1)[0] / options.calls
+                if number >= 0:
+                    samples[name].append(seconds)
+        gc.enable()
+        for name, step in steps.items():
+            with under(VARIANTS[name][1]):
+                ran = everywhere(kernels_of(lambda step=step: step(*batch), device))
+            row = found[name]
+            row["samples_ms"] = [1e3 * max(times) for times in zip(*everywhere(samples[name]), strict=True)]
+            if all(ran):
+                row["collectives_share"] = [one["us"]["nccl"] / sum(one["us"].values()) for one in ran]
+                row["collectives"] = ran[0]["collectives"]
+                row["same_kernels"] = all(one["kernels"] == ran[0]["kernels"] for one in ran)
+                if not row["same_kernels"]:
+                    row["kernels"] = [one["kernels"] for one in ran]
+            else:
+                row["collectives_share"] = "unobservable"
+
+
+def in_ranks(options: argparse.Namespace) -> None:
+    """Measure in the processes that torchrun has started; rank 0 writes."""
+    warnings.filterwarnings("ignore", message="This instance was constructed with capturable=True")
+    cuda = options.device == "cuda"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    distributed.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    log = Path(os.environ.get("NCCL_DEBUG_FILE", "").replace("%p", str(os.getpid())))
+    found, choices, seen = {}, {}, 0
+    for wrap in options.wraps:
+        found[wrap] = measured(options, wrap, device)
+        if cuda and log.is_file():
+            logged = read_choices(log)
+            choices[wrap] = Counter(f"{one.collective}: {one.algorithm}, {one.protocol}" for one in logged[seen:])
+            seen = len(logged)
+    if rank == 0:
+        body = {
+            "ranks": world,
+            "device": torch.cuda.get_device_name(device) if cuda else "cpu",
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else "",
+            "choices": choices,
+            "wraps": found,
+        }
+        if options.part:
+            Path(options.part).write_text(json.dumps(body))
+        else:
+            finish(options, [body])
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def started(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Start torchrun for each number of ranks and each way to share the model, and return what they wrote.
+
+    NCCL's log costs the host time, so that the processes that write it time nothing.
+    """
+    parts = []
+    with tempfile.TemporaryDirectory() as folder:
+        for ranks in options.ranks:
+            for wrap in options.wraps:
+                parts.append(start(options, ranks, [wrap], Path(folder), rounds=options.rounds))
+                print(f"{ranks} ranks, {wrap}: done", file=sys.stderr, flush=True)
+            if ranks > 1 and options.device == "cuda":
+                log = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING",
+                       "NCCL_DEBUG_FILE": str(Path(folder, f"{ranks}-%p.log"))}  # fmt: skip
+                plain = argparse.Namespace(**{**vars(options), "variants": ["eager"]})
+                logged = start(plain, ranks, options.wraps, Path(folder), rounds=0, environment=log)
+                for part in parts[-len(options.wraps) :]:
+                    part["choices"] = logged.get("choices", {})
+    return parts
+
+
+def start(
+    options: argparse.Namespace,
+    ranks: int,
+    wraps: list[str],
+    folder: Path,
+    *,
+    rounds: int,
+    environment: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Have ranks measure, and return what they wrote; where they wrote nothing, errors."""
+    part = folder / f"{ranks}-{'-'.join(wraps)}-{rounds}.json"
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__,
+        "--wraps", ",".join(wraps), "--part", str(part), "--size", options.size, "--device", options.device,
+        "--variants", ",".join(options.variants), "--rounds", str(rounds), "--calls", str(options.calls),
+    ]  # fmt: skip
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))}
+    with subprocess.Popen(command, env={**os.environ, **threads, **(environment or {})}) as running:
+        try:
+            code = running.wait(options.seconds)
+        except subprocess.TimeoutExpired:
+            running.terminate()  # torchrun ends its processes
+            code = running.wait(60)
+    if part.exists():
+        found: dict[str, Any] = json.loads(part.read_text())
+        return found
+    error = {"error": f"the ranks ended with {code} within {options.seconds:g} s"}
+    return {"ranks": ranks, "wraps": {wrap: dict.fromkeys(options.variants, error) for wrap in wraps}}
+
+
+def merged(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row for each number of ranks, way and variant, with its efficiency and its ratio to compiled code."""
+    rows = [
+        {
+            "ranks": part["ranks"],
+            "wrap": wrap,
+            "variant": name,
+            "choices": part.get("choices", {}).get(wrap, "unobservable"),
+            **row,
+        }
+        for part in parts
+        for wrap, variants in part["wraps"].items()
+        for name, row in variants.items()
+    ]
+    timed_rows = {(row["ranks"], row["wrap"], row["variant"]): row for row in rows if "samples_ms" in row}
+    for (ranks, wrap, name), row in timed_rows.items():
+        if single := timed_rows.get((1, wrap, name)):
+            row["efficiency"] = row["tokens_per_second"] / ranks / single["tokens_per_second"]
+        if (compiled := timed_rows.get((ranks, wrap, "compile"))) and name != "compile":
+            found = compare(row["samples_ms"], compiled["samples_ms"])
+            row["faster_than_compile"] = [1 / found.ratio, 1 / found.high, 1 / found.low]
+    return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print one table."""
+    print(
+        f"{'ranks':>5} {'wrap':6} {'variant':14} {'ms':>8} {'tokens/s':>9} {'efficiency':>10} "
+        f"{'of compile':>22} {'MiB a rank':>11} {'NCCL':>6} same kernels"
+    )
+    for row in rows:
+        begin = f"{row['ranks']:>5} {row['wrap']:6} {row['variant']:14}"
+        if "error" in row or "samples_ms" not in row:
+            print(f"{begin} FAILED: {row.get('error', 'not timed')}")
+            continue
+        ratio = row.get("faster_than_compile")
+        shown = "" if ratio is None else f"{ratio[0]:.3f} [{ratio[1]:.3f}, {ratio[2]:.3f}]"
+        memory = f"{max(row['peak_bytes']) / 2**20:.0f}" if "peak_bytes" in row else ""
+        share = row["collectives_share"]
+        nccl = share[:5] + "." if isinstance(share, str) else f"{max(share):.1%}"
+        efficiency = f"{row['efficiency']:.3f}" if "efficiency" in row else ""
+        print(
+            f"{begin} {statistics.median(row['samples_ms']):8.3f} {row['tokens_per_second']:9.0f} {efficiency:>10} "
+            f"{shown:>22} {memory:>11} {nccl:>6} {row.get('same_kernels', 'unobservable')}"
+        )
+    for ranks, wrap, choices in dict.fromkeys((r["ranks"], r["wrap"], json.dumps(r["choices"])) for r in rows):
+        print(f"{ranks} ranks, {wrap}: NCCL ran {choices}")
+
+
+def finish(options: argparse.Namespace, parts: list[dict[str, Any]]) -> None:
+    """Write the result and print it."""
+    first = next((part for part in parts if "device" in part), {})
+    rows = merged(parts)
+    body = {
+        "size": options.size, "rounds": options.rounds, "calls": options.calls, "device": first.get("device"),
+        "nccl": first.get("nccl"), "nvls": os.environ.get("NCCL_NVLS_ENABLE", "not stated"),
+        "targets": {"captured FSDP2 to compiled": CAPTURED_TARGET, "efficiency to eager": EFFICIENCY_TARGET},
+        "cases": rows,
+    }  # fmt: skip
+    write("many_gpus" if options.size == "small" else f"many_gpus_{options.size}", body, options.out)
+    show(rows)
+
+
+def listed(text: str) -> list[str]:
+    return text.split(",")
+
+
+def main() -> int:
+    """Measure, write, print. Returns 1 where a variant failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=lambda text: [int(one) for one in text.split(",")], default=[1, 2])
+    parser.add_argument("--wraps", type=listed, default=list(WRAPS), help=f"of {', '.join(WRAPS)}")
+    parser.add_argument("--variants", type=listed, default=list(VARIANTS), help=f"of {', '.join(VARIANTS)}")
+    parser.add_argument("--size", choices=tuple(SIZES), default="small")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--calls", type=int, default=5, help="steps of a variant in a round")
+    parser.add_argument("--seconds", type=float, default=300, help="after which the processes of a case are killed")
+    parser.add_argument("--quick", action="store_true", help="a tiny model and two rounds: does it run?")
+    parser.add_argument("--out", help="folder of the JSON file; default: benchmarks/results")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if unknown := {*options.wraps} - {*WRAPS} | {*options.variants} - {*VARIANTS}:
+        raise SystemExit(f"{', '.join(sorted(unknown))} not known; wraps: {WRAPS}; variants: {tuple(VARIANTS)}")
+    if "eager" not in options.variants:
+        options.variants.insert(0, "eager")  # losses are compared with its
+    if options.quick:
+        options.size, options.rounds = "quick", 2
+    if "RANK" in os.environ:
+        in_ranks(options)
+        return 0
+    parts = started(options)
+    finish(options, parts)
+    return int(any("error" in row for row in merged(parts)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
