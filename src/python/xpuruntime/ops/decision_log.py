@@ -256,12 +256,12 @@ def kernels(op: str | None = None) -> tuple[KernelInfo, ...]:
 
 
 def _of_torch(kernel: TorchKernel, device_type: str) -> KernelInfo:
-    """Return what is known of a kernel on tensors of PyTorch, which runs only where a policy names it."""
+    """Return what is known of a kernel on tensors of PyTorch."""
     backend, reason = kernel.id.partition(".")[0], missing_distributions(kernel)
     facts = plugin_facts(backend) or {}
     return KernelInfo(
         id=kernel.id, op=kernel.op, backend=backend, device_type=device_type, description=kernel.description,
-        limits=kernel.limits, families=kernel.families, automatic=False, available=not reason, reason=reason,
+        limits=kernel.limits, families=kernel.families, automatic=kernel.automatic, available=not reason, reason=reason,
         version=facts.get("version", ""),
     )  # fmt: skip
 

@@ -21,8 +21,12 @@ from xpuruntime.ops.torch_kernels import (
     Saved,
     TorchCall,
     TorchKernel,
+    distribution_facts,
+    environment_values,
     forget_torch_kernels,
+    packages_of_kernel,
     register_torch_kernels,
+    source_of,
 )
 from xpuruntime.policies.kernel_rules import FAMILIES, OPS
 from xpuruntime.runtime.packages import load_points
@@ -38,6 +42,7 @@ __all__ = [
     "Saved",
     "TorchCall",
     "TorchKernel",
+    "facts_of_kernel",
     "include_folder",
     "load_library",
     "load_plugins",
@@ -195,6 +200,16 @@ def plugin_facts(backend: str) -> dict[str, str] | None:
     for text in sorted(texts):
         digest.update(text.encode())
     return {**facts, "code": f"sha256 {digest.hexdigest()}"}
+
+
+def facts_of_kernel(kernel: TorchKernel) -> dict[str, str]:
+    """Return what a result of a kernel holds for: packages with versions and contents, code, variables and adapter."""
+    found = {name: " ".join((distribution_facts(name) or {}).values()) for name in packages_of_kernel(kernel.id)}
+    found |= source_of(kernel.id) or {}
+    found["adapter"] = f"{type(kernel).__module__}.{type(kernel).__qualname__}"
+    if (facts := plugin_facts(kernel.id.partition(".")[0])) is not None:
+        found["plugin"] = " ".join(facts.values())
+    return found | environment_values(kernel)
 
 
 def _code_of(source: Any) -> Iterator[str]:

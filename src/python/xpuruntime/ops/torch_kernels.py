@@ -7,7 +7,9 @@ Nothing here imports PyTorch or a package that has such kernels: that happens wh
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
+import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +28,10 @@ __all__ = [
     "Saved",
     "TorchCall",
     "TorchKernel",
+    "automatic_torch_kernels",
     "distribution_facts",
     "environment_of",
+    "environment_values",
     "find_torch_kernel",
     "forget_torch_kernels",
     "is_torch_kernel",
@@ -135,6 +139,8 @@ class TorchKernel:
     capturable, deterministic : bool or str
         Whether a CUDA graph may be captured of it, and whether it gives the same bits in each run; a sentence says
         why not.
+    automatic : bool
+        Whether ``auto`` with ``best_performance`` may measure and choose it. The package is then imported for that.
     """
 
     id: str
@@ -149,6 +155,7 @@ class TorchKernel:
     device_kernels: tuple[str, ...] = ()
     capturable: bool | str = True
     deterministic: bool | str = True
+    automatic: bool = True
 
     def supports(self, call: TorchCall) -> tuple[bool, str]:
         """Say whether it can do exactly this, and if not why. Touches no device and imports nothing of its package.
@@ -245,6 +252,19 @@ def find_torch_kernel(word: str, op: str) -> TorchKernel | None:
     return _registered_for(word, op)
 
 
+def automatic_torch_kernels(op: str, device_type: str) -> tuple[TorchKernel, ...]:
+    """Return the kernels that may be chosen for an operation without being named: those whose packages are installed.
+
+    No package is imported for it.
+    """
+    if op in _BY_ARRAYS:
+        return ()
+    every = [kernel for module in _ADAPTERS.values() for kernel in importlib.import_module(module).KERNELS]
+    every += [kernel for kernel, device in registered_torch_kernels() if device == device_type]
+    mine = (kernel for kernel in every if kernel.op == op and kernel.automatic)
+    return tuple(kernel for kernel in mine if not missing_distributions(kernel))
+
+
 def _registered_for(word: str, op: str | None) -> TorchKernel | None:
     with _lock:
         return next(
@@ -307,6 +327,12 @@ def source_of(word: str) -> dict[str, str] | None:
     except (ImportError, InputError) as error:
         return {"code": f"unreadable: {error}"}
     return facts
+
+
+def environment_values(kernel: TorchKernel) -> dict[str, str]:
+    """Return the environment variables that are set and change what a kernel computes."""
+    names = {name for pattern in kernel.environment for name in fnmatch.filter(os.environ, pattern)}
+    return {name: os.environ[name] for name in sorted(names)}
 
 
 def missing_distributions(kernel: TorchKernel) -> str:

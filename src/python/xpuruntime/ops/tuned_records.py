@@ -14,6 +14,7 @@ from xpuruntime.measuring.rounds import PROTOCOL, KernelTiming, Replacement
 from xpuruntime.ops.call_context import prepare
 from xpuruntime.ops.tuning_cache import BACKEND_LIBRARIES, TuningCache, core_build, mapped_builds, tuning_path
 from xpuruntime.policies import TuningPolicy
+from xpuruntime.policies.kernel_rules import ARRAY_OPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,6 +44,8 @@ def rule_suffix(rule: TuningPolicy) -> str:
 
 def _kernels(op: str, device: str) -> tuple[tuple[str, str], ...]:
     """Return the xpuruntime kernels that can serve an operation on a type of device, with their versions."""
+    if op not in ARRAY_OPS:
+        return ()
     prepare()
     every = _core.KernelRegistry.instance().kernels(op)
     return tuple(

@@ -23,7 +23,7 @@ from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
 from xpuruntime.pytorch.dispatch.route import BY_CALL, NATIVE_NAMES, Route
-from xpuruntime.pytorch.providers.bound import BoundKernel, call_of
+from xpuruntime.pytorch.providers.bound import BoundKernel, automatic_kernels, call_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,9 @@ def call_by_backend(call: AttentionCall, kernel: str | None, run: Callable[[], T
     _with_gradient(call, by_this_one)
 
 
-def call_xrt_kernel(call: AttentionCall, place: CallContext, operands: tuple[Tensor, Tensor, Tensor]) -> None:
+def call_xrt_kernel(
+    call: AttentionCall, place: CallContext | BoundKernel, operands: tuple[Tensor, Tensor, Tensor]
+) -> None:
     """Do a call by the kernel at a place; `operands` are query, key and value in four dimensions.
 
     Its gradient comes by way of autograd, as the native one's does: going there costs either of them the same.
@@ -79,13 +81,18 @@ def _with_gradient(call: AttentionCall, run: Callable[[], Tensor]) -> None:
 
 class _XrtCall(_private_api.SingleLevelFunction):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, place: CallContext) -> Tensor:
-        out = torch.empty_like(q)
-        done = _core.op_attention(
-            place, q, k, v, call.mask, None, out, call.needs_grad, _causal(call), call.scale, 0.0, None, None
-        )
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, place: CallContext | BoundKernel
+    ) -> Tensor:
+        if isinstance(place, BoundKernel):
+            out, lse = place.attention(q, k, v, call.mask, call.is_causal, call.scale, call.needs_grad, call.phase)
+        else:
+            out = torch.empty_like(q)
+            lse = _core.op_attention(
+                place, q, k, v, call.mask, None, out, call.needs_grad, _causal(call), call.scale, 0.0, None, None
+            )[1]
         if call.needs_grad:
-            ctx.save_for_backward(q, k, v, out, done[1])
+            ctx.save_for_backward(q, k, v, out, lse)
             ctx.options = (call, place)
         return out
 
@@ -93,6 +100,9 @@ class _XrtCall(_private_api.SingleLevelFunction):  # type: ignore[misc]
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         call, place = ctx.options
+        if isinstance(place, BoundKernel):
+            given = (grads[0], q, k, v, out, lse, call.mask, call.is_causal, call.scale)
+            return (*place.attention_backward(*given), None, None)
         of_q, of_k, of_v = (torch.empty_like(x) for x in (q, k, v))
         _core.op_attention_backward(
             place, grads[0], q, k, v, out, lse, call.mask, None, of_q, of_k, of_v, _causal(call), call.scale, 0.0, None
@@ -324,23 +334,26 @@ def _settle(
 ) -> Route:
     """Let measured times choose; of a call whose gradient will be asked for, forward and backward together.
 
-    Among xpuruntime kernels, and those that PyTorch has beside its own choice. A call with dropout stays PyTorch's, and
-    so does one under `torch.func`.
+    Among xpuruntime kernels, those of installed packages, and those that PyTorch has beside its own choice. A call with
+    dropout stays PyTorch's, and so does one under `torch.func`.
     """
     # Inside of transforms nothing can be measured.
     moved = bool(context.transforms()) or _private_api.forward_level() >= 0
     fixed = bool(call.unfit) or call.dropout_p > 0 or moved
     xrt_kernel = [] if fixed else [id_ for id_ in _xpuruntime_kernels_for(call, exact) if id_ not in skip]
+    packages = [] if fixed or call.backward else automatic_kernels("attention", call.q.device, deterministic=exact)
+    bound = {place.kernel.id: place for place in packages if not provider_rejection(place, call, exact)}
     others = [] if fixed or call.backward else [id_ for id_ in others_of_pytorch(call) if id_ != route.kernel]
     best: str | None = route.kernel
     times: tuple[tuple[str, float], ...] = ()
     if call.backward:  # of a graph that has the xpuruntime operator: the forward is done
         best = xrt_kernel[0] if xrt_kernel else route.kernel
-    elif xrt_kernel or others:
-        places = {
+    elif xrt_kernel or others or bound:
+        places: dict[str, CallContext | BoundKernel] = {
             id_: active.place("attention", id_, route.source, call.module, allow_tf32=False, deterministic=exact)
             for id_ in xrt_kernel
         }
+        places |= {id_: place for id_, place in bound.items() if id_ not in skip}
         own = route.kernel if route.kernel in BACKENDS else None
         candidates = [(route.kernel, lambda: call_by_backend(call, own, natively))]
         candidates += [(id_, lambda id_=id_: call_by_backend(call, id_, natively)) for id_ in others]  # type: ignore[misc]
@@ -350,18 +363,18 @@ def _settle(
         ]
         pin = CONTEXT.thread.route_pin
         if pin is not None:
-            chosen = (xrt_kernel or others)[0]
+            chosen = [*xrt_kernel, *others, *bound][0]
             run = dict(candidates)[chosen]
             return pin.settle(active, key, route, candidates[0][1], (chosen, places.get(chosen), run))
         text = f"{_text_of(call)};deterministic={exact}"
         passes = dict.fromkeys(others, 0 if fast_path().route == "addon" else 1)  # 0: fast kernels call it
-        passes |= dict.fromkeys(xrt_kernel, 2 if call.needs_grad else 1)  # PyTorch's gradient is PyTorch's to call
+        passes |= dict.fromkeys(places, 2 if call.needs_grad else 1)  # PyTorch's gradient is PyTorch's to call
         best = tuning.pick("attention", text, candidates, call.q.device, passes=passes, active=active)
         times = tuning.measured("attention", text, call.q.device, active=active)
     if best is None:
         active.keep(key, None)
         return route
-    place = None
+    place: CallContext | BoundKernel | None = bound.get(best)
     if best in xrt_kernel:
         place = active.place("attention", best, route.source, call.module, allow_tf32=False, deterministic=exact)
     return tuning.keep_tuned(active, key, route, best, place, times)

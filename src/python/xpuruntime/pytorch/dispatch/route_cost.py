@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from xpuruntime.ops.call_context import CallContext
     from xpuruntime.policies import TuningPolicy
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+    from xpuruntime.pytorch.providers.bound import BoundKernel
 
 __all__ = ["RoutePin", "route_cost"]
 
@@ -62,7 +63,7 @@ class RoutePin:
         key: Any,
         route: Route,
         native: Callable[[], Any],
-        xrt: tuple[str, CallContext | None, Callable[[], Any]],
+        xrt: tuple[str, CallContext | BoundKernel | None, Callable[[], Any]],
     ) -> Route:
         """Return the route for a call, and keep it under `key` until `forget`."""
         kernel, place, self.direct = xrt if self.xrt else (route.kernel, None, native)

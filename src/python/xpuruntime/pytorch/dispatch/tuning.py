@@ -20,6 +20,8 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.measuring.rounds import KernelTiming, Replacement, choose, time_calls
 from xpuruntime.measuring.tuning_watch import TuningStep
 from xpuruntime.ops import tuned_records
+from xpuruntime.ops.plugins import facts_of_kernel
+from xpuruntime.ops.torch_kernels import automatic_torch_kernels, environment_values
 from xpuruntime.policies import TuningPolicy
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch import context
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
 
     from xpuruntime.measuring.rounds import Sampler
     from xpuruntime.ops.call_context import CallContext
+    from xpuruntime.ops.torch_kernels import TorchKernel
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+    from xpuruntime.pytorch.providers.bound import BoundKernel
 
 __all__ = [
     "StepCost",
@@ -199,9 +203,10 @@ def settle(
     route: Route,
     text: str,
     native: Callable[[], Any],
-    xrt_kernel: Callable[[CallContext], Any],
+    xrt_kernel: Callable[[Any], Any],
     device: torch.device,
     *,
+    packages: Sequence[BoundKernel] = (),
     allow_tf32: bool = False,
     deterministic: bool = False,
 ) -> Route:
@@ -209,7 +214,9 @@ def settle(
     place = active.place(
         route.op, "auto", route.source, route.module, allow_tf32=allow_tf32, deterministic=deterministic
     )
-    candidates = [(route.kernel, native), ("auto", lambda: xrt_kernel(place))]
+    places: dict[str, CallContext | BoundKernel] = {"auto": place, **{bound.kernel.id: bound for bound in packages}}
+    candidates = [(route.kernel, native)]
+    candidates += [(name, functools.partial(xrt_kernel, where)) for name, where in places.items()]
     pin = CONTEXT.thread.route_pin
     if pin is not None:
         return pin.settle(active, key, route, native, ("auto", place, candidates[1][1]))
@@ -218,9 +225,7 @@ def settle(
     if best is None:
         active.keep(key, None)
         return route
-    return keep_tuned(
-        active, key, route, best, place if best == "auto" else None, measured(route.op, text, device, active=active)
-    )
+    return keep_tuned(active, key, route, best, places.get(best), measured(route.op, text, device, active=active))
 
 
 def keep_tuned(
@@ -228,7 +233,7 @@ def keep_tuned(
     key: Any,
     route: Route,
     kernel: str,
-    place: CallContext | None,
+    place: CallContext | BoundKernel | None,
     times: tuple[tuple[str, float], ...],
 ) -> Route:
     """Return a route by the kernel that measured times have chosen, kept unless that was for a graph."""
@@ -291,11 +296,12 @@ def _measured_once(
             with trace_events.mark("tuning", what, candidates=[name for name, _ in candidates]), as_tuning():
                 step = TuningStep("torch", what)
                 route: float | None = None if step(len(candidates), 0, 0, 0.0) else 0.0
-                if route is not None and active is not None and mark[2]:
+                other_way = any(passes.get(name, 1) for name, _ in candidates[1:])
+                if route is not None and active is not None and mark[2] and other_way:
                     route = route_cost(active, mark[0], device, _held_by(mark[0], device.type))
                 if route is None:
                     return _CANCELLED
-                costs = {name: route * passes.get(name, 1) for name, _ in candidates[1:]}
+                costs = {name: route * n for name, _ in candidates[1:] if (n := passes.get(name, 1))}
                 once = _measure(candidates, device, mark[2], costs, rule, step)
                 _keep(mark, once, device, known=route < math.inf)
                 if mark[2] and device.type == "cuda" and not once.cancelled:  # a graph may be captured of it later on
@@ -385,14 +391,21 @@ def _device_name(device: Any) -> str:
     return f"cpu x{torch.get_num_threads()}"
 
 
-@functools.lru_cache(maxsize=64)
 def _held_by(op: str, device: str) -> dict[str, str]:
     """Return the validators of what is measured of an operation on a type of device."""
+    kernels = automatic_torch_kernels(op, device)
+    return _validators(op, device, tuple((kernel, tuple(environment_values(kernel).items())) for kernel in kernels))
+
+
+@functools.lru_cache(maxsize=64)
+def _validators(op: str, device: str, kernels: tuple[tuple[TorchKernel, Any], ...]) -> dict[str, str]:
     versions = {
         "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda),
         "cpu": torch.backends.cpu.get_cpu_capability(),
     }
+    for kernel, _ in kernels:
+        versions[kernel.id] = " ".join(f"{name}={value}" for name, value in facts_of_kernel(kernel).items())
     return tuned_records.validators(op, device, versions, _LIBRARIES)
 
 

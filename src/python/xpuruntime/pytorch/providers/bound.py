@@ -16,6 +16,7 @@ from xpuruntime.ops.torch_kernels import (
     Saved,
     TorchCall,
     TorchKernel,
+    automatic_torch_kernels,
     find_torch_kernel,
     is_torch_kernel,
     missing_distributions,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies.advisories import Advisory
 
-__all__ = ["BoundKernel", "bound_kernel", "call_of", "rejection_of_word"]
+__all__ = ["BoundKernel", "automatic_kernels", "bound_kernel", "call_of", "rejection_of_word"]
 
 #: Answers of `supports` that are kept for one kernel; with one more, all are forgotten.
 _MOST = 4096
@@ -246,6 +247,7 @@ class BoundKernel:
     ) -> tuple[Tensor, Tensor | None]:
         """Return attention, and the scores' logsumexp where it is wanted."""
         operands = {"q": q, "k": k, "v": v, "mask": mask}
+        phase = phase or ("train" if want_lse else "")
         call = call_of("attention", phase, operands, {"causal": is_causal, "scale": scale})
         tensors = [operand for operand in operands.values() if operand is not None]
         (out,), extra = self.forward(call, tensors, [torch.empty_like(q)], saved=1)
@@ -327,6 +329,21 @@ def bound_kernel(word: str, op: str) -> BoundKernel | None:
     except InputError:
         return None
     return None if kernel is None else _bound(kernel, word)
+
+
+def automatic_kernels(
+    op: str, device: torch.device, *, deterministic: bool, skip: Sequence[tuple[str, str]] = ()
+) -> list[BoundKernel]:
+    """Return the kernels of installed packages that measured times may choose for an operation on a device."""
+    passed_over = dict(skip)
+    replayed = bool(context.CONTEXT.replays) or context.capturing()
+    return [
+        _bound(kernel, kernel.id)
+        for kernel in automatic_torch_kernels(op, device.type)
+        if kernel.id not in passed_over
+        and (kernel.capturable is True or not replayed)
+        and (kernel.deterministic is True or not deterministic)
+    ]
 
 
 def rejection_of_word(word: str, op: str) -> str:

@@ -10,7 +10,6 @@ times, for the same packages, variables, device and driver.
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import os
 import threading
@@ -22,7 +21,8 @@ import torch
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.measuring.rounds import KernelTiming, Replacement
 from xpuruntime.ops import tuned_records
-from xpuruntime.ops.torch_kernels import Saved, distribution_facts, packages_of_kernel, source_of
+from xpuruntime.ops.plugins import facts_of_kernel
+from xpuruntime.ops.torch_kernels import Saved
 from xpuruntime.policies import TuningPolicy
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import thread_policy
@@ -115,22 +115,8 @@ def _held_by(kernel: TorchKernel) -> dict[str, str]:
     """Return what a verdict holds for."""
     from xpuruntime import __version__
 
-    found = {"xpuruntime": __version__, "torch": str(torch.__version__), "cuda": str(torch.version.cuda)}
-    for name in packages_of_kernel(kernel.id):
-        found[name] = " ".join((distribution_facts(name) or {}).values())
-    found |= source_of(kernel.id) or {}
-    found["adapter"] = f"{type(kernel).__module__}.{type(kernel).__qualname__}"
-    if (facts := _plugin(kernel)) is not None:
-        found["plugin"] = " ".join(facts.values())
-    for pattern in kernel.environment:
-        found |= {name: os.environ[name] for name in sorted(os.environ) if fnmatch.fnmatchcase(name, pattern)}
-    return found
-
-
-def _plugin(kernel: TorchKernel) -> dict[str, str] | None:
-    from xpuruntime.ops.plugins import plugin_facts
-
-    return plugin_facts(kernel.id.partition(".")[0])
+    versions = {"xpuruntime": __version__, "torch": str(torch.__version__), "cuda": str(torch.version.cuda)}
+    return versions | facts_of_kernel(kernel)
 
 
 def _apart(run: Callable[[], tuple[str, bool]], device: str) -> tuple[str, bool]:

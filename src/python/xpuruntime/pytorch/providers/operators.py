@@ -18,10 +18,16 @@ import torch
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.ops.torch_kernels import Saved
 from xpuruntime.pytorch.call_scope import module_paths
-from xpuruntime.pytorch.dispatch import context
+from xpuruntime.pytorch.dispatch import context, tuning
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.route import BY_CALL, Route, facts_of_call
-from xpuruntime.pytorch.providers.bound import BoundKernel, bound_kernel, call_of, rejection_of_word
+from xpuruntime.pytorch.providers.bound import (
+    BoundKernel,
+    automatic_kernels,
+    bound_kernel,
+    call_of,
+    rejection_of_word,
+)
 from xpuruntime.pytorch.providers.operations import OPERATIONS, rms_norm
 
 if TYPE_CHECKING:
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["define", "perform", "rms_norm"]
 
 _library = torch.library.Library("xpuruntime", "FRAGMENT")
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def perform(op: str, operands: Mapping[str, Tensor | None], attributes: Mapping[str, Any], kernel: str = "") -> Any:
@@ -116,12 +123,13 @@ def _route_of(
     phase = context.phase()
     module = (module_paths.traced() or module_paths.current()) if active.by_module else ""
     exact = torch.are_deterministic_algorithms_enabled() or active.policy.execution.deterministic
+    traced = torch.compiler.is_compiling() or any(type(x) not in _PLAIN for x in tensors)
     known = (
-        op, names, attributes, records, phase, module, exact, context.capturing(),
+        op, names, attributes, records, phase, module, exact, context.capturing(), traced,
         *((tuple(map(int, x.shape)), tuple(map(int, x.stride())), x.dtype, x.device) for x in tensors),
     )  # fmt: skip
     route = active.routes.get(known)
-    if route is not None:
+    if route is not None and not route.open:
         return route
     like = tensors[0]
     facts = facts_of_call(
@@ -140,8 +148,51 @@ def _route_of(
         if not reason:
             break
         skip = (*skip, *(one for one in route.passed_over if one not in skip), (word, reason))
+    if route.open and not traced:
+        return _settle(active, known, route, op, tensors, names, attributes, records, exact)
+    route.open = False  # what is compiled is left to the compiler
     active.keep(known, route)
     return route
+
+
+def _settle(
+    active: CompiledPolicy, known: Any, route: Route, op: str, tensors: Sequence[Tensor], names: str, attributes: str,
+    records: bool, exact: bool,
+) -> Route:  # fmt: skip
+    """Let measured times choose; of a call whose gradient will be asked for, forward and backward together."""
+    device = tensors[0].device
+    places = {
+        place.kernel.id: place
+        for place in automatic_kernels(op, device, deterministic=exact)
+        if not _rejection(place, tensors, names, attributes, records, exact)
+    }
+    if not places:
+        route.open = False
+        active.keep(known, route)
+        return route
+    count = _count(op, tensors, names, attributes)
+
+    def run(by: Callable[[list[Tensor]], Sequence[Tensor]]) -> None:
+        with torch.set_grad_enabled(records):
+            inputs = [x.detach().requires_grad_(records and x.requires_grad) for x in tensors]
+            outputs = by(inputs)[:count]
+            if records:
+                torch.autograd.grad(outputs, [x for x in inputs if x.requires_grad], [*map(torch.ones_like, outputs)])
+
+    def served(word: str, inputs: list[Tensor]) -> Sequence[Tensor]:
+        phase = "train" if records else context.phase()
+        found: Sequence[Tensor] = getattr(torch.ops.xpuruntime, op).served(inputs, names, attributes, word, phase)
+        return found
+
+    candidates = [(route.kernel, lambda: run(lambda inputs: _reference(op, inputs, names, attributes)))]
+    candidates += [(word, functools.partial(run, functools.partial(served, word))) for word in places]
+    layouts = ",".join(f"{list(x.shape)}{list(x.stride())}{x.dtype}" for x in tensors)
+    text = f"{names};{attributes};{layouts};grad={records};deterministic={exact}"
+    best = tuning.pick(op, text, candidates, device, passes=dict.fromkeys(places, 0), active=active)
+    if best is None:  # it could not be measured now
+        return route
+    times = tuning.measured(op, text, device, active=active)
+    return tuning.keep_tuned(active, known, route, best, places.get(best), times)
 
 
 def _named(op: str, tensors: Sequence[Tensor], names: str, attributes: str, kernel: str, records: bool) -> Route:
@@ -184,8 +235,9 @@ def _observed(op: str, name: str, place: BoundKernel, run: Callable[..., Any], t
     active = active_policy()
     stated: Any = None if active is None else active.policy.kernels.get(op)
     asked = (stated,) if isinstance(stated, str) else tuple(stated or ())
-    source = f"kernels.{op}" if place.word in asked else "kernels.rules" if _by_rule(active, op) else BY_CALL
-    route = Route(op, asked if place.word in asked else (place.word,), source, place.kernel.id, place=place)
+    stated = place.word in asked or "auto" in asked
+    source = f"kernels.{op}" if stated else "kernels.rules" if _by_rule(active, op) else BY_CALL
+    route = Route(op, asked if stated else (place.word,), source, place.kernel.id, place=place)
     return CONTEXT.observer.call(name, op, route, run, tuple(tensors), {})
 
 

@@ -15,7 +15,7 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.native import qualified
 from xpuruntime.pytorch.dispatch.route import facts_of_call
 from xpuruntime.pytorch.dispatch.tuning import settle
-from xpuruntime.pytorch.providers.bound import BoundKernel
+from xpuruntime.pytorch.providers.bound import BoundKernel, automatic_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -100,10 +100,12 @@ def invoke(
                 active.keep_kind(kind, route)
             _set_quick(route, quick)
         if route.open:
+            exact = deterministic or active.policy.execution.deterministic
             route = settle(
                 active, key, route, f"{name};{key!r}" if text is None else text(), lambda: native(*args),
-                lambda place: xrt_kernel(place, phase, *args[1:]), like.device,
-                allow_tf32=allow_tf32, deterministic=deterministic,
+                lambda place: xrt_kernel(place, phase, *args[1:]), like.device, allow_tf32=allow_tf32,
+                deterministic=deterministic,
+                packages=automatic_kernels(op, like.device, deterministic=exact, skip=skip),
             )  # fmt: skip
             _set_quick(route, quick)
         if route.place is None:

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""``auto`` with ``best_performance`` among kernels of installed packages: who is measured, who runs, what is kept."""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+import pytest
+
+import xpuruntime as xrt
+from xpuruntime.measuring.rounds import KernelTiming, replacing
+from xpuruntime.ops import plugins, tuned_records
+
+torch = pytest.importorskip("torch")
+xt = pytest.importorskip("xpuruntime.pytorch")
+
+import torch_kernels as package  # noqa: E402 - it needs PyTorch
+
+from xpuruntime.pytorch.dispatch import tuning  # noqa: E402
+from xpuruntime.pytorch.dispatch.context import CONTEXT  # noqa: E402
+from xpuruntime.pytorch.providers.operators import perform  # noqa: E402
+
+F = torch.nn.functional
+NORM, UNIT, ATTENTION = "foreign.rms_norm", "foreign.swiglu", "foreign.attention"
+
+
+class ForeignUnit(package.ForeignNorm):
+    id, op, environment = UNIT, "swiglu", ()
+
+    def supports(self, call):
+        return call.operands["gate"].dtype == "float32", "it computes float32"
+
+    def forward(self, call, gate, up):
+        return (F.silu(gate) * up,), ()
+
+    def backward(self, call, saved, grads):
+        gate, up = saved.inputs
+        part = torch.sigmoid(gate)
+        return grads[0] * up * part * (1 + gate * (1 - part)), grads[0] * gate * part
+
+
+class ForeignAttention(ForeignUnit):
+    id, op = ATTENTION, "attention"
+
+    def supports(self, call):
+        return "mask" not in call.operands, "it takes no mask"
+
+    def _weights(self, call, q, k):
+        scores = q @ k.mT * (q.shape[-1] ** -0.5 if call.attributes["scale"] is None else call.attributes["scale"])
+        if call.attributes["causal"]:
+            seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+            scores = scores.masked_fill(~seen, -torch.inf)
+        return scores
+
+    def forward(self, call, q, k, v):
+        n = q.shape[1] // k.shape[1]
+        scores = self._weights(call, q, k.repeat_interleave(n, 1))
+        out = torch.empty_like(q).copy_(scores.softmax(-1) @ v.repeat_interleave(n, 1))
+        return (out,), (scores.float().logsumexp(-1),)
+
+    def backward(self, call, saved, grads):
+        with torch.enable_grad():
+            q, k, v = (x.detach().requires_grad_() for x in saved.inputs)
+            n = q.shape[1] // k.shape[1]
+            out = self._weights(call, q, k.repeat_interleave(n, 1)).softmax(-1) @ v.repeat_interleave(n, 1)
+            found = torch.autograd.grad(out, (q, k, v), grads[0])
+        return [torch.empty_like(x).copy_(y) for x, y in zip(saved.inputs, found, strict=True)]
+
+
+@pytest.fixture(autouse=True)
+def site(tmp_path, monkeypatch, nothing_is_tuned):
+    """Return a folder on the path that has the package; its kernels are registered."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package.install(tmp_path)
+    backend = plugins.KernelBackend("foreign", "cpu", "1")
+    plugins.register(backend, package.ForeignNorm(), ForeignUnit(), ForeignAttention())
+    yield tmp_path
+    package.forget()
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Run each candidate once, as measuring does; the last has the least time. Return the candidates of each choice."""
+    asked = []
+    monkeypatch.setattr(tuning, "route_cost", lambda *_: 0.0)
+
+    def measure(candidates, device, eager, costs, rule, step):
+        for _, run in candidates:
+            run()
+        asked.append([name for name, _ in candidates])
+        native, *others = asked[-1]
+        found = [KernelTiming(native, "", 90.0)]
+        found += [KernelTiming(name, "", 80.0 - n, (80 - n) / 90, 0.8, 0.9, "faster") for n, name in enumerate(others)]
+        return replacing(found, rounds=7, seconds=rule.budget)
+
+    monkeypatch.setattr(tuning, "_measure", measure)
+    return asked
+
+
+def fastest(**kernels):
+    return xrt.KernelPolicy(**kernels, auto_strategy="best_performance")
+
+
+def norm():
+    x = torch.randn(4, 64, requires_grad=True)
+    weight = torch.randn(64, requires_grad=True)
+    out = F.rms_norm(x, (64,), weight, 1e-6)
+    return out, *torch.autograd.grad(out.square().sum(), (x, weight))
+
+
+def unit():
+    gate, up = torch.randn(4, 8, requires_grad=True), torch.randn(4, 8, requires_grad=True)
+    out = perform("swiglu", {"gate": gate, "up": up}, {})
+    return out, *torch.autograd.grad(out.square().sum(), (gate, up))
+
+
+def attention():
+    q, k, v = (torch.randn(1, heads, 8, 16, requires_grad=True) for heads in (2, 1, 1))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return out, *torch.autograd.grad(out.square().sum(), (q, k, v))
+
+
+CASES = [(norm, "rms_norm", NORM), (unit, "swiglu", UNIT), (attention, "attention", ATTENTION)]
+
+
+@pytest.mark.parametrize(("work", "op", "word"), CASES)
+def test_the_fastest_of_an_installed_package_runs_forward_and_backward(work, op, word, measured):
+    torch.manual_seed(0)
+    expected = work()
+    with xt.kernel_policy(fastest(**{op: "auto"})):
+        torch.manual_seed(0)
+        found = work()
+        with xt.explain() as report:
+            work()
+    assert all(word in names and names[0].startswith("torch.") for names in measured)
+    assert len(measured) == (2 if op == "rms_norm" else 1)  # its gradient is an operator of its own
+    rows = {row.phase: (row.resolved, row.source) for row in report.rows if row.op == op}
+    assert rows == dict.fromkeys(("train", "backward"), (word, f"kernels.{op}"))
+    for result, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(result, wanted)
+
+
+@pytest.mark.parametrize(("work", "op", "word"), CASES)
+def test_a_package_that_is_not_installed_is_neither_measured_nor_imported(work, op, word, measured, site):
+    package.install(site, version="9.0")  # which does not fit
+    with xt.kernel_policy(fastest(**{op: "auto"})):
+        work()
+    assert all(word not in names for names in measured)
+    assert "foreign_norms" not in sys.modules
+
+
+def test_a_kernel_may_keep_out(measured, monkeypatch):
+    monkeypatch.setattr(package.ForeignNorm, "automatic", False)
+    with xt.kernel_policy(fastest(rms_norm="auto")):
+        norm()
+    assert all(NORM not in names for names in measured)
+
+
+def test_what_cannot_be_captured_is_no_candidate_of_a_graph(measured, monkeypatch):
+    monkeypatch.setattr(package.ForeignNorm, "capturable", "it waits for the device")
+    with xt.kernel_policy(fastest(rms_norm="auto")), tuning.replayed():
+        norm()
+    assert all(NORM not in names for names in measured)
+
+
+def test_the_first_that_works_is_still_pytorchs(measured):
+    with xt.kernel_policy(xrt.KernelPolicy(swiglu="auto", rms_norm="auto")), xt.explain() as report:
+        unit()
+        norm()
+    assert not measured
+    assert not {row.resolved for row in report.rows if row.op} & {UNIT, NORM}
+
+
+def test_compiled_code_is_left_to_the_compiler(measured):
+    compiled = torch.compile(lambda gate, up: perform("swiglu", {"gate": gate, "up": up}, {}), backend="aot_eager")
+    with xt.kernel_policy(fastest(swiglu="auto")):
+        unit()
+        with xt.explain() as report:
+            compiled(torch.randn(4, 8), torch.randn(4, 8))
+    assert len(measured) == 1
+    assert UNIT not in {row.resolved for row in report.rows}
+
+
+@pytest.mark.parametrize("change", ["version", "variable", "nothing"])
+def test_what_was_measured_holds_for_the_packages_and_their_variables(change, measured, site, monkeypatch):
+    def process():
+        monkeypatch.setattr(CONTEXT, "times", {})
+        monkeypatch.setattr(tuned_records, "_open_store", functools.cache(tuned_records._open_store.__wrapped__))
+        tuning._validators.cache_clear()
+        with xt.kernel_policy(fastest(rms_norm="auto")):
+            norm()
+
+    process()
+    before = len(measured)
+    if change == "version":
+        package.install(site, version="2.0")
+    if change == "variable":
+        monkeypatch.setenv("FOREIGN_TILE", "64")
+    process()
+    assert len(measured) == before * (1 if change == "nothing" else 2)
