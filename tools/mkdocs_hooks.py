@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,9 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     if MODULES in markdown:
         return markdown.replace(MODULES, "\n".join(modules()))
     source = PAGES.get(page.file.src_uri)
+    if source is None and "\n## " not in markdown.partition("\n::: ")[0]:  # names right below the title
+        options = r"\1\n    options:\n      heading_level: 2\n"
+        return re.sub(r"^(::: .+)\n(?: +options:\n)?", options, markdown, flags=re.MULTILINE)
     if source is None:
         return markdown
     return (ROOT / source).read_text(encoding="utf-8").replace("](docs/", "](")
@@ -68,7 +72,10 @@ def on_page_context(context: Any, *, page: Any, config: Any, **_: Any) -> Any:
 
 
 def on_post_page(output: str, **_: Any) -> str:
-    """Name the dialog of the search, which the theme leaves without a name for screen readers."""
-    return output.replace(
+    """Name the search for screen readers, make one landmark of a table of contents, let keys scroll code."""
+    output = output.replace(
         'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
     )
+    output = re.sub(r'<nav class="md-nav" aria-label="[^"]*">', '<nav class="md-nav" role="none">', output)
+    output = re.sub(r"<th([^>]*)></th>", r"<td\1></td>", output)  # the corner of a table is no heading
+    return output.replace("<pre><span></span><code>", '<pre><span></span><code tabindex="0">')

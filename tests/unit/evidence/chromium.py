@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import json
 import os
 import select
@@ -12,12 +13,10 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["Browser", "find_chromium"]
+__all__ = ["Browser", "axe_script", "find_chromium"]
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _FLAGS = (
@@ -35,6 +34,12 @@ _KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowLeft": 37, "ArrowUp": 38, "A
 def find_chromium() -> str | None:
     """Return the path of a Chromium or Chrome, or ``None``."""
     return next((found for name in _NAMES if (found := shutil.which(name))), None)
+
+
+def axe_script() -> str | None:
+    """Return axe-core, of a package that holds it, or ``None``."""
+    found = importlib.util.find_spec("axe_playwright_python")
+    return found and Path(found.origin or "").with_name("axe.min.js").read_text(encoding="utf-8")
 
 
 class Browser:
@@ -163,6 +168,20 @@ class Browser:
     def resize(self, width: int, height: int) -> None:
         """Give the window a size."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
+    def accessibility_findings(self, axe: str) -> list[str]:
+        """Return what axe-core finds in the page once it is drawn: a rule, an element and a reason each."""
+        self.evaluate(axe)
+        self.evaluate("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+        found = self.evaluate(
+            "Promise.allSettled(document.getAnimations().map((a) => a.finished))"
+            ".then(() => axe.run({resultTypes: ['violations']})).then((r) => JSON.stringify(r.violations))"
+        )
+        return [
+            f"{rule['id']}: {node['html'][:160]}: {node['failureSummary']}"
+            for rule in json.loads(found)
+            for node in rule["nodes"]
+        ]
 
     def pdf(self) -> bytes:
         """Return the page as printed."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Pages at the widths of a desktop and of a phone: nothing overflows, words are whole, deviations are named."""
+"""Pages at the widths of a desktop and of a phone: nothing overflows, words are whole, all can use them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+import test_index_page
+import test_tuning_page
+import test_verification_page
+from chromium import axe_script
 
 import xpuruntime as xrt
 from xpuruntime.evidence import Observation, Report, compare_reports
@@ -75,6 +79,35 @@ def shown() -> dict[str, Any]:
 @pytest.mark.parametrize("page", ["report", "comparison", "changes"])
 def test_words_are_whole_and_tables_fit(look: Callable[..., Browser], shown: Any, page: str, width: int) -> None:
     examine(look(shown[page]), width)
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    script = axe_script()
+    if script is None:
+        pytest.skip("needs axe-core: pip install --no-deps --group accessibility-no-deps")
+    return script
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
+@pytest.mark.parametrize("page", ["report", "mixed", "comparison", "changes", "tuning", "verification", "index"])
+def test_axe_finds_nothing(
+    look: Callable[..., Browser], shown: Any, mixed: Report, axe: str, page: str, width: int, scheme: str
+) -> None:
+    others = {
+        "mixed": lambda: mixed, "tuning": test_tuning_page.result, "verification": test_verification_page.result,
+        "index": test_index_page.index,
+    }  # fmt: skip
+    browser = look(others[page]() if page in others else shown[page])
+    browser.resize(width, 900)
+    browser.prefer(scheme)
+    try:
+        browser.evaluate("for (const shut of document.querySelectorAll('details')) shut.open = true;")
+        browser.evaluate("document.querySelector('tbody .link')?.click();")
+        assert browser.accessibility_findings(axe) == []
+    finally:
+        browser.resize(1280, 900)
+        browser.prefer("light")
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

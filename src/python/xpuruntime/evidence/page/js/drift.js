@@ -86,7 +86,7 @@ class Plot {
       "aria-label": "Relative error of each layer, on a log scale; the table of layers has the same figures",
       onclick: (event) => event.target.dataset.at && this.pick(POINTS[Number(event.target.dataset.at)]) },
     this.grid(), this.limits(shown), shown.map((row) => this.series(row)), this.marks());
-    body.append(this.legend(shown), make("div", { class: "lanes plot" }, svg), this.chosen,
+    body.append(this.legend(shown), scrolling("Drift", { class: "lanes plot" }, svg), this.chosen,
       make("p", { class: "hint", text: "Relative error: the largest difference over the largest magnitude of the reference's tensor; of integers the share " +
         "that differs. The dashed line is the relative part of the tolerance; a layer may lie above it and be within the absolute part. Zero has no place on a " +
         "log scale and stands on a line below it; what is NaN, infinite or has no figure stands on one above it." }));

@@ -65,6 +65,20 @@ function nothing(text) {
   return make("p", { class: "none", text });
 }
 
+/** Lets the keyboard scroll what is wider than its place. */
+const scrollers = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
+    else target.removeAttribute("tabindex");
+  }
+});
+
+function scrolling(label, facts, ...children) {
+  const element = make("div", { role: "group", "aria-label": `${label}, scrolls`, ...facts }, children);
+  scrollers.observe(element);
+  return element;
+}
+
 /** A plain table. Columns that begin with ">" hold numbers. Cells are text or elements. */
 function table(caption, columns, rows, facts = {}) {
   const right = columns.map((name) => (name.startsWith(">") ? "num" : null));
@@ -72,7 +86,7 @@ function table(caption, columns, rows, facts = {}) {
   const body = rows.map((row) =>
     make("tr", { class: row.mark }, row.cells.map((cell, i) => make("td", { class: right[i] }, cell === null ? "" : cell))),
   );
-  return make("div", { class: "scroll" },
+  return scrolling(caption, { class: "scroll" },
     make("table", { "aria-label": caption, ...facts }, make("thead", {}, make("tr", {}, head)), make("tbody", {}, body)));
 }
 

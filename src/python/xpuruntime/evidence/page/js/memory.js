@@ -81,7 +81,7 @@ function showLive(body) {
       y: LIVE_HIGH - 20 - high, height: high, onclick: () => place >= 0 && choose({ unit: UNITS[place] }) }, draw("title", { text: words(i) }));
   });
   svg.append(...bars);
-  body.append(make("div", { class: "lanes live" }, svg), says);
+  body.append(scrolling("Live tensors", { class: "lanes live" }, svg), says);
   listeners.push(({ unit }) => bars.forEach((bar, i) => bar.classList.toggle("on", unit !== null && places[i] === unit.index)));
   const order = places.map((_, i) => i).sort((a, b) => during[b] - during[a] || a - b).slice(0, TOP);
   const button = (i) => make("button", { type: "button", class: "link", onclick: () => { choose({ unit: UNITS[places[i]] }); enterInspector(); }, text: nameOf(places[i]) });
