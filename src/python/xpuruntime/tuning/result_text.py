@@ -108,7 +108,7 @@ def render(result: TuneResult) -> RenderableType:
     return Group(*parts)
 
 
-_PARTS = ("elements", "sorting", "tuned", "shell", "tuning")
+_PARTS = ("elements", "sorting", "intervals", "tuned", "shell", "tuning")
 
 
 def render_page(result: TuneResult) -> str:
@@ -135,6 +135,7 @@ def _data(result: TuneResult) -> dict[str, Any]:
         "reason": result.reason,
         "exit": result.exit_code,
         "objective": result.objective,
+        "least": 1 + result.min_effect,
         "known": [list(pair) for pair in known if pair[1]],
         "candidates": [_candidate(result, one) for one in ranked(result)],
         "policy": Policy.coerce(result.policy).dumps("yaml") if result.policy else "",
@@ -159,6 +160,7 @@ def _candidate(result: TuneResult, one: CandidateResult) -> dict[str, Any]:
         "figure": one.figure,
         "figureText": figure_text(result.objective, one.figure),
         "gain": None if one.gain is None else one.gain.value,
+        "interval": None if one.gain is None else {name: getattr(one.gain, name) for name in ("value", "low", "high", "against")},
         "gainText": "-" if one.gain is None else f"{one.gain} of {one.gain.against}",
         "memory": one.memory,
         "memoryText": "-" if one.memory is None else f"{one.memory / 2**20:.0f} MiB",

@@ -35,6 +35,10 @@ def test_candidates_are_shown_with_their_reasons_and_the_front(look):
     cells = "[...document.querySelectorAll('#candidates tbody tr')].map(r => r.cells[0].textContent)"
     assert browser.evaluate(cells) == ["c1", "c0", "c2"]
     assert browser.evaluate("document.querySelectorAll('#front circle').length") == 4
+    assert browser.evaluate("document.querySelectorAll('#gains .track .whisker').length") == 1
+    assert browser.evaluate("document.querySelectorAll('#front .control').length") == 2
+    left = "document.querySelector('#gains .track .{}').getBoundingClientRect().x"
+    assert browser.evaluate(left.format("base")) < browser.evaluate(left.format("limit")) < browser.evaluate(left.format("whisker"))
     assert "threads: 1" in browser.evaluate("document.querySelector('#found pre').textContent")
     browser.evaluate("[...document.querySelectorAll('#candidates tbody tr button')].pop().click()")
     told = browser.evaluate("document.querySelector('#candidates .hint').innerText")

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from xpuruntime.locks.verification.claims import Claim, ClaimCode
 from xpuruntime.locks.verification.result import VerificationResult
 
@@ -35,3 +37,28 @@ def test_claims_are_shown_the_worst_first_and_open_on_a_click(look):
     assert "<b id='bad'>" in told
     assert browser.evaluate("document.querySelector('#bad')") is None
     assert "do this" in browser.evaluate("document.querySelector('#reasons').innerText")
+
+
+def test_figures_stand_beside_their_limits(look):
+    facts = {
+        "speed.latency.p50": {"ratio": 1.02, "low": 0.99, "high": 1.05, "margin": 0.1, "rounds": 20.0},
+        "memory.locked_peak": {"peak_bytes": 3 << 20, "locked_bytes": 2 << 20, "limit_bytes": 5 << 19},
+        "start": {"seconds": 0.5, "limit_seconds": 2.0},
+    }
+    claims = [
+        msgspec.structs.replace(result().claims[0], id=id, observed=id, figures=figures)
+        for id, figures in facts.items()
+    ]
+    browser = look(VerificationResult(model="m.onnx", policy="p.yaml", claims=tuple(claims)))
+    edges = "[...document.querySelectorAll('#limits .track .{}')].map(part => part.getBoundingClientRect().x)"
+    points, limits, base = (browser.evaluate(edges.format(part)) for part in ("dot", "limit", "base"))
+    order = browser.evaluate("[...document.querySelectorAll('#limits .intervals .name')].map(e => e.textContent)")
+    for at, id in enumerate(order):
+        assert (points[at] + 5 > limits[at]) == (id == "memory.locked_peak")
+        assert (points[at] + 5 > base[at]) == (id != "start")
+
+
+def test_a_verification_without_such_figures_says_so_once(look):
+    browser = look(result())
+    assert browser.evaluate("document.querySelector('#limits').hidden")
+    assert "Limits: No claim has" in browser.evaluate("document.querySelector('#notes').innerText")

@@ -62,7 +62,7 @@ def _code(text: str) -> str:
     return _plain(line) if "|" in line or "`" in line or not line else f"`{line}`"
 
 
-_PARTS = ("elements", "sorting", "verified", "shell", "verification")
+_PARTS = ("elements", "sorting", "intervals", "verified", "shell", "verification")
 
 
 def render_page(result: VerificationResult) -> str:
@@ -104,7 +104,25 @@ def _claim(result: VerificationResult, claim: Claim) -> dict[str, Any]:
         "fix": claim.fix or "",
         "place": place_text(result, claim),
         "figures": [[name, f"{value:.6g}"] for name, value in claim.figures.items()],
+        "interval": _interval(claim),
     }
+
+
+def _interval(claim: Claim) -> dict[str, float | None] | None:
+    """Return a figure of speed, start or memory as a ratio to what it is compared with, and its limit as such a ratio."""
+    known = claim.figures
+    if "margin" in known:
+        return {"value": known["ratio"], "low": known["low"], "high": known["high"], "limit": 1 + known["margin"]}
+    if "locked_ratio" in known and "ratio" in known:
+        value, low, high = (known[name] / known["locked_ratio"] for name in ("ratio", "low", "high"))
+        return {"value": value, "low": low, "high": high, "limit": None}
+    for figure, limit, locked in (("peak_bytes", "limit_bytes", "locked_bytes"), ("seconds", "limit_seconds", "")):
+        if figure in known and limit in known:
+            base = known.get(locked, known[limit])
+            return {"value": known[figure] / base, "limit": known[limit] / base}
+    if known.get("before_bytes"):
+        return {"value": known["after_bytes"] / known["before_bytes"]}
+    return None
 
 
 def _fragment(result: VerificationResult) -> str:

@@ -21,10 +21,16 @@ function showResult() {
 
 const PLOT = { width: 460, height: 240, left: 64, right: 12, top: 12, bottom: 40 };
 
-/** A scale from values to a range of pixels, with room at both ends. */
+/** Beyond this ratio of the largest to the least, a scale is one of logarithms. */
+const WIDE_RANGE = 4;
+
+/** A scale from values to a range of pixels, with room at both ends; whether it is one of logarithms. */
 function scale(values, from, to) {
-  const low = Math.min(...values), high = Math.max(...values), room = (high - low || Math.abs(high) || 1) * 0.08;
-  return (value) => from + (to - from) * (value - low + room) / (high - low + 2 * room);
+  const above = values.filter((value) => value > 0), least = Math.min(...above);
+  const log = above.length > 0 && Math.max(...above) / least > WIDE_RANGE;
+  const on = (value) => (log ? Math.log10(Math.max(value, least / 10)) : value); // zero is a decade below the least
+  const low = Math.min(...values.map(on)), high = Math.max(...values.map(on)), room = (high - low || Math.abs(high) || 1) * 0.08;
+  return [(value) => from + (to - from) * (on(value) - low + room) / (high - low + 2 * room), log];
 }
 
 /** Candidates as points over two of their figures, with one label at each end of each axis. */
@@ -33,14 +39,20 @@ function plot(across, up) {
   if (points.length < 2) return nothing(`Fewer than two candidates have a ${up.name}.`);
   const { width, height, left, right, top, bottom } = PLOT;
   const xs = points.map((one) => one[across.key]), ys = points.map((one) => one[up.key]);
-  const x = scale(xs, left, width - right), y = scale(ys, height - bottom, top);
+  const [x, logAcross] = scale(xs, left, width - right), [y, logUp] = scale(ys, height - bottom, top);
   const label = (where, anchor, text) => draw("text", { ...where, "text-anchor": anchor, "font-size": 11, fill: "currentColor" }, text);
   const dots = points.map((one) => {
     const shown = `${one.id} ${one.name}: ${across.name} ${one[across.text]}, ${up.name} ${one[up.text]}`;
-    const fill = one.front ? "currentColor" : "none";
-    return draw("circle", { cx: x(one[across.key]), cy: y(one[up.key]), r: one.code === "winner" ? 7 : 4.5, fill, stroke: "currentColor", "stroke-width": 1.5 },
-      draw("title", {}, shown));
+    const fill = one.front ? "currentColor" : "none", at = y(one[up.key]), { interval } = one;
+    const ends = interval ? [interval.high, interval.low].map((end) => x(one[across.key] * interval.value / end).toFixed(1)) : null;
+    return draw("g", {},
+      ends ? draw("path", { d: `M${ends[0]} ${at}H${ends[1]}M${ends[0]} ${at - 4}v8M${ends[1]} ${at - 4}v8`, stroke: "currentColor", opacity: 0.6 }) : null,
+      draw("circle", { cx: x(one[across.key]), cy: at, r: one.code === "winner" ? 7 : 4.5, fill, stroke: "currentColor", "stroke-width": 1.5 },
+        draw("title", {}, shown)));
   });
+  const control = points.find((one) => one.code === "control");
+  const own = control ? draw("path", { class: "control", d: `M${x(control[across.key])} ${top}V${height - bottom}` },
+    draw("title", {}, `the policy given: ${control[across.text]}`)) : null;
   const named = points.filter((one) => one.front).map((one) =>
     label({ x: x(one[across.key]) + 9, y: y(one[up.key]) - 6 }, "start", one.id));
   const ends = (list, key) => [list.reduce((a, b) => (b[key] < a[key] ? b : a)), list.reduce((a, b) => (b[key] > a[key] ? b : a))];
@@ -52,14 +64,17 @@ function plot(across, up) {
       label({ x: x(most[across.key]), y: height - bottom + 15 }, "end", most[across.text]),
       label({ x: left - 4, y: y(lowest[up.key]) + 4 }, "end", lowest[up.text]),
       label({ x: left - 4, y: y(highest[up.key]) + 4 }, "end", highest[up.text]),
-      label({ x: (width + left) / 2, y: height - 6 }, "middle", across.name), ...dots, ...named),
-    make("figcaption", { text: `${sentence(up.name)} over ${across.name}` }));
+      label({ x: (width + left) / 2, y: height - 6 }, "middle", across.name + (logAcross ? ", log scale" : "")), own, ...dots, ...named),
+    make("figcaption", { text: `${sentence(up.name)}${logUp ? ", log scale," : ""} over ${across.name}${control ? "; dashed: the policy given" : ""}` }));
 }
 
 function showFront() {
   const figure = { key: "figure", text: "figureText", name: DATA.objective };
   const memory = { key: "memory", text: "memoryText", name: "memory" }, error = { key: "error", text: "errorText", name: "error" };
   bodyOf("front").append(make("div", { class: "two" }, plot(figure, memory), plot(figure, error)));
+  const gains = CANDIDATES.filter((one) => one.interval).map((one) =>
+    ({ name: `${one.id} ${one.name}`, ...one.interval, limit: DATA.least, text: one.gainText, mark: codeBadge(one.code) }));
+  bodyOf("gains").append(gains.length ? intervals("Gains", "as good as the other candidate", gains) : nothing("No candidate was raced against another."));
 }
 
 const CANDIDATE_COLUMNS = [

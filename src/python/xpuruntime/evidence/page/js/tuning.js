@@ -7,6 +7,7 @@ showResult();
 showFront();
 showCandidates();
 showFound();
+foldEmpty();
 showNav();
 showPrint();
 document.documentElement.dataset.ready = "true";

@@ -5,8 +5,10 @@
 showTheme();
 showVerdict();
 showClaims();
+showLimits();
 showReasons();
 showMachine();
+foldEmpty();
 showNav();
 showPrint();
 document.documentElement.dataset.ready = "true";

@@ -47,6 +47,12 @@ function showClaims() {
   body.append(detail);
 }
 
+function showLimits() {
+  const rows = CLAIMS.filter((one) => one.interval)
+    .map((one) => ({ name: one.id, ...one.interval, text: one.observed, mark: verdictBadge(one.verdict) }));
+  bodyOf("limits").append(rows.length ? intervals("Ratios", "what it is compared with", rows) : nothing("No claim has a figure with a limit."));
+}
+
 function showReasons() {
   const open = CLAIMS.filter((one) => one.verdict !== "pass");
   const rows = open.map((one) => ({ cells: [one.id, verdictBadge(one.verdict), one.reason, one.fix || "-", one.place || "-"], mark: one.verdict === "fail" ? "off" : null }));
