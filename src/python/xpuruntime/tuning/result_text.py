@@ -160,7 +160,9 @@ def _candidate(result: TuneResult, one: CandidateResult) -> dict[str, Any]:
         "figure": one.figure,
         "figureText": figure_text(result.objective, one.figure),
         "gain": None if one.gain is None else one.gain.value,
-        "interval": None if one.gain is None else {name: getattr(one.gain, name) for name in ("value", "low", "high", "against")},
+        "interval": None
+        if one.gain is None
+        else {name: getattr(one.gain, name) for name in ("value", "low", "high", "against")},
         "gainText": "-" if one.gain is None else f"{one.gain} of {one.gain.against}",
         "memory": one.memory,
         "memoryText": "-" if one.memory is None else f"{one.memory / 2**20:.0f} MiB",

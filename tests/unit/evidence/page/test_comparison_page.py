@@ -138,6 +138,15 @@ def test_the_table_sorts_filters_and_is_joined_to_the_plot(look, faulty):
     assert "conv1" in browser.evaluate("document.querySelector('.point.on title').textContent")
 
 
+def test_the_heat_map_has_a_row_for_each_candidate_and_marks_what_is_out(look, faulty):
+    browser = look(faulty)
+    points = data_of(Page(faulty.to_html()))["points"]
+    assert number(browser, "#drift .heat rect") == len(points["row"])
+    assert number(browser, "#drift .heat rect.beyond") == points["passed"].count(0) > 0
+    browser.click("#drift .heat rect.beyond")
+    assert text(browser, "#layers tr.on td:nth-child(2)").endswith("out")
+
+
 def test_a_candidate_can_be_hidden(look, faulty):
     browser = look(faulty)
     browser.click("#drift .legend button")
@@ -229,6 +238,8 @@ def test_two_thousand_layers(look, tmp_path):
     assert len(table.to_html().encode()) < 2_000_000
     browser = look(table)
     assert number(browser, ".point") == 4000
+    assert number(browser, ".heat rect") == 2 * 160  # neighbors share a column, and the worst of them is shown
+    assert number(browser, ".heat rect.beyond") > 0
     assert browser.evaluate("document.querySelector('.point.first title').textContent").startswith(names[1234])
     assert "its outputs agree, and a layer inside of it does not: " + names[1234] in text(browser, "#top .says")
     browser.click(".point.first")

@@ -38,7 +38,11 @@ def test_candidates_are_shown_with_their_reasons_and_the_front(look):
     assert browser.evaluate("document.querySelectorAll('#gains .track .whisker').length") == 1
     assert browser.evaluate("document.querySelectorAll('#front .control').length") == 2
     left = "document.querySelector('#gains .track .{}').getBoundingClientRect().x"
-    assert browser.evaluate(left.format("base")) < browser.evaluate(left.format("limit")) < browser.evaluate(left.format("whisker"))
+    assert (
+        browser.evaluate(left.format("base"))
+        < browser.evaluate(left.format("limit"))
+        < browser.evaluate(left.format("whisker"))
+    )
     assert "threads: 1" in browser.evaluate("document.querySelector('#found pre').textContent")
     browser.evaluate("[...document.querySelectorAll('#candidates tbody tr button')].pop().click()")
     told = browser.evaluate("document.querySelector('#candidates .hint').innerText")

@@ -140,7 +140,9 @@ def _locked_peak(subject: Subject, lock: Lock) -> Claim:
         code={"unobservable": ClaimCode.UNOBSERVABLE, "pass": ClaimCode.OK, "fail": ClaimCode.MEMORY_PEAK}[verdict],
         reason=reasons[verdict],
         fix=f"find what changed: `xrt diff {subject.lock} here MODEL`" if verdict == "fail" else None,
-        figures={"locked_bytes": expected} if most is None else {"peak_bytes": most, "locked_bytes": expected, "limit_bytes": limit},
+        figures={"locked_bytes": expected}
+        if most is None
+        else {"peak_bytes": most, "locked_bytes": expected, "limit_bytes": limit},
     )
 
 

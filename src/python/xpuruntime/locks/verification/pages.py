@@ -109,7 +109,7 @@ def _claim(result: VerificationResult, claim: Claim) -> dict[str, Any]:
 
 
 def _interval(claim: Claim) -> dict[str, float | None] | None:
-    """Return a figure of speed, start or memory as a ratio to what it is compared with, and its limit as such a ratio."""
+    """Return a figure of speed, start or memory and its limit, as ratios to what it is compared with."""
     known = claim.figures
     if "margin" in known:
         return {"value": known["ratio"], "low": known["low"], "high": known["high"], "limit": 1 + known["margin"]}

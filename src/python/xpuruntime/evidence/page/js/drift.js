@@ -9,6 +9,7 @@ const POINTS = DATA.points.row.map((row, index) => {
     place: DATA.layers.place[layer], tensor: DATA.strings[at("tensor")], passed: at("passed") === 1, first: at("first") === 1,
     odd: at("odd"), reason: DATA.strings[at("reason")], rel: at("max_rel"), abs: at("max_abs"), cosine: at("cosine") };
 });
+const HEAT_LEFT = 190;
 const HIGH = 360, LEFT = 74, RIGHT = 24, NONE_Y = 44, TOP_Y = 66, LOW_Y = 272, ZERO_Y = 296, AXIS_Y = 314;
 /** Beyond this the log scale is cut: what is smaller is no error that anybody looks for. */
 const LEAST = -45;
@@ -39,6 +40,7 @@ function showDrift() {
     bodyOf("layers").append(nothing("No layer was measured."));
     return;
   }
+  showHeat(body, (point) => plot.pick(point));
   const plot = new Plot(body);
   const layers = new SortedTable(bodyOf("layers"), {
     things: POINTS, columns: POINT_COLUMNS, noun: "point", link: "layer", hint: "Filter by layer, op, tensor…",
@@ -53,6 +55,42 @@ function showDrift() {
     plot.light(point);
     layers.reveal(point);
   };
+}
+
+/** Candidates by layers, the worst of neighbors where there are more layers than columns. */
+const HEAT_COLUMNS = 160;
+const HEAT_HIGH = 22;
+
+function showHeat(body, pick) {
+  const shown = ROWS.filter((row) => row.measured), layers = DATA.layers.name.length;
+  if (shown.length < 2) return;
+  const columns = Math.min(layers, HEAT_COLUMNS), width = Math.max(640, body.clientWidth), each = (width - HEAT_LEFT) / columns;
+  const cells = new Map();
+  for (const point of POINTS) {
+    const key = `${shown.indexOf(point.row)} ${Math.floor((point.layer * columns) / layers)}`, other = cells.get(key);
+    if (!other || heatOf(point) > heatOf(other)) cells.set(key, point);
+  }
+  const svg = draw("svg", { width, height: shown.length * HEAT_HIGH + 4, role: "img",
+    "aria-label": "Drift of candidates by layers; the table of layers has the same figures",
+    onclick: (event) => event.target.dataset.at && pick(POINTS[Number(event.target.dataset.at)]) },
+  shown.map((row, i) => draw("text", { x: 0, y: i * HEAT_HIGH + 15, text: short(row.label, 26) }, draw("title", { text: row.label }))),
+  [...cells].map(([key, point]) => {
+    const [row, column] = key.split(" ").map(Number), step = heatOf(point);
+    return draw("rect", { class: step > 4 ? "beyond" : `s${step}`, "data-at": point.index, x: (HEAT_LEFT + column * each).toFixed(1),
+      y: row * HEAT_HIGH + 1, width: Math.max(1, each - 0.5).toFixed(1), height: HEAT_HIGH - 3 }, draw("title", { text: titleOf(point) }));
+  }));
+  const steps = ["no error", "below 1/1000 of the tolerance", "below 1/100", "below 1/10", "within"];
+  const swatch = (kind, text) => make("li", {}, make("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), text);
+  body.append(make("h3", { text: `${count(shown.length, "candidate")} by ${count(layers, "layer")}` }),
+    scrolling("Candidates by layers", { class: "lanes heat" }, svg),
+    make("ul", { class: "legend" }, steps.map((text, i) => swatch(`s${i}`, text)), swatch("beyond", "out of tolerance")));
+}
+
+/** How bad a point is: 0 for no error, 1 to 4 for decades below the relative tolerance, 5 for what is out of it. */
+function heatOf(point) {
+  if (!point.passed) return 5;
+  if (point.rel === 0 || typeof point.rel !== "number") return 0;
+  return Math.min(4, Math.max(1, Math.ceil(4 + Math.log10(point.rel / point.row.tolerance.rtol))));
 }
 
 function firstWords(row) {

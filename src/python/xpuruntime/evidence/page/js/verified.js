@@ -13,9 +13,7 @@ function verdictBadge(word) {
 function showVerdict() {
   const top = document.getElementById("top"), good = DATA.exit === 0;
   top.classList.add(good ? "is-good" : "is-bad");
-  const counts = new Map();
-  for (const claim of CLAIMS) counts.set(claim.verdict, (counts.get(claim.verdict) || 0) + 1);
-  const facts = [...DATA.known, ["exit code", String(DATA.exit)], ["claims", [...counts].map(([word, number]) => `${number} ${word}`).join(", ") || "none"]];
+  const facts = [...DATA.known, ["exit code", String(DATA.exit)]];
   top.append(
     make("h1", {}, make("span", { class: "mark", "aria-hidden": "true", text: good ? "✓" : "✕" }), sentence(DATA.headline)),
     make("dl", { class: "facts" }, facts.map(([key, value]) => make("div", {}, make("dt", { text: sentence(key) }), make("dd", {}, value)))));
