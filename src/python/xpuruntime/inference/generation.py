@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from xpuruntime.argument_types import COUNT, FLAG, TEXT, check_types
+from xpuruntime.engines.generation.model import Generated
 from xpuruntime.engines.model.file import GENERATION_CONFIG, generation_folder
 from xpuruntime.errors import InputError, ModelError
 from xpuruntime.generation.logprobs import normalized
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Unpack
 
+    from xpuruntime.engines.generation.model import GenerationModel
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.onnxruntime_genai.model import GenAiModel
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.evidence import Report
     from xpuruntime.inference.session_arguments import PolicyAliases, PolicyLike
@@ -233,7 +234,7 @@ class GenerationSession:
         ]
 
     def _generate(
-        self, loaded: GenAiModel, prompt: Any, most: int, sampling: dict[str, Any], *, logprobs: bool
+        self, loaded: GenerationModel, prompt: Any, most: int, sampling: dict[str, Any], *, logprobs: bool
     ) -> Generation:
         if logprobs and loaded.changes_logits:
             named = ", ".join(f"search.{name}" for name in loaded.changes_logits)
@@ -241,27 +242,18 @@ class GenerationSession:
             raise InputError(msg, fix="read session.logprobs([*prompt, *result])")
         tokens = self._tokens(prompt)
         began = time.perf_counter_ns()
-        new: list[int] = []
-        likely: list[float] = []
-        first, done = 0, False
         if most:
-            sequence = loaded.sequence(tokens, most, sampling)
-            while not sequence.done:
-                token, logits = sequence.step()
-                first = first or time.perf_counter_ns() - began
-                new.append(token)
-                if logprobs:
-                    likely.append(float(normalized(logits[None])[0, token]))
-            done = sequence.ended
+            found = loaded.generated(tokens, most, sampling, logprobs=logprobs)
         else:
             loaded.checked_tokens(tokens)
             loaded.search_of(sampling)
+            found = Generated([], ended=False, likely=[], first_ns=0)
         return Generation(
-            tokens=tuple(new),
-            finish="stop" if done else "length",
-            text=self.decode(new) if isinstance(prompt, str) else None,
-            logprobs=tuple(likely) if logprobs else None,
-            first_token_us=first / 1e3,
+            tokens=tuple(found.tokens),
+            finish="stop" if found.ended else "length",
+            text=self.decode(found.tokens) if isinstance(prompt, str) else None,
+            logprobs=tuple(found.likely) if logprobs else None,
+            first_token_us=found.first_ns / 1e3,
             total_us=(time.perf_counter_ns() - began) / 1e3,
         )
 
@@ -286,7 +278,7 @@ class GenerationSession:
         loaded.checked_tokens(tokens, max_new_tokens)
         return self._steps(loaded, tokens, max_new_tokens, sampling)
 
-    def _steps(self, loaded: GenAiModel, tokens: Any, most: int, sampling: dict[str, Any]) -> Iterator[int]:
+    def _steps(self, loaded: GenerationModel, tokens: Any, most: int, sampling: dict[str, Any]) -> Iterator[int]:
         if not most:
             return
         sequence = loaded.sequence(tokens, most, sampling)
@@ -364,7 +356,7 @@ class GenerationSession:
         tokens = loaded.checked_tokens(self._tokens(prompt))
         return self._session.explain({"tokens": tokens[None].astype(np.int64)}, runs=runs)
 
-    def _loaded(self) -> GenAiModel:
+    def _loaded(self) -> GenerationModel:
         loaded: Any = self._session._open()
         return loaded  # type: ignore[no-any-return]
 

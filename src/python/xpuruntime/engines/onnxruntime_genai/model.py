@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from xpuruntime.engines.base import Observed, closed
-from xpuruntime.engines.host_model import HostModel
-from xpuruntime.engines.input_binding import ConversionLog
+from xpuruntime.engines.generation.model import GenerationModel
 from xpuruntime.engines.observation import effective_of
 from xpuruntime.engines.onnxruntime.observing.kernels import outside
 from xpuruntime.engines.onnxruntime.observing.profile import NodeProfile, read_profile
@@ -37,7 +35,7 @@ from xpuruntime.files.scratch import ScratchFolder
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from xpuruntime.engines.base import Binding, Request
+    from xpuruntime.engines.base import Request
     from xpuruntime.engines.onnxruntime_genai.controls import GenAiSettings
     from xpuruntime.engines.onnxruntime_genai.folder import GenAiFolder
     from xpuruntime.evidence.records import Unit
@@ -47,14 +45,6 @@ __all__ = ["GenAiModel", "load_folder"]
 _ENGINE = "onnxruntime-genai"
 _FATAL = 4
 _BOOLEANS = ("enable_cpu_mem_arena", "enable_mem_pattern")
-_INT32 = 2**31 - 1
-#: Argument to its type, least and largest value, and these in words. The engine takes any number, also below 0.
-_SAMPLING: dict[str, tuple[Any, float, float, str]] = {
-    "temperature": ((int, float), 0.0, 1e6, "a temperature of 0, which takes the best token, or more"),
-    "top_k": (int, 1, _INT32, "top_k as a whole number of 1 or more"),
-    "top_p": ((int, float), 1e-9, 1.0, "top_p above 0 and at most 1"),
-    "seed": (int, 0, _INT32, f"seed as a whole number from 0 to {_INT32}"),
-}
 #: Events that the engine keeps between two looks at its requests.
 _EVENTS = 256
 _OUT_OF_MEMORY = re.compile(r"could not allocate|failed to allocate|bad[_ ]alloc|out of memory", re.IGNORECASE)
@@ -121,59 +111,21 @@ def _failure(error: Exception, doing: str, device: str) -> XpuRuntimeError:
     return EngineFailed(message, **known)
 
 
-class GenAiModel(HostModel):
+class GenAiModel(GenerationModel):
     """A decoder with its cache in the engine. Steps of several sequences take turns: the engine promises no more."""
 
+    engine = _ENGINE
+    product = "ONNX Runtime GenAI"
+    again = "build the folder again with onnxruntime_genai.models.builder"
+    folder: GenAiFolder
+
     def __init__(self, handle: Any, request: Request, settings: GenAiSettings) -> None:
-        super().__init__(
-            handle, request.model, ["logits"], strict=settings.strict, observer=self._watch, log=ConversionLog()
-        )
-        self.folder: GenAiFolder = request.model.source
-        self.device = request.device
-        self._request, self._settings = request, settings
-        self._turn = threading.Lock()
+        super().__init__(handle, request, strict=settings.strict)
+        self._settings = settings
 
-    def _execute(self, handle: Any, ready: Mapping[str, Any]) -> Sequence[Any]:
-        tokens = self.checked_tokens(ready["tokens"][0])
+    def _logits(self, handle: Any, tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         with self._turn:
-            generator = self._prompted(handle, tokens, len(tokens), {})
-            logits = np.array(generator.get_output("logits"))
-        rows = len(tokens) if self.folder.every_logit else 1
-        if logits.shape != (1, rows, self.folder.vocabulary):
-            msg = f"running {self.folder.folder} gave logits of shape {list(logits.shape)} for {len(tokens)} tokens"
-            fix = "build the folder again with onnxruntime_genai.models.builder"
-            raise EngineFailed(msg, fix=fix, engine=_ENGINE, device=self.device)
-        return [logits]
-
-    def _execute_tensors(self, handle: Any, tensors: Mapping[str, Any]) -> NoReturn:
-        del handle, tensors
-        raise UnsupportedOperationError("logits in bfloat16 are not handed over", engine=_ENGINE, device=self.device)
-
-    def checked_tokens(self, tokens: Any, room: int = 0) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """Return tokens as the engine takes them, with `room` more in its context; refuse those it would misread."""
-        array = np.asarray(tokens)
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            shown = f"{array.dtype} of shape {list(array.shape)}"
-            raise InputError(f"a prompt is a list of token ids, got {shown}", fix="pass whole numbers, [1, 2, 3]")
-        if not len(array):
-            raise InputError("the prompt is empty", fix="begin it with the first token of the model (bos_token_id)")
-        stated = self._info.inputs[0]
-        limits = (stated.limits or (None, None))[1]
-        if isinstance(stated.shape, tuple) and isinstance(stated.shape[1], int):
-            limits = (stated.shape[1], stated.shape[1])
-        if limits is not None and not limits[0] <= len(array) <= limits[1]:
-            size = str(limits[0]) if limits[0] == limits[1] else f"from {limits[0]} to {limits[1]}"
-            fix = "give a prompt of such a length, or change execution.shapes.tokens"
-            raise InputError(f"the prompt has {len(array)} tokens, and execution.shapes states {size}", fix=fix)
-        if len(array) + room > self.folder.context:
-            asked = f"{len(array)} tokens" + (f" and {room} new ones" if room else "")
-            fix = "shorten the prompt" + (", or lower max_new_tokens" if room else "")
-            raise InputError(f"{asked} do not fit the context of {self.folder.context} tokens", fix=fix)
-        wrong = array[(array < 0) | (array >= self.folder.vocabulary)]
-        if len(wrong):
-            fix = f"use ids from 0 to {self.folder.vocabulary - 1}, of the tokenizer of this folder"
-            raise InputError(f"token {int(wrong[0])} is not in the vocabulary", fix=fix)
-        return array.astype(np.int32)
+            return np.array(self._prompted(handle, tokens, len(tokens), {}).get_output("logits"))
 
     def _prompted(self, handle: Any, tokens: Any, limit: int, search: Mapping[str, Any]) -> Any:
         """Return the engine's generator of a sequence of at most `limit` tokens, after its prefill."""
@@ -190,29 +142,6 @@ class GenAiModel(HostModel):
 
     def _failed(self, error: Exception) -> XpuRuntimeError:
         return _failure(error, f"running {self.folder.folder}", self.device)
-
-    def search_of(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
-        """Return search options for `temperature`, `top_k`, `top_p` and `seed`; those left out are the folder's.
-
-        Raises
-        ------
-        InputError
-            A value that the engine would accept and misread, or that has no effect on the choice of the best token.
-        """
-        stated = {name: value for name, value in sampling.items() if value is not None}
-        for name, value in stated.items():
-            kind, low, high, words = _SAMPLING[name]
-            if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
-                raise InputError(f"{name} is {value!r:.40}", fix=f"state {words}")
-        drawn = stated["temperature"] > 0
-        search = {"do_sample": drawn, **stated}
-        if not drawn:
-            del search["temperature"]
-        idle = [name for name in ("top_k", "top_p", "seed") if name in stated]
-        if idle and not drawn:
-            fix = "state a temperature above 0, or leave it out"
-            raise InputError(f"{idle[0]} has no effect where the best token is taken", fix=fix)
-        return search
 
     @property
     def changes_logits(self) -> tuple[str, ...]:
@@ -318,14 +247,6 @@ class GenAiModel(HostModel):
                 text = " ".join(str(error).split())
                 raise InputError(f"the tokenizer of {self.folder.folder} cannot be read: {text}", fix=fix) from None
 
-    def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
-        """Refuse: the engine owns its buffers."""
-        del inputs, outputs
-        self.check_bind(stream)
-        msg = "ONNX Runtime GenAI keeps inputs, outputs and cache in its own buffers"
-        fix = "use run(), or generate() of a GenerationSession"
-        raise UnsupportedOperationError(msg, fix=fix, engine=_ENGINE, device=self.device)
-
     def _watch(self, ready: Mapping[str, Any], runs: int) -> Observed:
         """Run instrumented copies of the model, one for each phase: prompts are profiled apart from single tokens."""
         tokens = self.checked_tokens(ready["tokens"][0])
@@ -414,9 +335,7 @@ class GenAiSequence:
 
         The last step sets `done`, and `ended` too where its token ends the text.
         """
-        if self._model.forked:
-            fix = "open the session again in this process"
-            raise EngineError("this sequence was begun before the process was forked", fix=fix, engine=_ENGINE)
+        self._model.check_alive()
         with self._model._turn:
             if self._model._handle is None:
                 closed()
