@@ -285,6 +285,7 @@ def facts_table() -> Iterator[str]:
             continue
         words = ", ".join(f"`{word}`" for word in (engine.name, *engine.aliases))
         formats = {"onnx": "ONNX", "pt2": "`.pt2`", "torch": "`nn.Module`", "genai": "a folder"}
+        formats["transformers"] = "a folder of transformers"
         yield (
             f"| [{engine.name}]({PAGES[engine.name]}.md) | {words} | {', '.join(formats[f] for f in engine.formats)} "
             f"| {f'`xpuruntime[{engine.extra}]`' if engine.extra else 'the core'} "

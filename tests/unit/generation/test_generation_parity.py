@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from generation_folders import BEGIN, END, VOCABULARY, write_tokenizer
+from generation_folders import write_tokenizer
 
 import xpuruntime as xrt
 
@@ -21,19 +20,6 @@ torch = pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
 
 PROMPTS = [[1, 2, 3, 4, 5], [7], list(range(40))]
-
-
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]  # an incomplete one ends the import
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, bos_token_id=BEGIN, eos_token_id=END, pad_token_id=END,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.engines.model.file import GENERATION_FORMATS
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ NEW_TOKENS = 32
 
 def check_generation(model: ModelInfo, new: int | None, prompt: str | None, feeds: Feeds) -> Feeds:
     """Return the inputs, none of them generated beside a prompt. Options that other models lack are refused."""
-    if model.format != "genai" and (new is not None or prompt is not None):
-        fix = "leave --new-tokens and --prompt out, or name a folder with genai_config.json"
+    if model.format not in GENERATION_FORMATS and (new is not None or prompt is not None):
+        fix = "leave --new-tokens and --prompt out, or name a folder with a language model"
         raise InputError(f"{model.path} generates no tokens", fix=fix)
     if prompt is not None and new is None:
         raise InputError("--prompt is text before new tokens, and none are asked for", fix="state --new-tokens N")

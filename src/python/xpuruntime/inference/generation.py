@@ -12,7 +12,7 @@ import numpy as np
 
 from xpuruntime.argument_types import COUNT, FLAG, TEXT, check_types
 from xpuruntime.engines.generation.model import Generated
-from xpuruntime.engines.model.file import GENERATION_CONFIG, generation_folder
+from xpuruntime.engines.model.file import GENERATION_CONFIG, GENERATION_FORMATS, MODEL_CONFIG, generation_folder
 from xpuruntime.errors import InputError, ModelError
 from xpuruntime.generation.logprobs import normalized
 from xpuruntime.inference.session import InferenceSession
@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Generation", "GenerationSession"]
 
+_FOLDERS = (
+    "name a folder that `python -m onnxruntime_genai.models.builder` or save_pretrained of transformers wrote; "
+    "InferenceSession runs others"
+)
+
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """What was generated for one prompt.
@@ -45,8 +50,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     tokens : tuple of int
-        The new tokens, without the prompt. One that ends the text is the last; of several prompts, the engine does not
-        give it.
+        The new tokens, without the prompt. One that ends the text is the last; of several prompts, ONNX Runtime GenAI
+        does not give it.
     finish : {"stop", "length"}
         A token that ends the text came, or `max_new_tokens` were there.
     text : str or None
@@ -74,8 +79,8 @@ class GenerationSession:
     Parameters
     ----------
     folder : path
-        A folder with ``genai_config.json``, the decoder in ONNX and its tokenizer, as
-        ``onnxruntime_genai.models.builder`` writes it.
+        With ``genai_config.json``, a decoder in ONNX and its tokenizer, as ``onnxruntime_genai.models.builder`` writes
+        it; or of transformers, with a decoder in safetensors.
     policy, device, engine, precision, plan, lock, frozen, registry, machine, **aliases
         As for `InferenceSession`.
 
@@ -112,10 +117,10 @@ class GenerationSession:
         machine: Machine | None = None,
         **aliases: Unpack[PolicyAliases],
     ) -> None:
-        if generation_folder(folder) is None:
+        if not any(generation_folder(folder, name) for name in (GENERATION_CONFIG, MODEL_CONFIG)):
             shown = repr(folder) if isinstance(folder, str) else str(folder)
-            fix = "name a folder that `python -m onnxruntime_genai.models.builder` wrote; InferenceSession runs others"
-            raise ModelError(f"cannot generate with {shown:.200}: it is no folder with {GENERATION_CONFIG}", fix=fix)
+            reason = f"it is no folder with {GENERATION_CONFIG} or {MODEL_CONFIG}"
+            raise ModelError(f"cannot generate with {shown:.200}: {reason}", fix=_FOLDERS)
         self._session = InferenceSession(
             folder,
             policy,
@@ -134,9 +139,8 @@ class GenerationSession:
     @classmethod
     def over(cls, session: InferenceSession) -> GenerationSession:
         """Return what generates by a session that is open. Closing it closes the session."""
-        if session.model.format != "genai":
-            fix = "open a folder that `python -m onnxruntime_genai.models.builder` wrote"
-            raise ModelError(f"{session.model.path} is no language model in a folder", fix=fix)
+        if session.model.format not in GENERATION_FORMATS:
+            raise ModelError(f"{session.model.path} is no language model in a folder", fix=_FOLDERS)
         made = cls.__new__(cls)
         made._session, made._texts = session, None
         return made

@@ -167,10 +167,11 @@ def bench(
     from xpuruntime.cli.generating import NEW_TOKENS, check_generation, time_generation
     from xpuruntime.cli.output import console, print_json, progress
     from xpuruntime.cli.session import open_session, prepare
+    from xpuruntime.engines.model.file import GENERATION_FORMATS
     from xpuruntime.evidence.render_text.tables import duration_text
 
     info, feeds = prepare(model, input, dim, trust=session_options.trust)
-    generates = info.format == "genai"
+    generates = info.format in GENERATION_FORMATS
     new_tokens = (new_tokens or NEW_TOKENS) if generates else new_tokens
     feeds = check_generation(info, new_tokens, prompt, feeds)
     runs = runs or (10 if generates else 200)

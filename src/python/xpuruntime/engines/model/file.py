@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GENERATION_CONFIG",
+    "GENERATION_FORMATS",
     "MAX_PROTOBUF",
+    "MODEL_CONFIG",
     "generation_folder",
     "looks_like",
     "onnx_checks",
@@ -39,6 +41,10 @@ MAX_PROTOBUF = (1 << 31) - 1
 
 #: What makes a folder a language model of ONNX Runtime GenAI.
 GENERATION_CONFIG = "genai_config.json"
+#: Configuration of a model of transformers.
+MODEL_CONFIG = "config.json"
+#: Formats of folders with a language model that engines generate with.
+GENERATION_FORMATS = ("genai", "transformers")
 
 _REEXPORT = "export the model to ONNX (.onnx) and give that file"
 
@@ -67,12 +73,12 @@ _MAGIC: tuple[tuple[bytes, str, str], ...] = (
 )
 
 
-def generation_folder(model: Any) -> Path | None:
-    """Return the folder where `model` names one with a ``genai_config.json``, else ``None``."""
+def generation_folder(model: Any, config: str = GENERATION_CONFIG) -> Path | None:
+    """Return the folder where `model` names one with such a configuration, else ``None``."""
     if not isinstance(model, (str, os.PathLike)) or not isinstance(os.fspath(model), str):
         return None
     folder = Path(model)
-    return folder if kind_of(folder) == "folder" and kind_of(folder / GENERATION_CONFIG) != "missing" else None
+    return folder if kind_of(folder) == "folder" and kind_of(folder / config) != "missing" else None
 
 
 def refuse(where: str, reason: str, fix: str) -> ModelError:
@@ -300,7 +306,7 @@ def _missing(where: str) -> tuple[str, str]:
 
 
 def _directory(where: str) -> tuple[str, str]:
-    if (Path(where) / "config.json").is_file() and any(Path(where).glob("*.safetensors")):
+    if (Path(where) / MODEL_CONFIG).is_file() and any(Path(where).glob("*.safetensors")):
         build = f"python -m onnxruntime_genai.models.builder -i {where} -o FOLDER -p fp32 -e cpu"
         return "it is a folder of transformers", f"load it with transformers, or build a folder that runs: {build}"
     inside = sorted(p.name for p in Path(where).glob("*.onnx"))[:5]

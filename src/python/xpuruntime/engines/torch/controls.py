@@ -7,12 +7,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.control_builder import ControlBuilder, check_options, own_options, show
-from xpuruntime.engines.torch.names import NAMES, OPTIONS, TorchSettings
+from xpuruntime.engines.torch.decoder_folder import FORMAT as DECODER
+from xpuruntime.engines.torch.names import NAMES, OPTIONS, DecoderSettings, TorchSettings
 from xpuruntime.engines.torch.pinning import operation_of, placed_rules
 from xpuruntime.engines.torch.uncovered_calls import uncovered_calls
 from xpuruntime.engines.written_out import absence, written_out
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies.kernel_rules import KERNEL_IDS, OPS
+from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,6 +37,8 @@ __all__ = [
 _WHERE = "execution.provider_options.torch"
 _ON_CUDA = "use device cuda:0, or leave the key out"
 _COMPILE = ("compile_mode", "fullgraph", "dynamic")
+#: Most tokens of a text in a captured cache, where the policy states none.
+_LENGTH = 4096
 
 
 def resolve_settings(request: Request) -> tuple[TorchSettings, tuple[Control, ...]]:
@@ -46,8 +50,8 @@ def resolve_settings(request: Request) -> tuple[TorchSettings, tuple[Control, ..
     given = check_options(own_options(execution.provider_options, NAMES), OPTIONS, _WHERE)
     builder.options(_WHERE, NAMES, "validated and handed to torch.compile, or to the choice of how to run")
     mode = given.pop("mode", "eager")
-    if mode == "eager" and given:
-        name = next(iter(given))
+    name = next((name for name in given if name in _COMPILE), None)
+    if mode == "eager" and name is not None:
         msg = f"{_WHERE}: {name!r} is an option of torch.compile; state mode: compile too, or remove it"
         raise PolicyError(msg, engine=NAMES[0])
     if execution.cuda_graph != "off" and given.get("compile_mode") in ("reduce-overhead", "max-autotune"):
@@ -57,20 +61,59 @@ def resolve_settings(request: Request) -> tuple[TorchSettings, tuple[Control, ..
         )
         raise PolicyError(msg, engine=NAMES[0])
     fields: dict[str, Any] = {"mode": mode, "compile": {n: given[n] for n in _COMPILE if n in given}}
+    decodes = request.model.format == DECODER
+    if decodes:
+        fields.update(_decoding(request, builder, given, mode))
+    elif "max_length" in given:
+        msg = f"{_WHERE}: 'max_length' is of folders of transformers, which generate; remove it"
+        raise PolicyError(msg, engine=NAMES[0])
     fields.update(_precision(request, builder, cuda=cuda))
     fields.update(_execution(request, builder, cuda=cuda))
-    settings = TorchSettings(strict=policy.mode == "strict", **fields)
+    settings = (DecoderSettings if decodes else TorchSettings)(strict=policy.mode == "strict", **fields)
     if any(key.startswith("kernels.") for key in builder.stated):
         resolve_kernels(request, builder, compiled=mode == "compile")
     return settings, builder.finish("PyTorch")
 
 
+def _decoding(request: Request, builder: ControlBuilder, given: dict[str, str], mode: str) -> dict[str, Any]:
+    """Add what a decoder of transformers has beside, and return its settings."""
+    execution = request.policy.execution
+    captures = execution.cuda_graph != "off" and request.device.startswith("cuda")
+    for name, needed in (("max_length", captures), ("mode", captures or mode == "eager")):
+        if (name in given or name == "mode") and not needed:
+            msg = f"{_WHERE}: {name!r} is of captured decode steps; state execution.cuda_graph: prefer on a CUDA device"
+            raise PolicyError(f"{msg}, or remove it", engine=NAMES[0])
+    builder.shapes(request, "any length up to the context runs")
+    wanted = execution.weights
+    if wanted.storage is not None:
+        for key in ("storage", "compute", "group", "exclude"):
+            name = f"execution.weights.{key}"
+            builder.add(name, str(getattr(wanted, key)), "enforced", "torchao quantizes linear layers at loading")
+    context = request.model.source.context
+    length = int(given.get("max_length", min(_LENGTH, context)))
+    if length > context:
+        msg = f"{_WHERE}: max_length is {length}, and the context has {context} tokens; state {context} or less"
+        raise PolicyError(msg, engine=NAMES[0])
+    version = installed("transformers").get("transformers", "")
+    return {"dtype": _loaded_in(request), "max_length": length, "transformers": version}
+
+
+def _loaded_in(request: Request) -> str | None:
+    """Return the precision that weights of a decoder are loaded in; ``None``: as the folder states."""
+    precision = request.policy.execution.precision
+    return {"tf32": "fp32", "model": None}.get(precision, precision)
+
+
 def _precision(request: Request, builder: ControlBuilder, *, cuda: bool) -> dict[str, Any]:
     execution = request.policy.execution
     precision = execution.precision
-    convert = precision if precision in ("fp16", "bf16") else None
+    decodes = request.model.format == DECODER
+    convert = precision if precision in ("fp16", "bf16") and not decodes else None
     key = "execution.precision"
-    if convert is not None:
+    if decodes and precision != "model":
+        dtype = _loaded_in(request)
+        builder.add(key, f"weights loaded in {dtype}", "enforced", "all arithmetic follows them")
+    elif convert is not None:
         reason = "weights and arithmetic are converted; inputs and outputs keep their types"
         builder.add(key, f"weights converted to {convert}", "enforced", reason)
     elif precision == "fp32":
@@ -108,12 +151,16 @@ def _execution(request: Request, builder: ControlBuilder, *, cuda: bool) -> dict
     if execution.cuda_graph != "off":
         if cuda:
             fields["graph"] = execution.cuda_graph
-            level, reason = (
-                ("enforced", "bind() captures or raises")
-                if execution.cuda_graph == "require"
-                else ("advisory", "captured where the model can be; otherwise the binding says why not")
-            )
-            builder.add("execution.cuda_graph", "captured by bind()", level, reason)  # type: ignore[arg-type]
+            decodes = request.model.format == DECODER
+            resolved = "each decode step, by capture_decode" if decodes else "captured by bind()"
+            if execution.cuda_graph == "require":
+                rest = "what cannot be captured is refused, apart from the first token of a text"
+                reason = rest if decodes else "bind() captures or raises"
+                builder.add("execution.cuda_graph", resolved, "enforced", reason)
+            else:
+                rest = "what cannot be captured runs eagerly, and explain() says why"
+                reason = rest if decodes else "captured where the model can be; otherwise the binding says why not"
+                builder.add("execution.cuda_graph", resolved, "advisory", reason)
         else:
             builder.add("execution.cuda_graph", "-", "unsupported", "the CPU has no CUDA graphs", _ON_CUDA)
     builder.add(
@@ -170,6 +217,8 @@ def resolve_kernels(request: Request, builder: ControlBuilder, *, compiled: bool
     policy = request.policy.kernels
     cuda = request.device.startswith("cuda")
     present = {op for node in request.model.nodes if (op := operation_of(node)) is not None}
+    if request.model.format == DECODER:  # which of them it calls is seen when it runs
+        present = set(OPS)
     uncovered = uncovered_calls(request)
     for op, kernel_names in policy.preferences.items():
         key = f"kernels.{op}"

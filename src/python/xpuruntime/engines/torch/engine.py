@@ -10,6 +10,7 @@ from importlib import util
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from xpuruntime.engines.base import Engine, Judgement, Refusal, Request, missing_cuda_device
+from xpuruntime.engines.model.file import MODEL_CONFIG, generation_folder
 from xpuruntime.engines.torch.names import NAMES, OPTIONS
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict, VerdictCode
@@ -36,7 +37,7 @@ class TorchEngine(Engine["TorchSettings"]):
     aliases: ClassVar[tuple[str, ...]] = NAMES[1:]
     extra: ClassVar[str | None] = "torch"
     device_kinds: ClassVar[tuple[str, ...] | None] = ("cpu", "cuda")
-    formats: ClassVar[tuple[str, ...]] = ("pt2", "torch")
+    formats: ClassVar[tuple[str, ...]] = ("pt2", "torch", "transformers")
     library_files: ClassVar[tuple[str, ...]] = ("torch/lib/*.so*",)
 
     def probe(self) -> EngineFacts:
@@ -61,7 +62,7 @@ class TorchEngine(Engine["TorchSettings"]):
         return OPTIONS
 
     def read(self, model: Any, example_inputs: Any, *, trust: bool) -> ModelInfo | None:
-        """Return what is known of a module, or of a ``.pt2`` file."""
+        """Return what is known of a module, of a ``.pt2`` file, or of a folder of transformers with a decoder."""
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(model, torch.nn.Module):
             from xpuruntime.engines.torch.program.reading import inspect_module
@@ -71,7 +72,12 @@ class TorchEngine(Engine["TorchSettings"]):
             from xpuruntime.engines.torch.program.reading import inspect_program
 
             return inspect_program(os.fspath(model), trust=trust)
-        return None
+        folder = generation_folder(model, MODEL_CONFIG) if example_inputs is None else None
+        if folder is None or generation_folder(model) is not None:
+            return None
+        from xpuruntime.engines.torch.decoder_folder import has_weights, inspect_decoder
+
+        return inspect_decoder(folder) if has_weights(folder) else None
 
     def device_recorder(self, limit: int) -> WorkRecorder | None:
         """Return PyTorch's profiler while a PyTorch that can profile CUDA is loaded.
@@ -106,9 +112,13 @@ class TorchEngine(Engine["TorchSettings"]):
 
     def load(self, request: Request, judgement: Judgement[TorchSettings], machine: Machine) -> LoadedModel:
         """Place the program on the device; see `LoadedModel`."""
+        del machine
+        if request.model.format == "transformers":
+            from xpuruntime.engines.torch.decoder_model import load_decoder
+
+            return load_decoder(request, judgement)  # type: ignore[arg-type]
         from xpuruntime.engines.torch.model import load_model
 
-        del machine
         return load_model(request, judgement)
 
     def exporter(self) -> type[NativeExporter]:
@@ -133,6 +143,8 @@ class TorchEngine(Engine["TorchSettings"]):
             return Refusal(
                 VerdictCode.LIBRARY_MISSING, f"torch {facts.version} has no CUDA in it", "install a CUDA build of torch"
             )
+        if request.model.format == "transformers" and "transformers" not in installed("transformers"):
+            return Refusal(VerdictCode.LIBRARY_MISSING, "transformers is not installed", "pip install transformers")
         precision = request.policy.execution.precision
         if precision == "int8":
             reason = "the torch engine does not quantize"

@@ -355,13 +355,7 @@ def compiled(module: Any, settings: TorchSettings) -> Any:
         return module(*args, **kwargs)
 
     run.__code__ = run.__code__.replace(co_name=f"session_{next(_numbers)}")
-    given = settings.compile
-    options: dict[str, Any] = {"fullgraph": given.get("fullgraph") == "1"}
-    if "compile_mode" in given:
-        options["mode"] = given["compile_mode"]
-    if "dynamic" in given:
-        options["dynamic"] = given["dynamic"] == "1"
-    return torch.compile(run, **options)
+    return torch.compile(run, **settings.compile_options)
 
 
 def compiling_apart(call: Call, pins: Pins) -> Call:

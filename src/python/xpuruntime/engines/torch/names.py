@@ -33,6 +33,7 @@ __all__ = [
     "OPTIONS",
     "RECURRENT",
     "RECURRENT_KERNELS",
+    "DecoderSettings",
     "TorchSettings",
     "from_numpy",
     "multiplies_integers",
@@ -149,6 +150,7 @@ OPTIONS: dict[str, Option] = {
     ),
     "fullgraph": Option(meaning="refuse what torch.compile cannot take as one graph", values=BOOL),
     "dynamic": Option(meaning="compile once for all sizes", values=BOOL),
+    "max_length": Option(meaning="most tokens of a text in a cache of captured decode steps", low=1, high=2**31 - 1),
 }
 
 
@@ -163,6 +165,34 @@ class TorchSettings(EngineSettings, frozen=True, kw_only=True):
     threads: int | None = None
     graph: Literal["off", "prefer", "require"] = "off"
     strict: bool = False
+
+    @property
+    def compile_options(self) -> dict[str, Any]:
+        """Arguments of `torch.compile`."""
+        options: dict[str, Any] = {"fullgraph": self.compile.get("fullgraph") == "1"}
+        if "compile_mode" in self.compile:
+            options["mode"] = self.compile["compile_mode"]
+        if "dynamic" in self.compile:
+            options["dynamic"] = self.compile["dynamic"] == "1"
+        return options
+
+
+class DecoderSettings(TorchSettings, frozen=True, kw_only=True):
+    """What a decoder of transformers is loaded with.
+
+    Attributes
+    ----------
+    dtype : str or None
+        Precision that weights are loaded in; ``None``: as the folder states.
+    max_length : int
+        Most tokens of a text, prompt included, that captured steps have a cache for.
+    transformers : str
+        Its version.
+    """
+
+    dtype: str | None = None
+    max_length: int = 0
+    transformers: str = ""
 
 
 def translate(error: Exception, *, doing: str, device: str) -> XpuRuntimeError:
