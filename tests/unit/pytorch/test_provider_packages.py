@@ -52,6 +52,8 @@ def test_liger_serves_a_step_on_the_cpu_by_the_interpreter():
     [
         ("quack.rmsnorm", "rmsnorm_fwd", {"x", "weight", "eps", "store_rstd", "weight_offset"}),
         ("quack.rmsnorm", "rmsnorm_bwd", {"x", "weight", "dout", "rstd", "weight_offset"}),
+        ("quack.cross_entropy", "cross_entropy_fwd", {"x", "target", "ignore_index", "return_lse"}),
+        ("quack.cross_entropy", "cross_entropy_bwd", {"x", "target", "dloss", "lse", "ignore_index"}),
         ("flash_attn.cute.interface", "_flash_attn_fwd",
          {"q", "k", "v", "softmax_scale", "causal", "return_lse", "out"}),
         ("flash_attn.cute.interface", "_flash_attn_bwd",
@@ -92,6 +94,11 @@ def norm(formula="torch", x=("bfloat16", 4, 4096), weight=("bfloat16", 4096), **
     return call("rms_norm", x=x, weight=weight, attributes={"epsilon": 1e-6, "formula": formula}, **change)
 
 
+def loss(logits=("bfloat16", 8, 1000), target=("int64", 8), **change):
+    attributes = {"ignore_index": -100, "reduction": "mean"}
+    return call("cross_entropy", logits=logits, target=target, attributes=attributes, **change)
+
+
 @pytest.mark.parametrize(
     ("word", "made", "said"),
     [
@@ -109,6 +116,11 @@ def norm(formula="torch", x=("bfloat16", 4, 4096), weight=("bfloat16", 4096), **
         ("quack.rms_norm", norm(x=("bfloat16", 4, 4095), weight=("bfloat16", 4095)), "columns in multiples of 8"),
         ("quack.rms_norm", norm(x=dense("bfloat16", 4, 4096, alignment=2)), "x does not begin at a multiple of 16"),
         ("quack.rms_norm", norm(arch="sm80"), "it runs on sm_90 and later"),
+        ("quack.cross_entropy", loss(), ""),
+        ("quack.cross_entropy", loss(arch="sm80"), "it runs on sm_90 and later"),
+        ("quack.cross_entropy", loss(logits=("bfloat16", 8, 1001)), "columns in multiples of 8"),
+        ("quack.cross_entropy", loss(target=("int64", 8, 1)), "one class index, int64"),
+        ("quack.cross_entropy", loss(logits=dense("bfloat16", 8, 1000, alignment=4)), "are not dense"),
         ("liger.rms_norm", norm("llama"), ""),
         ("liger.rms_norm", norm(x=("bfloat16", 4, 131072), weight=("bfloat16", 131072)), "at most 65536 columns"),
         ("liger.rms_norm", norm(weight=("float32", 4096)), "the weight is float32"),

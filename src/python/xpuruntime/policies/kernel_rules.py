@@ -133,6 +133,7 @@ KERNEL_IDS: dict[str, tuple[tuple[str, ...], str]] = {
     "torch.rms_norm": (("rms_norm",), "PyTorch's RMS norm"),
     "fa4.attention": (("attention",), "FlashAttention 4 (flash-attn-4), called directly"),
     "quack.rms_norm": (("rms_norm",), "quack's RMS norm, in CuTe"),
+    "quack.cross_entropy": (("cross_entropy",), "quack's cross entropy, in CuTe"),
     "liger.rms_norm": (("rms_norm",), "Liger's RMS norm, in Triton"),
     "liger.swiglu": (("swiglu",), "Liger's gated SiLU, in Triton"),
     "liger.geglu": (("geglu",), "Liger's gated GELU by tanh, in Triton"),

@@ -79,6 +79,62 @@ class _RmsNorm(TorchKernel):
         return of_x.view(x.shape), of_weight
 
 
+class _CrossEntropy(TorchKernel):
+    id = "quack.cross_entropy"
+    op = "cross_entropy"
+    description = "quack's cross entropy, in CuTe"
+    limits = "sm_90 and later; fp32, fp16 and bf16; dense rows of logits, in whole vectors of 16 bytes"
+    distributions = _RmsNorm.distributions
+    install = _RmsNorm.install
+    environment = _RmsNorm.environment
+    operators = ("quack::cross_entropy_*",)
+    device_kernels = _RmsNorm.device_kernels
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        if not call.arch or int(call.arch.removeprefix("sm")) < _FIRST_ARCH:
+            return False, f"it runs on sm_90 and later, and the operands are on {call.arch or call.device}"
+        logits, target = call.operands["logits"], call.operands["target"]
+        if logits.dtype not in _BITS:
+            return False, f"it computes {', '.join(_BITS)}, and logits is {logits.dtype}"
+        if len(logits.shape) != 2 or len(target.shape) != 1 or target.dtype != "int64":
+            return False, "it takes rows of logits and one class index, int64, for each"
+        columns = logits.shape[1]
+        vector = _VECTOR_BITS // _BITS[logits.dtype]
+        if columns % vector:
+            return False, f"it takes columns in multiples of {vector}, and these are {columns}"
+        if logits.strides != (columns, 1) or logits.alignment < _VECTOR_BITS // 8 or target.strides != (1,):
+            return False, f"logits and target are not dense, from an address in multiples of {_VECTOR_BITS // 8} bytes"
+        return True, ""
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        import torch
+        from quack.cross_entropy import cross_entropy_fwd
+
+        logits, target = tensors
+        ignored, reduction = call.attributes["ignore_index"], call.attributes["reduction"]
+        rows, sums = cross_entropy_fwd(logits, target, ignore_index=ignored, return_lse=True)
+        count = (target != ignored).sum().float() if reduction == "mean" else torch.ones_like(rows[:1]).squeeze(0)
+        loss = rows if reduction == "none" else rows.sum() / count
+        return (loss.to(logits.dtype),), (sums, count) if call.phase == "train" else ()
+
+    def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
+        from quack.cross_entropy import cross_entropy_bwd
+
+        logits, target = saved.inputs
+        sums, count = saved.extra
+        of_rows = (grads[0].float() / count).expand(sums.shape).contiguous()
+        return cross_entropy_bwd(logits, target, of_rows, sums, ignore_index=call.attributes["ignore_index"]), None
+
+    def saved_like(self, call: TorchCall, *tensors: Any) -> Sequence[Any]:
+        import torch
+
+        if call.phase != "train":
+            return ()
+        return tensors[0].new_empty(tensors[0].shape[0], dtype=torch.float32), tensors[0].new_empty(
+            (), dtype=torch.float32
+        )
+
+
 def _module() -> Any:
     import sys
 
@@ -89,4 +145,4 @@ def _offset(call: TorchCall) -> float:
     return 1.0 if call.attributes["formula"] == "gemma" else 0.0
 
 
-KERNELS: tuple[TorchKernel, ...] = (_RmsNorm(),)
+KERNELS: tuple[TorchKernel, ...] = (_RmsNorm(), _CrossEntropy())
