@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Training steps of models of transformers: plain, by Liger's own patches, under a policy; eager, compiled, captured.
+
+python benchmarks/bench_model_steps.py [--models llama,gpt2] [--modes "eager,eager auto,compile"] [--quick]
+
+Each mode runs in a process of its own, since patches and compiled code stay. Weights are random, in fp32 under bf16
+autocast, with fused AdamW; all modes see the same batches, and their losses are held to those of the plain eager step.
+The peak is that of the whole process, warm-up, measuring and capture included; `steady` is that of the timed steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from harness import write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Batch = dict[str, torch.Tensor]
+
+OPS = ("attention", "rms_norm", "layer_norm", "swiglu", "geglu", "rope", "cross_entropy")
+MODES = (
+    "eager", "eager liger", "eager auto", "compile", "compile auto", "reduce-overhead", "capture compile",
+    "capture compile auto",
+)  # fmt: skip
+#: Largest relative difference of a loss from that of the plain eager step.
+LOSS_BOUND = 0.02
+#: What a mode of a model may need of time and memory, as a share of another mode; of any model where none is named.
+BARS = (
+    ("llama", "eager auto", "eager", {"ms": 0.83, "peak_gib": 0.75}),
+    ("", "eager auto", "eager", {"ms": 1.02}),
+    ("", "compile auto", "compile", {"ms": 1.01}),
+    ("", "capture compile", "compile", {"peak_gib": 1.1}),
+)
+
+
+class Model(NamedTuple):
+    """A model of transformers: its classes, what its configuration states, and the sizes of a batch."""
+
+    kind: str
+    config: str
+    sizes: dict[str, Any]
+    batch: int
+    length: int
+    liger: str = ""
+
+
+_DECODER = {"num_hidden_layers": 8, "vocab_size": 32000, "use_cache": False, "tie_word_embeddings": False}
+_SMALL = {**_DECODER, "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 2048}
+MODELS = {
+    "llama": Model(
+        "LlamaForCausalLM", "LlamaConfig",
+        {**_DECODER, "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16,
+         "num_key_value_heads": 8, "max_position_embeddings": 2048},
+        4, 2048, "apply_liger_kernel_to_llama",
+    ),
+    "qwen3": Model(
+        "Qwen3ForCausalLM", "Qwen3Config",
+        {**_SMALL, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}, 4, 1024,
+        "apply_liger_kernel_to_qwen3",
+    ),
+    "gemma": Model(
+        "GemmaForCausalLM", "GemmaConfig",
+        {**_SMALL, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 128}, 4, 1024,
+        "apply_liger_kernel_to_gemma",
+    ),
+    "gpt2": Model("GPT2LMHeadModel", "GPT2Config", {"use_cache": False, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+                                                     "attn_pdrop": 0.0}, 4, 1024),
+    "bert": Model("BertForMaskedLM", "BertConfig", {"hidden_dropout_prob": 0.0,
+                                                    "attention_probs_dropout_prob": 0.0}, 32, 128),
+    "vit": Model("ViTForImageClassification", "ViTConfig", {"num_labels": 1000}, 32, 224),
+}  # fmt: skip
+_LITTLE = {
+    "num_hidden_layers": 2, "n_layer": 2, "hidden_size": 128, "n_embd": 128, "intermediate_size": 256, "n_head": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 1000,
+}  # fmt: skip
+
+
+def build(name: str, device: str, quick: bool) -> tuple[torch.nn.Module, list[Batch]]:
+    """Return a model with random weights, and two batches."""
+    sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type] - it need not fit this PyTorch
+    import transformers
+
+    row = MODELS[name]
+    sizes = {**row.sizes, **({k: v for k, v in _LITTLE.items() if k in row.sizes or k[:2] != "n_"} if quick else {})}
+    if quick and name == "gpt2":
+        sizes = {"use_cache": False, **{k: v for k, v in _LITTLE.items() if k.startswith("n_") or k == "vocab_size"}}
+    config = getattr(transformers, row.config)(**sizes)
+    torch.manual_seed(0)
+    model = getattr(transformers, row.kind)(config).to(device).train()
+    batch, length = (2, 32 if name != "vit" else 224) if quick else (row.batch, row.length)
+    generator = torch.Generator().manual_seed(1)
+    batches: list[Batch] = []
+    for _ in range(2):
+        if name == "vit":
+            pixels = torch.randn(batch, 3, length, length, generator=generator)
+            labels = torch.randint(config.num_labels, (batch,), generator=generator)
+            batches.append({"pixel_values": pixels.to(device), "labels": labels.to(device)})
+        else:
+            tokens = torch.randint(config.vocab_size, (batch, length), generator=generator).to(device)
+            batches.append({"input_ids": tokens, "labels": tokens})
+    return model, batches
+
+
+def policy_of(mode: str) -> Any:
+    """Return the policy of a mode: nothing named, all measured."""
+    from xpuruntime.policies import KernelPolicy
+
+    return KernelPolicy(**dict.fromkeys(OPS, "auto"), auto_strategy="best_performance") if "auto" in mode else None
+
+
+def make_step(mode: str, model: torch.nn.Module, batch: Batch, device: str) -> Callable[[Batch], torch.Tensor]:
+    """Return one step of a mode."""
+    import xpuruntime.pytorch as xrt_torch
+
+    cuda = device == "cuda"
+    rate = torch.tensor(1e-4, device=device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True, capturable=cuda)
+
+    def loss_of(**batch: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device, torch.bfloat16):
+            return model(**batch).loss
+
+    if mode.startswith("capture"):
+        captured = xrt_torch.capture_graph(
+            lambda *values: loss_of(**dict(zip(batch, values, strict=True))), tuple(batch.values()),
+            optimizer=optimizer, modules=[model], strict=cuda, compile="compile" in mode,
+        )  # fmt: skip
+        return lambda batch: captured(*batch.values())
+    function: Callable[..., torch.Tensor] = loss_of
+    if mode.startswith("compile"):
+        function = torch.compile(loss_of)
+    if mode == "reduce-overhead":
+        function = torch.compile(loss_of, mode="reduce-overhead")
+
+    def step(batch: Batch) -> torch.Tensor:
+        if mode == "reduce-overhead":
+            torch.compiler.cudagraph_mark_step_begin()
+        optimizer.zero_grad()
+        loss = function(**batch)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def run_mode(name: str, mode: str, device: str, steps: int, quick: bool) -> dict[str, Any]:
+    """Run one mode in this process and return what it took."""
+    import xpuruntime.pytorch as xrt_torch
+
+    cuda = device == "cuda"
+    row: dict[str, Any] = {"model": name, "mode": mode}
+    if "liger" in mode:
+        import liger_kernel.transformers as liger
+
+        getattr(liger, MODELS[name].liger)()
+    model, batches = build(name, device, quick)
+    policy = policy_of(mode)
+    with nullcontext() if policy is None else xrt_torch.kernel_policy(policy):
+        begun = time.perf_counter()
+        step = make_step(mode, model, batches[0], device)
+        losses = [step(batches[turn % 2]).clone() for turn in range(5)]
+        row["prepare_s"] = time.perf_counter() - begun
+        if cuda:
+            torch.cuda.synchronize()
+            row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+            row["reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
+            torch.cuda.reset_peak_memory_stats()
+        samples = []
+        while len(losses) < steps:
+            start = time.perf_counter()
+            losses += [step(batches[turn % 2]).clone() for turn in range(5)]
+            if cuda:
+                torch.cuda.synchronize()
+            samples.append((time.perf_counter() - start) / 5 * 1e3)
+        if cuda:
+            row["steady_gib"] = torch.cuda.max_memory_allocated() / 2**30
+            row["peak_gib"] = max(row["peak_gib"], row["steady_gib"])
+        if mode.startswith("eager"):
+            row |= explained(lambda: step(batches[0]))
+    return row | {"ms": statistics.median(samples), "samples_ms": samples, "losses": [float(loss) for loss in losses]}
+
+
+def explained(run: Callable[[], Any]) -> dict[str, Any]:
+    """Return the share of time in what is no known operation, and the kernels of the others."""
+    import xpuruntime.pytorch as xrt_torch
+
+    with xrt_torch.explain() as found:
+        run()
+    kernels: dict[str, dict[str, float]] = {}
+    for row in found.rows:
+        if row.op in OPS:
+            times = kernels.setdefault(row.op, {})
+            times[row.resolved or row.operator] = times.get(row.resolved or row.operator, 0.0) + row.time_us
+    unnamed = [(row.operator, round(row.time_us)) for row in found.rows if not row.op][:8]
+    return {"other": found.coverage.other, "kernels_us": kernels, "other_rows": unnamed}
+
+
+def failures(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield what misses its bar."""
+    by_mode = {(row["model"], row["mode"]): row for row in rows}
+    for row in rows:
+        plain = by_mode.get((row["model"], "eager"))
+        if "error" in row or plain is None or "error" in plain:
+            continue
+        worst = max(abs(a - b) / abs(b) for a, b in zip(row["losses"], plain["losses"], strict=False))
+        row["loss_difference"] = worst
+        if worst > LOSS_BOUND:
+            yield f"{row['model']}, {row['mode']}: losses differ by {worst:.2%}"
+    for only, mode, than, bars in BARS:
+        for name in [only] if only else MODELS:
+            one, other = by_mode.get((name, mode), {}), by_mode.get((name, than), {})
+            for figure, bar in bars.items():
+                if figure in one and figure in other and one[figure] > bar * other[figure]:
+                    share = one[figure] / other[figure]
+                    yield f"{name}, {mode}: {figure} is {share:.3f} of that of {than}, and {bar} is the bar"
+
+
+def main() -> int:
+    """Run each mode in a process of its own, write and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="folder of the JSON file; default: benchmarks/results")
+    parser.add_argument("--models", default="llama", help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--modes", default=",".join(MODES), help=f"of {', '.join(MODES)}")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--quick", action="store_true", help="little models: does it run?")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    models, modes = options.models.split(","), options.modes.split(",")
+    if options.child:
+        print(json.dumps(run_mode(models[0], modes[0], options.device, options.steps, options.quick)))
+        return 0
+    rows: list[dict[str, Any]] = []
+    for name in models:
+        for mode in modes:
+            if "liger" in mode and not MODELS[name].liger:
+                continue
+            command = [sys.executable, "-W", "ignore", __file__, "--child", "--models", name, "--modes", mode]
+            command += ["--steps", str(options.steps), "--device", options.device]
+            command += ["--quick"] if options.quick else []
+            ran = subprocess.run(command, capture_output=True, text=True, check=False)
+            try:
+                row = json.loads(ran.stdout.splitlines()[-1])
+            except (IndexError, ValueError):
+                row = {"model": name, "mode": mode, "error": (ran.stderr or ran.stdout)[-1500:]}
+            rows.append(row)
+            list(failures(rows))
+            show(row)
+    missed = list(failures(rows))
+    body = {"dtype": "bfloat16 autocast, float32 weights", "optimizer": "AdamW(fused, capturable)",
+            "loss_bound": LOSS_BOUND, "cases": rows, "missed": missed}  # fmt: skip
+    write("model_steps", body, options.out)
+    for text in missed:
+        print(f"MISSED: {text}")
+    return int(bool(missed) or any("error" in row for row in rows))
+
+
+def show(row: dict[str, Any]) -> None:
+    """Print the line of a mode."""
+    if "error" in row:
+        print(f"{row['model']:6} {row['mode']:22} FAILED: {row['error']}", flush=True)
+        return
+    memory = "  ".join(f"{name} {row[f'{name}_gib']:6.2f}" for name in ("peak", "steady") if f"{name}_gib" in row)
+    drift = f"  loss differs {row['loss_difference']:.1e}" if "loss_difference" in row else ""
+    other = f"  other {row['other']:.1%}  {row['kernels_us']}  {row['other_rows']}" if "other" in row else ""
+    line = f"{row['model']:6} {row['mode']:22} {row['ms']:8.2f} ms  GiB {memory}  prepared {row['prepare_s']:.0f} s"
+    print(f"{line}{drift}{other}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
