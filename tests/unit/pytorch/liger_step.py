@@ -47,6 +47,11 @@ def others(generator):
     target = torch.tensor([0, 7, -100, 49, 3, 3])
     for reduction in ("mean", "sum", "none"):
         yield "cross_entropy", {"logits": logits, "target": target}, {"reduction": reduction}
+    x, weight, bias = (torch.randn(*s, generator=generator, requires_grad=True) for s in ((6, 8), (50, 8), (50,)))
+    for reduction in ("mean", "sum"):
+        for operands in ({"bias": bias}, {}):
+            operands |= {"x": x, "weight": weight if operands else weight.detach(), "target": target}
+            yield "linear_cross_entropy", operands, {"reduction": reduction}
 
 
 def with_gradients(op, operands, attributes):
@@ -73,7 +78,7 @@ def llama() -> None:
         return loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))
 
     expected = step()
-    kernels = {op: f"liger.{op}" for op in ("rms_norm", "swiglu", "cross_entropy")}
+    kernels = {op: f"liger.{op}" for op in ("rms_norm", "swiglu", "linear_cross_entropy")}
     with xt.kernel_policy(xrt.Policy(mode="strict", kernels=kernels)), xt.explain() as found:
         results = step()
     rows = {(row.op, row.resolved, row.phase) for row in found.rows if row.op in kernels}

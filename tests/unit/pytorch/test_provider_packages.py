@@ -120,7 +120,7 @@ def loss(logits=("bfloat16", 8, 1000), target=("int64", 8), **change):
         ("quack.cross_entropy", loss(arch="sm80"), "it runs on sm_90 and later"),
         ("quack.cross_entropy", loss(logits=("bfloat16", 8, 1001)), "columns in multiples of 8"),
         ("quack.cross_entropy", loss(target=("int64", 8, 1)), "one class index, int64"),
-        ("quack.cross_entropy", loss(logits=dense("bfloat16", 8, 1000, alignment=4)), "are not dense"),
+        ("quack.cross_entropy", loss(logits=dense("bfloat16", 8, 1000, alignment=4)), "logits does not begin at"),
         ("liger.rms_norm", norm("llama"), ""),
         ("liger.rms_norm", norm(x=("bfloat16", 4, 131072), weight=("bfloat16", 131072)), "at most 65536 columns"),
         ("liger.rms_norm", norm(weight=("float32", 4096)), "the weight is float32"),

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import os
@@ -46,6 +47,7 @@ __all__ = [
     "include_folder",
     "load_library",
     "load_plugins",
+    "module_digest",
     "plugin_facts",
     "register",
 ]
@@ -206,10 +208,21 @@ def facts_of_kernel(kernel: TorchKernel) -> dict[str, str]:
     """Return what a result of a kernel holds for: packages with versions and contents, code, variables and adapter."""
     found = {name: " ".join((distribution_facts(name) or {}).values()) for name in packages_of_kernel(kernel.id)}
     found |= source_of(kernel.id) or {}
-    found["adapter"] = f"{type(kernel).__module__}.{type(kernel).__qualname__}"
+    kind = type(kernel)
+    found["adapter"] = f"{kind.__module__}.{kind.__qualname__} {module_digest(kind.__module__)}"
     if (facts := plugin_facts(kernel.id.partition(".")[0])) is not None:
         found["plugin"] = " ".join(facts.values())
     return found | environment_values(kernel)
+
+
+@functools.lru_cache(maxsize=256)
+def module_digest(name: str) -> str:
+    """Return the digest of the file of a module that is imported."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    try:
+        return "unreadable" if file is None else f"sha256 {file_digest(file)}"
+    except OSError:
+        return "unreadable"
 
 
 def _code_of(source: Any) -> Iterator[str]:

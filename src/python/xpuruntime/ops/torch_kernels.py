@@ -49,6 +49,8 @@ _ADAPTERS = {
     "liger": "xpuruntime.pytorch.providers.liger",
     "quack": "xpuruntime.pytorch.providers.quack",
     "fa4": "xpuruntime.pytorch.providers.flash",
+    "chunked": "xpuruntime.pytorch.providers.chunked",
+    "torch_chunked": "xpuruntime.pytorch.providers.chunked",
 }
 #: What loads kernels that are named by where they come from.
 _SOURCES = "xpuruntime.pytorch.providers.sources"

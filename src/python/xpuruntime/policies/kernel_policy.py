@@ -45,7 +45,8 @@ class KernelPolicy(PolicySection, frozen=True, kw_only=True, dict=True, cache_ha
 
     Attributes
     ----------
-    matmul, attention, layer_norm, rms_norm, conv, swiglu, geglu, rope, cross_entropy : str or tuple of str or None
+    matmul, attention, layer_norm, rms_norm, conv, swiglu, geglu, rope : str or tuple of str or None
+    softmax, cross_entropy, linear_cross_entropy : str or tuple of str or None
         The short forms; ``None`` when nothing is stated.
     rules : tuple of KernelRule
         Looked at before the short forms; the first that matches wins.
@@ -84,8 +85,14 @@ class KernelPolicy(PolicySection, frozen=True, kw_only=True, dict=True, cache_ha
     swiglu: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(_kernels("swiglu"), default=None)
     geglu: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(_kernels("geglu"), default=None)
     rope: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(_kernels("rope"), default=None)
+    softmax: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(
+        _kernels("softmax"), default=None
+    )
     cross_entropy: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(
         _kernels("cross_entropy"), default=None
+    )
+    linear_cross_entropy: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(
+        _kernels("linear_cross_entropy"), default=None
     )
     rules: Accepts[tuple[KernelRule, ...], Sequence[KernelRule | dict[str, Any]]] = field(
         ListOf(

@@ -23,6 +23,7 @@ __all__ = [
     "KERNEL_IDS",
     "OPS",
     "SOURCE_PREFIXES",
+    "TENSOR_OPS",
     "DType",
     "KernelName",
     "KernelRule",
@@ -96,10 +97,9 @@ FAMILIES: dict[str, dict[str, str]] = {
 
 #: Those that kernels of the core serve; the others are for kernels on tensors of PyTorch alone.
 ARRAY_OPS = tuple(FAMILIES)
-FAMILIES |= {
-    op: {"auto": FAMILIES["conv"]["auto"], "torch": _FRAMEWORK, "inductor": _INDUCTOR}
-    for op in ("swiglu", "geglu", "rope", "cross_entropy")
-}
+TENSOR_OPS = ("swiglu", "geglu", "rope", "softmax", "cross_entropy", "linear_cross_entropy")
+FAMILIES |= {op: {"auto": FAMILIES["conv"]["auto"], "torch": _FRAMEWORK, "inductor": _INDUCTOR} for op in TENSOR_OPS}
+FAMILIES["linear_cross_entropy"]["chunked"] = "a part of the rows at a time, so that the logits are never all in memory"
 #: The operations a kernel can be chosen for.
 OPS: tuple[str, ...] = tuple(FAMILIES)
 
@@ -133,11 +133,15 @@ KERNEL_IDS: dict[str, tuple[tuple[str, ...], str]] = {
     "torch.rms_norm": (("rms_norm",), "PyTorch's RMS norm"),
     "fa4.attention": (("attention",), "FlashAttention 4 (flash-attn-4), called directly"),
     "quack.rms_norm": (("rms_norm",), "quack's RMS norm, in CuTe"),
-    "quack.cross_entropy": (("cross_entropy",), "quack's cross entropy, in CuTe"),
     "liger.rms_norm": (("rms_norm",), "Liger's RMS norm, in Triton"),
     "liger.swiglu": (("swiglu",), "Liger's gated SiLU, in Triton"),
     "liger.geglu": (("geglu",), "Liger's gated GELU by tanh, in Triton"),
     "liger.cross_entropy": (("cross_entropy",), "Liger's cross entropy, in Triton"),
+    "liger.linear_cross_entropy": (("linear_cross_entropy",), "Liger's fused linear cross entropy, in Triton"),
+    "chunked.linear_cross_entropy": (("linear_cross_entropy",), FAMILIES["linear_cross_entropy"]["chunked"]),
+    "torch_chunked.linear_cross_entropy": (("linear_cross_entropy",), "that of PyTorch 2.13 in chunks"),
+    "quack.softmax": (("softmax",), "quack's softmax, in CuTe"),
+    "quack.cross_entropy": (("cross_entropy",), "quack's cross entropy, in CuTe"),
 }
 
 _ID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*(@[A-Za-z0-9_.:=,+-]+)?")

@@ -13,7 +13,7 @@ from xpuruntime.engines.torch.pinning import operation_of, placed_rules
 from xpuruntime.engines.torch.uncovered_calls import uncovered_calls
 from xpuruntime.engines.written_out import absence, written_out
 from xpuruntime.errors import PolicyError
-from xpuruntime.policies.kernel_rules import KERNEL_IDS, OPS
+from xpuruntime.policies.kernel_rules import KERNEL_IDS, OPS, TENSOR_OPS
 from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ NATIVE = {
     ),
     "layer_norm": ("torch", "inductor", "torch.layer_norm"),
     "rms_norm": ("torch", "inductor", "torch.rms_norm"),
-    **{op: ("torch", "inductor", f"torch.{op}") for op in ("conv", "swiglu", "geglu", "rope", "cross_entropy")},
+    **{op: ("torch", "inductor", f"torch.{op}") for op in ("conv", *TENSOR_OPS)},
 }
 _CUDA_ALONE = ("cudnn", "torch.cudnn", "efficient", "torch.efficient")
 

@@ -80,7 +80,7 @@ class CompiledPolicy:
         self.by_call = self.by_phase or self.by_module
         self.tunes = kernels.auto_strategy == "best_performance"
         self.ops = frozenset(op for op in FAMILIES if self._decides(op))
-        self.attention_kernels = self._kernel_names("attention")
+        self.attention_kernels = self.kernel_names("attention")
         self.overrides = self.ops | (_ENTRIES if self.attention_kernels - _FREE else frozenset())
         if self.ops & {"layer_norm", "rms_norm"}:
             self.overrides |= {"norm_classes"}
@@ -88,7 +88,7 @@ class CompiledPolicy:
         if self.avoids:
             self.overrides |= {"attention"}
         if self.strict:
-            self.overrides |= {f"unserved_{op}" for op in FAMILIES if requests_other_kernel(op, self._kernel_names(op))}
+            self.overrides |= {f"unserved_{op}" for op in FAMILIES if requests_other_kernel(op, self.kernel_names(op))}
         self.routes: dict[Any, Route] = {}
         self.kinds: dict[Any, Route] = {}
         self._by_size = frozenset(op for op in SIZES if any(map(_states_size, self._rules(op))))
@@ -132,7 +132,8 @@ class CompiledPolicy:
         stated = (op,) if op is not None and op not in _TUNED else (None, op)
         return [rule for rule in rules if rule.use is not None and (op is None or rule.match.op in stated)]
 
-    def _kernel_names(self, op: str) -> frozenset[str]:
+    def kernel_names(self, op: str) -> frozenset[str]:
+        """Return all words that the policy states for an operation."""
         uses = [self.policy.kernels.get(op), *(rule.use for rule in self._rules(op))]
         return frozenset(
             kernel_name for use in uses if use for kernel_name in ((use,) if isinstance(use, str) else use)

@@ -13,7 +13,7 @@ from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.ops.call_context import CallContext, kernel_ids, prepare, tuning_rule
 from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, Fact, unknown_sizes
 from xpuruntime.policies.document import nearest
-from xpuruntime.policies.kernel_rules import FAMILIES, KERNEL_IDS
+from xpuruntime.policies.kernel_rules import FAMILIES, KERNEL_IDS, TENSOR_OPS
 from xpuruntime.pytorch.attention.sdpa_backends import backend_request
 from xpuruntime.pytorch.dispatch.context import DTYPES, arch_of
 
@@ -44,10 +44,7 @@ NATIVE_NAMES: dict[str, dict[str, str]] = {
     },
     "layer_norm": dict.fromkeys(("torch", "inductor", "torch.layer_norm"), "torch.layer_norm"),
     "rms_norm": dict.fromkeys(("torch", "inductor", "torch.rms_norm"), "torch.rms_norm"),
-    **{
-        op: dict.fromkeys(("torch", "inductor", f"torch.{op}"), f"torch.{op}")
-        for op in ("conv", "swiglu", "geglu", "rope", "cross_entropy")
-    },
+    **{op: dict.fromkeys(("torch", "inductor", f"torch.{op}"), f"torch.{op}") for op in ("conv", *TENSOR_OPS)},
 }
 #: The source of kernels that a call itself names.
 BY_CALL = "kernel="

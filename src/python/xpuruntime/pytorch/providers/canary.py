@@ -21,13 +21,13 @@ import torch
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.measuring.rounds import KernelTiming, Replacement
 from xpuruntime.ops import tuned_records
-from xpuruntime.ops.plugins import facts_of_kernel
+from xpuruntime.ops.plugins import facts_of_kernel, module_digest
 from xpuruntime.ops.torch_kernels import Saved
 from xpuruntime.policies import TuningPolicy
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import thread_policy
 from xpuruntime.pytorch.dispatch.tuning import as_tuning
-from xpuruntime.pytorch.providers.operations import OPERATIONS
+from xpuruntime.pytorch.providers.operations import OPERATIONS, rope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.ops.torch_kernels import TorchCall, TorchKernel
 
-__all__ = ["CASES", "NOT_COMPARED", "VARIABLE", "canary_rejection", "compares"]
+__all__ = ["CASES", "NOT_COMPARED", "VARIABLE", "canary_rejection", "cases_digest", "compares"]
 
 #: ``off`` leaves the comparison out.
 VARIABLE = "XPURUNTIME_CANARY"
@@ -48,6 +48,8 @@ _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 8e-3, to
 _USUAL = TuningPolicy()
 #: Operations whose inputs have the last size of the call's, for which a kernel may be another one.
 _SIZED = ("attention", "rope")
+#: Operations that round to the type of the inputs before they compute a result in a wider one.
+_ROUNDED = ("linear_cross_entropy",)
 #: Length of the attention that is also computed of views.
 _VIEWED = 65
 
@@ -116,7 +118,12 @@ def _held_by(kernel: TorchKernel) -> dict[str, str]:
     from xpuruntime import __version__
 
     versions = {"xpuruntime": __version__, "torch": str(torch.__version__), "cuda": str(torch.version.cuda)}
-    return versions | facts_of_kernel(kernel)
+    return versions | facts_of_kernel(kernel) | {"cases": cases_digest()}
+
+
+def cases_digest() -> str:
+    """Return digests of the files with the cases and with the definitions that these are compared with."""
+    return f"{module_digest(__name__)} {module_digest(rope.__module__)}"
 
 
 def _apart(run: Callable[[], tuple[str, bool]], device: str) -> tuple[str, bool]:
@@ -178,6 +185,7 @@ def _compare(
     before = [x.clone() for x in inputs]
     exact = [x.detach().double().requires_grad_(learns) if x.is_floating_point() else x for x in inputs]
     dense = call.op != "attention"  # other results lie in memory without gaps, whatever their inputs do
+    rounded = inputs[0].dtype if call.op in _ROUNDED else None
     expected = _reference(call.op, dict(zip(case.operands, exact, strict=True)), attributes)
     outputs, extra = kernel.forward(call, *inputs)
     outputs, extra = tuple(outputs), tuple(extra)
@@ -185,7 +193,7 @@ def _compare(
         return f"it returned {len(outputs)} outputs instead of {len(expected)}"
     for x, y in zip(outputs, expected, strict=True):
         like = y.contiguous() if dense else inputs[0] if x.shape == inputs[0].shape else None
-        if wrong := _difference("the output", x, y, like):
+        if wrong := _difference("the output", x, y, like, rounded):
             return wrong
     if written := _written(case, before):
         return written
@@ -205,7 +213,7 @@ def _compare(
     found = kernel.backward(gradient, Saved(inputs, outputs, extra), grads)
     for name, x, y in zip(case.operands, found, of_inputs, strict=False):
         like = case.operands[name].contiguous() if dense else case.operands[name]
-        if y is not None and x is not None and (wrong := _difference(f"the gradient of {name}", x, y, like)):
+        if y is not None and x is not None and (wrong := _difference(f"the gradient of {name}", x, y, like, rounded)):
             return wrong
     if any(not torch.equal(x, y) for x, y in zip(grads, upstream, strict=True)):
         return "its backward writes into the gradient that it gets, which other operations may read"
@@ -217,7 +225,9 @@ def _written(case: Case, before: Sequence[Tensor]) -> str:
     return f"it writes into its input {changed[0]}" if changed else ""
 
 
-def _difference(what: str, found: Tensor, expected: Tensor, like: Tensor | None) -> str:
+def _difference(
+    what: str, found: Tensor, expected: Tensor, like: Tensor | None, rounded: torch.dtype | None = None
+) -> str:
     """Return how a result differs from that in float64, or lies in memory otherwise than one like `like` does."""
     if found.shape != expected.shape:
         return f"{what} has the shape {list(found.shape)} instead of {list(expected.shape)}"
@@ -229,7 +239,10 @@ def _difference(what: str, found: Tensor, expected: Tensor, like: Tensor | None)
         return f"{what} has {int((~torch.isfinite(value)).sum())} numbers that are not finite"
     largest = float(exact.abs().max()) if exact.numel() else 0.0
     error = float((value - exact).abs().max()) if exact.numel() else 0.0
-    bound = _TOLERANCES.get(found.dtype, _TOLERANCES[torch.float32]) * max(largest, 1e-6)
+    tolerance = max(
+        _TOLERANCES.get(dtype, _TOLERANCES[torch.float32]) for dtype in (found.dtype, rounded or found.dtype)
+    )
+    bound = tolerance * max(largest, 1e-6)
     return "" if error <= bound else f"{what} differs by {error:.3g} where {bound:.3g} is the bound"
 
 
@@ -241,7 +254,7 @@ def _reference(op: str, operands: dict[str, Tensor], attributes: Mapping[str, An
         assert x is not None
         return (torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, attributes["epsilon"]),)
     row = OPERATIONS[op]
-    options = {name: value for name, value in attributes.items() if name != "paired"}
+    options = {name: value for name, value in attributes.items() if name not in ("paired", "needs")}
     made = row.reference(*(operands.get(name) for name in row.operands), **options)
     return (made,) if isinstance(made, torch.Tensor) else tuple(made)
 
@@ -338,6 +351,25 @@ def _losses(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:
         yield Case(what, {"logits": logits, "target": target}, {})
 
 
+def _linear_losses(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:
+    """Yield losses in a single chunk of rows and in several, the last a short one."""
+    for rows, columns, classes, scale in ((5, 16, 33, 1.0), (300, 32, 96, 1.0), (64, 64, 1000, 8.0)):
+        operands = {"x": random(rows, columns) * scale / columns**0.5, "weight": random(classes, columns)}
+        operands["target"] = torch.arange(rows, device=operands["x"].device) * 7 % classes
+        operands["target"][2] = int(call.attributes["ignore_index"])
+        if "bias" in call.operands:
+            operands["bias"] = random(classes)
+        yield Case(f"{rows} rows of {columns} columns and {classes} classes, one ignored", operands, {})
+
+
+def _softmaxes(random: Callable[..., Tensor], _call: TorchCall) -> Iterator[Case]:
+    for columns in (64, 96, 1000, 63):
+        rows = random(5, columns) * 3
+        rows[1] += 80
+        rows[2, columns // 3 :] = -math.inf
+        yield Case(f"rows of {columns} columns, one far from zero and one mostly hidden", {"x": rows}, {})
+
+
 #: Operation to what makes its inputs, of a function that draws numbers and of the call that is to be served.
 CASES: dict[str, Callable[[Callable[..., Tensor], TorchCall], Iterator[Case]]] = {
     "rms_norm": _norms,
@@ -347,4 +379,6 @@ CASES: dict[str, Callable[[Callable[..., Tensor], TorchCall], Iterator[Case]]] =
     "geglu": _units,
     "rope": _rotations,
     "cross_entropy": _losses,
+    "linear_cross_entropy": _linear_losses,
+    "softmax": _softmaxes,
 }

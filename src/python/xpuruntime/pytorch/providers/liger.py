@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.ops.torch_kernels import TorchKernel
+from xpuruntime.pytorch.providers.chunked import is_loss_of_rows, scaled_gradients, unsaved_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -184,6 +185,43 @@ class _CrossEntropy(LigerKernel):
         return (tensors[0].new_empty(tensors[0].shape),) if call.phase == "train" else ()
 
 
+class _LinearCrossEntropy(LigerKernel):
+    id = "liger.linear_cross_entropy"
+    op = "linear_cross_entropy"
+    description = "Liger's fused linear cross entropy, in Triton, which computes the gradient in the forward"
+    limits = "fp32, fp16 and bf16; rows with one class index each; a mean or a sum"
+    capturable = _CrossEntropy.capturable
+    device_kernels = _CrossEntropy.device_kernels
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        operands = {name: one for name, one in call.operands.items() if name != "target"}
+        fits, why = super().supports(replace(call, operands=operands))
+        if not fits:
+            return fits, why
+        if call.attributes["reduction"] == "none":
+            return False, "it is used for the mean or the sum of the losses"
+        return is_loss_of_rows(call)
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        from liger_kernel.ops.fused_linear_cross_entropy import fused_linear_cross_entropy_forward
+
+        needs = call.attributes.get("needs", ("x", "weight", "bias")) if call.phase == "train" else ()
+        x, weight, target, *bias = (tensor.detach() for tensor in tensors)
+        loss, *_, of_x, of_weight, of_bias = fused_linear_cross_entropy_forward(
+            x, weight, target, None, bias[0] if bias else None, call.attributes["ignore_index"],
+            reduction=call.attributes["reduction"], compute_gradients=bool(needs),
+            weight_requires_grad="weight" in needs,
+        )  # fmt: skip
+        made = {"x": of_x, "weight": of_weight, "bias": of_bias if bias else None}
+        return (loss,), [gradient for name, gradient in made.items() if name in needs and gradient is not None]
+
+    def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
+        return scaled_gradients(call, saved, grads[0])
+
+    def saved_like(self, call: TorchCall, *tensors: Any) -> Sequence[Any]:
+        return unsaved_gradients(call, tensors)
+
+
 def _copies(tensors: Sequence[Any]) -> list[Any]:
     """Return copies that its backward may write the gradients to; the tensors belong to the program."""
     import torch
@@ -191,4 +229,4 @@ def _copies(tensors: Sequence[Any]) -> list[Any]:
     return [x.clone(memory_format=torch.contiguous_format) for x in tensors]
 
 
-KERNELS: tuple[TorchKernel, ...] = (_RmsNorm(), _SwiGlu(), _GeGlu(), _CrossEntropy())
+KERNELS: tuple[TorchKernel, ...] = (_RmsNorm(), _SwiGlu(), _GeGlu(), _CrossEntropy(), _LinearCrossEntropy())

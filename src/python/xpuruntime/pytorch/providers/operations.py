@@ -15,14 +15,25 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["OPERATIONS", "Operation", "cross_entropy", "geglu", "rms_norm", "rope", "swiglu"]
+__all__ = [
+    "OPERATIONS",
+    "Operation",
+    "cross_entropy",
+    "geglu",
+    "linear_cross_entropy",
+    "rms_norm",
+    "rope",
+    "softmax",
+    "swiglu",
+]
 
 
 class Operation(NamedTuple):
     """An operation: the names of its operands, and what it computes, by PyTorch's own differentiable operations.
 
     `reference` is called with the tensors, then with the attributes by name, of which `defaults` are added where a call
-    states none. `without_gradient` names operands such as labels.
+    states none. `without_gradient` names operands such as labels. With `large`, a call whose gradient is wanted of some
+    operands alone says so to the kernel, by the attribute ``needs``, as others are too large to be computed in vain.
     """
 
     name: str
@@ -30,6 +41,7 @@ class Operation(NamedTuple):
     reference: Callable[..., Any]
     without_gradient: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = MappingProxyType({})
+    large: bool = False
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, *, epsilon: float, formula: str = "torch") -> Tensor:
@@ -76,14 +88,38 @@ def cross_entropy(logits: Tensor, target: Tensor, *, ignore_index: int = -100, r
     return functional.nll_loss(rows, target, ignore_index=ignore_index, reduction=reduction)
 
 
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:
+    """Return the cross entropy, in float32 or in float64, of the logits that a linear layer gives for rows."""
+    logits = functional.linear(x, weight, bias)
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return cross_entropy(wide, target, ignore_index=ignore_index, reduction=reduction)
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Return the softmax of rows."""
+    out: Tensor = torch.ops.aten._softmax.default(x, -1, False)  # ``torch.softmax`` asks the policy
+    return out
+
+
+_LOSS = MappingProxyType({"ignore_index": -100, "reduction": "mean"})
 _ROWS = (
     Operation("rms_norm", ("x", "weight"), rms_norm, defaults={"formula": "torch"}),
     Operation("swiglu", ("gate", "up"), swiglu),
     Operation("geglu", ("gate", "up"), geglu, defaults={"approximate": "none"}),
     Operation("rope", ("q", "k", "cos", "sin"), rope),
+    Operation("softmax", ("x",), softmax),
+    Operation("cross_entropy", ("logits", "target"), cross_entropy, without_gradient=("target",), defaults=_LOSS),
     Operation(
-        "cross_entropy", ("logits", "target"), cross_entropy, without_gradient=("target",),
-        defaults={"ignore_index": -100, "reduction": "mean"},
+        "linear_cross_entropy", ("x", "weight", "target", "bias"), linear_cross_entropy, without_gradient=("target",),
+        defaults=_LOSS, large=True,
     ),
 )  # fmt: skip
 #: Operation to its row.

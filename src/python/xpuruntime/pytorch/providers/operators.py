@@ -70,6 +70,9 @@ def _options(attributes: str) -> dict[str, Any]:
 def _decide(op: str, tensors: Sequence[Tensor], names: str, attributes: str, kernel: str) -> list[Tensor]:
     """Let the policy choose, and go on to PyTorch's own operations or to the operator that has one kernel."""
     records = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if records and OPERATIONS[op].large:
+        needed = tuple([name for name, x in zip(names.split(","), tensors, strict=True) if x.requires_grad])
+        attributes += f"; needs={needed!r}"
     route = _route_of(op, tensors, names, attributes, kernel, records)
     if route is None or route.place is None:
         return _by_torch(op, route, tensors, names, attributes)
@@ -90,7 +93,8 @@ def _by_torch(op: str, route: Route | None, tensors: Sequence[Tensor], names: st
 
 def _reference(op: str, tensors: Sequence[Tensor], names: str, attributes: str) -> list[Tensor]:
     operands = dict(zip(names.split(","), tensors, strict=True))
-    made = OPERATIONS[op].reference(*(operands.get(name) for name in OPERATIONS[op].operands), **_options(attributes))
+    options = {name: value for name, value in _options(attributes).items() if name != "needs"}
+    made = OPERATIONS[op].reference(*(operands.get(name) for name in OPERATIONS[op].operands), **options)
     return [made] if isinstance(made, torch.Tensor) else list(made)
 
 
@@ -278,7 +282,7 @@ def define(operation: Operation) -> None:
             call = _call(place, "backward", inputs, names, attributes)
             like = [
                 torch.empty_like(x, memory_format=torch.contiguous_format) if wanted else None
-                for x, wanted in zip(inputs, _with_gradient(operation, names), strict=True)
+                for x, wanted in zip(inputs, _with_gradient(operation, names, attributes), strict=True)
             ]
             found = place.backward(call, Saved(tuple(inputs), tuple(kept[:n]), tuple(kept[n:])), tuple(grads), like)
             return [x for x in found if x is not None]
@@ -286,11 +290,13 @@ def define(operation: Operation) -> None:
         gradients: list[Tensor] = _observed(op, f"xpuruntime::{op}_backward", place, run, tensors)
         return gradients
 
-    def fake_backward(grads: Any, tensors: Sequence[Tensor], kept: Any, names: str, *_: Any) -> list[Tensor]:
+    def fake_backward(
+        grads: Any, tensors: Sequence[Tensor], kept: Any, names: str, attributes: str, *_: Any
+    ) -> list[Tensor]:
         del grads, kept
         return [
             torch.empty_like(x, memory_format=torch.contiguous_format)
-            for x, wanted in zip(tensors, _with_gradient(operation, names), strict=True)
+            for x, wanted in zip(tensors, _with_gradient(operation, names, attributes), strict=True)
             if wanted
         ]
 
@@ -322,7 +328,7 @@ def define(operation: Operation) -> None:
             )
         )
         return (
-            [next(values) if wanted else None for wanted in _with_gradient(operation, ctx.names)],
+            [next(values) if wanted else None for wanted in _with_gradient(operation, ctx.names, ctx.attributes)],
             None, None, None, None,
         )  # fmt: skip
 
@@ -340,8 +346,9 @@ def define(operation: Operation) -> None:
     torch.library.register_autograd(f"xpuruntime::{op}.served", gradients, setup_context=keep, lib=_library)
 
 
-def _with_gradient(operation: Operation, names: str) -> list[bool]:
-    return [name not in operation.without_gradient for name in names.split(",")]
+def _with_gradient(operation: Operation, names: str, attributes: str) -> list[bool]:
+    needs = _options(attributes).get("needs")
+    return [name not in operation.without_gradient and (needs is None or name in needs) for name in names.split(",")]
 
 
 for _operation in OPERATIONS.values():

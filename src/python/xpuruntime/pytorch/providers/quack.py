@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.ops.torch_kernels import Saved, TorchCall
 
-__all__ = ["CUTE", "KERNELS"]
+__all__ = ["CUTE", "KERNELS", "QuackKernel"]
 
 #: What CuTe kernels are compiled by: a change of one changes the kernel.
 CUTE = ("nvidia-cutlass-dsl>=4.7", "apache-tvm-ffi>=0.1.11,<0.2", "torch-c-dlpack-ext")
@@ -24,31 +24,48 @@ _FIRST_ARCH = 90
 _WIDE = (128 * 1024, 32)
 
 
-class _RmsNorm(TorchKernel):
-    id = "quack.rms_norm"
-    op = "rms_norm"
-    description = "quack's RMS norm, in CuTe"
-    limits = "sm_90 and later; fp32, fp16 and bf16; columns in whole vectors of 16 bytes; a weight"
+class QuackKernel(TorchKernel):
+    """What quack's kernels have in common."""
+
+    limits = "sm_90 and later; fp32, fp16 and bf16; columns in whole vectors of 16 bytes"
     distributions = ("quack-kernels>=0.6.5,<0.7", *CUTE)
     install = 'pip install "xpuruntime[quack]"'
     environment = ("QUACK_*", "CUTE_DSL_*")
-    operators = ("quack::_rmsnorm_*", "quack::rmsnorm_*")
     device_kernels = ("kernel_cutlass_kernel_quack*",)
 
     def supports(self, call: TorchCall) -> tuple[bool, str]:
+        """See `TorchKernel.supports`."""
         if not call.arch or int(call.arch.removeprefix("sm")) < _FIRST_ARCH:
             return False, f"it runs on sm_90 and later, and the operands are on {call.arch or call.device}"
-        x, weight = call.operands["x"], call.operands.get("weight")
-        if weight is None:
-            return False, "it is used with a weight"
         for name, one in call.operands.items():
+            if name == "target":
+                continue
             if one.dtype not in _BITS:
                 return False, f"it computes {', '.join(_BITS)}, and {name} is {one.dtype}"
             if one.alignment < _VECTOR_BITS // 8:
                 return False, f"{name} does not begin at a multiple of {_VECTOR_BITS // 8} bytes"
-        columns, bits = x.shape[-1], _BITS[x.dtype]
+        first = next(iter(call.operands.values()))
+        columns, bits = first.shape[-1], _BITS[first.dtype]
         if columns * bits % _VECTOR_BITS:
             return False, f"it takes columns in multiples of {_VECTOR_BITS // bits}, and these are {columns}"
+        return True, ""
+
+
+class _RmsNorm(QuackKernel):
+    id = "quack.rms_norm"
+    op = "rms_norm"
+    description = "quack's RMS norm, in CuTe"
+    limits = f"{QuackKernel.limits}; a weight"
+    operators = ("quack::_rmsnorm_*", "quack::rmsnorm_*")
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        fits, why = super().supports(call)
+        if not fits:
+            return fits, why
+        x = call.operands["x"]
+        if "weight" not in call.operands:
+            return False, "it is used with a weight"
+        columns, bits = x.shape[-1], _BITS[x.dtype]
         if columns > _WIDE[0] and bits >= _WIDE[1]:
             return False, f"it takes at most {_WIDE[0]} columns of {x.dtype}, and these are {columns}"
         if call.attributes["formula"] not in ("torch", "gemma"):
@@ -79,32 +96,43 @@ class _RmsNorm(TorchKernel):
         return of_x.view(x.shape), of_weight
 
 
-class _CrossEntropy(TorchKernel):
+class _Softmax(QuackKernel):
+    id = "quack.softmax"
+    op = "softmax"
+    description = "quack's softmax, in CuTe"
+    operators = ("quack::_softmax_*",)
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        del call
+        from quack.softmax import softmax_fwd
+
+        (x,) = tensors
+        return (softmax_fwd(x.reshape(-1, x.shape[-1]).contiguous()).view(x.shape),), ()
+
+    def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
+        del call
+        from quack.softmax import softmax_bwd
+
+        columns = saved.outputs[0].shape[-1]
+        made = softmax_bwd(grads[0].view(-1, columns), saved.outputs[0].view(-1, columns))
+        return (made.view(grads[0].shape),)
+
+
+class _CrossEntropy(QuackKernel):
     id = "quack.cross_entropy"
     op = "cross_entropy"
     description = "quack's cross entropy, in CuTe"
     limits = "sm_90 and later; fp32, fp16 and bf16; dense rows of logits, in whole vectors of 16 bytes"
-    distributions = _RmsNorm.distributions
-    install = _RmsNorm.install
-    environment = _RmsNorm.environment
     operators = ("quack::cross_entropy_*",)
-    device_kernels = _RmsNorm.device_kernels
 
     def supports(self, call: TorchCall) -> tuple[bool, str]:
-        if not call.arch or int(call.arch.removeprefix("sm")) < _FIRST_ARCH:
-            return False, f"it runs on sm_90 and later, and the operands are on {call.arch or call.device}"
         logits, target = call.operands["logits"], call.operands["target"]
-        if logits.dtype not in _BITS:
-            return False, f"it computes {', '.join(_BITS)}, and logits is {logits.dtype}"
         if len(logits.shape) != 2 or len(target.shape) != 1 or target.dtype != "int64":
             return False, "it takes rows of logits and one class index, int64, for each"
-        columns = logits.shape[1]
-        vector = _VECTOR_BITS // _BITS[logits.dtype]
-        if columns % vector:
-            return False, f"it takes columns in multiples of {vector}, and these are {columns}"
-        if logits.strides != (columns, 1) or logits.alignment < _VECTOR_BITS // 8 or target.strides != (1,):
-            return False, f"logits and target are not dense, from an address in multiples of {_VECTOR_BITS // 8} bytes"
-        return True, ""
+        fits, why = super().supports(call)
+        if fits and (logits.strides != (logits.shape[1], 1) or target.strides != (1,)):
+            return False, "logits and target are not dense"
+        return fits, why
 
     def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         import torch
@@ -145,4 +173,4 @@ def _offset(call: TorchCall) -> float:
     return 1.0 if call.attributes["formula"] == "gemma" else 0.0
 
 
-KERNELS: tuple[TorchKernel, ...] = (_RmsNorm(), _CrossEntropy())
+KERNELS: tuple[TorchKernel, ...] = (_RmsNorm(), _Softmax(), _CrossEntropy())

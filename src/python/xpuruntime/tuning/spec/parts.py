@@ -177,7 +177,9 @@ class KernelChoices(PolicyValue, frozen=True, kw_only=True):
     swiglu: tuple[str, ...] | None = field(_kernels("swiglu"), default=None)
     geglu: tuple[str, ...] | None = field(_kernels("geglu"), default=None)
     rope: tuple[str, ...] | None = field(_kernels("rope"), default=None)
+    softmax: tuple[str, ...] | None = field(_kernels("softmax"), default=None)
     cross_entropy: tuple[str, ...] | None = field(_kernels("cross_entropy"), default=None)
+    linear_cross_entropy: tuple[str, ...] | None = field(_kernels("linear_cross_entropy"), default=None)
 
 
 class SearchSpace(PolicyValue, frozen=True, kw_only=True):

@@ -53,7 +53,9 @@ _MODULES = {
     "swiglu": ("xpuruntime.pytorch.adapters.gated_units",),
     "geglu": ("xpuruntime.pytorch.adapters.gated_units",),
     "rope": ("xpuruntime.pytorch.adapters.rotary",),
-    "cross_entropy": ("xpuruntime.pytorch.adapters.cross_entropy",),
+    "softmax": ("xpuruntime.pytorch.adapters.rows",),
+    "cross_entropy": ("xpuruntime.pytorch.adapters.rows",),
+    "linear_cross_entropy": ("xpuruntime.pytorch.adapters.language_heads",),
 }
 #: All that sees what runs. The rest only says what a policy does not reach, adapts classes of models to a policy, or is
 #: in the way of code that is being compiled alone, which would be compiled anew for it.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Override for ``cross_entropy``, of all that calls ``torch.nn.functional.cross_entropy``, as losses of models do."""
+"""Overrides for ``softmax`` and ``cross_entropy``, of all that calls PyTorch's functions, as losses of models do."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ __all__ = ["OVERRIDES"]
 
 #: Of PyTorch's numbers for reductions.
 _REDUCTIONS = ("none", "mean", "sum")
+_OTHER_ROWS = "it is for the last dimension of floating-point numbers"
 _UNSERVED = "it is for rows of logits and class indices, without class weights and label smoothing"
 
 
@@ -54,4 +55,22 @@ def _cross_entropy(native: Native) -> Callable[..., Any]:
     return cross_entropy_loss
 
 
-OVERRIDES = (Override("cross_entropy_loss", "cross_entropy", ("CompositeImplicitAutograd",), _cross_entropy),)
+def _softmax(native: Native) -> Callable[..., Any]:
+    def softmax(keyset: Any, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+        if not decides("softmax", x):
+            return native(keyset, x, dim, dtype)
+        why = _OTHER_ROWS if x.dim() < 1 or dim % x.dim() != x.dim() - 1 or not x.is_floating_point() else ""
+        if not why and not torch.compiler.is_compiling() and not is_usual(x):
+            why = UNUSUAL
+        if why:
+            run = lambda *inputs: native(keyset, *inputs)  # noqa: E731 - as of a loss
+            return run_original("softmax", functional.softmax, run, (x, dim, dtype), x, why)
+        return perform("softmax", {"x": x if dtype is None else x.to(dtype)}, {})
+
+    return softmax
+
+
+OVERRIDES = (
+    Override("softmax.int", "softmax", ("CompositeImplicitAutograd",), _softmax),
+    Override("cross_entropy_loss", "cross_entropy", ("CompositeImplicitAutograd",), _cross_entropy),
+)
