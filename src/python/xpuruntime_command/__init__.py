@@ -8,6 +8,7 @@ Its own import has Ctrl-C end the process with 130 and no traceback, until the c
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # signal itself imports much first
+import gc
 import os
 
 __all__ = ["main"]
@@ -18,6 +19,10 @@ if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # else it 
 
 def main() -> None:
     """Run the command line and exit."""
+    gc.set_threshold(10_000)  # else the modules of a command are searched for garbage dozens of times
     from xpuruntime.cli import main as run
 
-    run()
+    try:
+        run()
+    finally:
+        gc.freeze()  # and once more at the exit
