@@ -32,6 +32,7 @@ PLAN = {
         ["bench_profile.py", "--device", "cuda:0"],
         ["bench_profile.py", "--device", "cuda:0", "--beside-torch"],
         ["bench_ort_custom_ops.py", "--device", "cuda:0"],
+        ["bench_generation.py"],
         ["soak.py", "--device", "cuda:0", "--runs", "100000", "--sessions", "1000"],
         ["bench_serving_gpu.py"],
     ],

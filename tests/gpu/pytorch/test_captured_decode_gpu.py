@@ -46,6 +46,7 @@ def test_greedy_tokens(model, compiled, penalty):
             assert torch.equal(captured.generate(PROMPT, **options, eos_token_id=ends), plain)
     assert captured.report.captures == 6, "three ranges, with an end and without"
     assert captured.report.reasons == {}
+    assert "layers by five kernels each, 2 rows: in 2 layers" in captured.report.notes
 
 
 def test_a_seed_repeats_and_the_next_call_goes_on(model):

@@ -73,7 +73,7 @@ def on_stand_in(model: Any, **options: Any) -> CapturedDecode:
         "check_every": 4,
         "max_graphs": 32,
     }
-    settings |= {"fuse": True, "compile": False, "strict": None, **options}
+    settings |= {"fuse": True, "tolerance": None, "compile": False, "strict": None, **options}
     return CapturedDecode(model, torch.device("cpu"), AgainRecorder(CapturedState()), why_eager="", **settings)
 
 

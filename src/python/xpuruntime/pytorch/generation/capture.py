@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from xpuruntime.argument_types import COUNT, COUNTS, FLAG, ArgumentType, check_types
+from xpuruntime.argument_types import COUNT, COUNTS, FLAG, NUMBER, ArgumentType, check_types
 from xpuruntime.errors import InputError, ModelError, UnsupportedOperationError
 from xpuruntime.pytorch.capture.api import compiled_by, device_of
 from xpuruntime.pytorch.capture.captured_state import CapturedState
@@ -38,6 +38,7 @@ def capture_decode(
     check_every: int = 4,
     max_graphs: int = 32,
     fuse: bool = True,
+    tolerance: float | None = None,
     compile: bool | Mapping[str, Any] = True,
     strict: bool | None = None,
 ) -> CapturedDecode:
@@ -65,9 +66,14 @@ def capture_decode(
     max_graphs : int
         The least recently used gives way to another.
     fuse : bool
-        Compute products of one input as one, q, k, v and gate, up, in decode steps where no kernel policy is in force,
-        which would name the single ones. Used where a probe of the batch size shows the same bits; the report has a
-        line for each. Weights become views of joined ones until `CapturedDecode.reset`; none is held twice.
+        Where no kernel policy is in force, which would name single operations: have decode steps of Llama-like models
+        run five Triton kernels a layer, on CUDA devices; elsewhere, compute products of one input as one, q, k, v and
+        gate, up. A probe of each layer and batch size decides whether it is used; the report has a line for each.
+        Weights become views of joined ones until `CapturedDecode.reset`; none is held twice.
+    tolerance : float, optional
+        By how much results of a layer and its kernels may differ in the probe, as a share of the largest magnitude.
+        Default: four roundings of bfloat16 (2**-6), of float32 2**-16. 0 leaves what has the same bits, as joined
+        products may.
     compile : bool or mapping
         Have ``torch.compile`` compile each step before it is captured, with these options. Steps that run eagerly
         are not compiled.
@@ -103,9 +109,9 @@ def capture_decode(
     batches: Any = (batch,) if COUNT.fits(batch) else batch
     types = {
         "max_length": COUNT, "check_every": COUNT, "max_graphs": COUNT, "batch": COUNTS, "kv_ranges": _RANGES,
-        "fuse": FLAG, "compile": _COMPILE, "strict": FLAG,
+        "fuse": FLAG, "tolerance": NUMBER, "compile": _COMPILE, "strict": FLAG,
     }  # fmt: skip
-    check_types(types, {**locals(), "batch": batches}, optional=["strict"])
+    check_types(types, {**locals(), "batch": batches}, optional=["tolerance", "strict"])
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "prepare_inputs_for_generation"):
         raise ModelError(
             f"capture_decode takes a model of transformers that generates, got a {type(model).__name__}. Fix: give an "
@@ -123,7 +129,7 @@ def capture_decode(
         raise UnsupportedOperationError(f"capture_decode: {plain or reason}", fix=fix)
     recorder = None if plain or reason else CudaRecorder(device)
     extents = _extents(kv_ranges, max_length)
-    settings = (max_length, batches, extents, check_every, max_graphs, fuse, compile, strict)
+    settings = (max_length, batches, extents, check_every, max_graphs, fuse, tolerance, compile, strict)
     if compile is not True:  # options that torch.compile refuses are refused here
         compiled_by(lambda: None, compile)
     return CapturedDecode(model, device, recorder, *settings, reason)

@@ -32,6 +32,7 @@ from xpuruntime.pytorch.generation.decode_calls import (
     why_plain,
 )
 from xpuruntime.pytorch.generation.decode_lanes import Lane, fingerprint
+from xpuruntime.pytorch.generation.fused_decoder import FusedDecoder, NotFusedError, kernels_for
 from xpuruntime.pytorch.generation.joined_products import JoinedProducts
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ class CapturedDecode:
         check_every: int,
         max_graphs: int,
         fuse: bool,
+        tolerance: float | None,
         compile: bool | Mapping[str, Any],
         strict: bool | None,
         why_eager: str,
@@ -137,6 +139,7 @@ class CapturedDecode:
         self._check_every = check_every
         self._max_graphs = max_graphs
         self._fuse = fuse
+        self._tolerance = tolerance
         self._compile = compile
         self._strict = strict
         self._why_eager = why_eager
@@ -152,6 +155,8 @@ class CapturedDecode:
 
     def _adopt(self) -> None:
         self._joined = JoinedProducts(self._model) if self._fuse and not why_plain(self._model) else None
+        #: Made when it is first needed: the decoder, or why there is none.
+        self._fused: FusedDecoder | str | None = None
         self._modules = list(self._model.modules())
         self._print = fingerprint(self._modules)
         self._surroundings = GraphKey(CapturedState(modules=[self._model]), self._device)
@@ -303,7 +308,9 @@ class CapturedDecode:
             self._lanes[batch, cast] = lane
             if self._recorder is not None:
                 self._recorder.order()
-            lane.start(ids, mask, _moved(model_kwargs.get("position_ids"), self._device), choice.least)
+            positions = _moved(model_kwargs.get("position_ids"), self._device)
+            lane.fused = self._fused_for(lane, positions is None or int(positions.max()) < prompt)
+            lane.start(ids, mask, positions, choice.least)
             lane.read_up_to(self._extent_for(prompt))
             if _streamer is not None:
                 _streamer.put(input_ids.cpu())
@@ -338,10 +345,10 @@ class CapturedDecode:
                 states.clear()
             lane.read_up_to(extent := self._extent_for(prompt + made))
             batch = lane.token.shape[0]
-            key = (batch, extent, choice.key, *surroundings)
+            key = (batch, extent, choice.key, lane.fused is None, *surroundings)
             graph = None if self._recorder is None else self._graph_for(lane, choice, batch, extent, key)
             if graph is None:
-                with self._joining(batch):
+                with self._joining(lane):
                     lane.step(choice)
                 self._eager_tokens += 1
             else:
@@ -365,7 +372,7 @@ class CapturedDecode:
     def _graph_for(self, lane: Lane, choice: Choice, batch: int, extent: int, key: Any = None) -> _Graph | None:
         """Return the graph of a step, captured now if need be; nothing where it has to run eagerly."""
         if key is None:
-            key = (batch, extent, choice.key, *self._surroundings.now())
+            key = (batch, extent, choice.key, lane.fused is None, *self._surroundings.now())
         graph = self._graphs.get(key)
         if graph is not None:
             self._graphs.move_to_end(key)
@@ -395,10 +402,11 @@ class CapturedDecode:
         assert self._recorder is not None
         used = CapturedState(buffers=lane.state())
         snapshot = StateSnapshot(used, self._device)
-        step = compiled_by(lane.step, self._compile)
+        advance = compiled_by(lane.advance, self._compile)
+        step = compiled_by(lane.step, self._compile) if lane.fused is None else _around(lane, lane.fused, advance)
         # All graphs are compiled of the same code, and beyond the limit Dynamo would leave it uncompiled.
         limit = _private_api.dynamo_config().patch(recompile_limit=4 * self._max_graphs)
-        joined = self._joining(lane.token.shape[0])
+        joined = self._joining(lane)
         with (
             joined,
             uncached_autocast(),
@@ -417,13 +425,37 @@ class CapturedDecode:
                     self._drop_graphs()  # they would go on with random numbers of their own
                     self._recorder.cut_loose = False  # type: ignore[attr-defined]
 
-    def _joining(self, batch: int) -> contextlib.AbstractContextManager[None]:
+    def _joining(self, lane: Lane) -> contextlib.AbstractContextManager[None]:
         """Let steps of the block compute joined products, where no policy names the single ones."""
-        cast = torch.is_autocast_enabled(self._device.type)
-        if self._joined is None or cast or context.active_policy() is not None:
+        if self._joined is None or lane.fused is not None or not self._is_free():
             return contextlib.nullcontext()
+        batch = lane.token.shape[0]
         self._notes.update(dict.fromkeys(self._joined.prove(batch)))
         return self._joined.used(batch)
+
+    def _fused_for(self, lane: Lane, usual: bool) -> FusedDecoder | None:
+        """Return the kernels of whole layers, where they are proved for a lane and no policy names single ones."""
+        kernels = kernels_for(self._device)
+        if self._joined is None or kernels is None or not usual or not self._is_free():
+            return None
+        if self._fused is None:
+            try:
+                self._fused = FusedDecoder(self._model, self._joined, kernels, self._max_length)
+            except NotFusedError as error:
+                self._fused = f"layers are not fused: {error}"
+        if isinstance(self._fused, str):
+            self._notes[self._fused] = None
+            return None
+        lane.read_up_to(self._max_length)
+        rows = lane.token.shape[0]
+        why = self._fused.prove(lane, self._tolerance)
+        said = f"layers by five kernels each, {rows} rows: "
+        self._notes[said + (f"not used, since {why}" if why else f"in {len(lane.cache.layers)} layers")] = None
+        return None if why else self._fused
+
+    def _is_free(self) -> bool:
+        """Say whether neither a policy nor autocast says how single operations are computed."""
+        return context.active_policy() is None and not torch.is_autocast_enabled(self._device.type)
 
     def _follow_model(self) -> None:
         """Drop what belongs to the model as it was, where it has changed."""
@@ -450,6 +482,7 @@ class CapturedDecode:
         self._drop_graphs()
         self._failed.clear()
         self._lanes.clear()
+        self._fused = None
         if self._joined is not None:
             self._joined.separate()
 
@@ -459,6 +492,10 @@ class CapturedDecode:
             torch.cuda.synchronize(self._device)
         self._graphs.pop(key).recording.graph.reset()
         self._recorder.released(1)
+
+
+def _around(lane: Lane, fused: FusedDecoder, advance: Any) -> Any:
+    return lambda choice: advance(fused.logits(lane), choice)
 
 
 def _generator(device: torch.device) -> torch.Generator:

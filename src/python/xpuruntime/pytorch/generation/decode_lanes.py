@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from xpuruntime.pytorch.generation.decode_calls import Choice
+    from xpuruntime.pytorch.generation.fused_decoder import FusedDecoder
 
 __all__ = ["Lane", "fingerprint"]
 
@@ -77,6 +78,8 @@ class Lane:
         self.counted = torch.zeros(1, **counts)
         #: Tokens that a text has to have.
         self.least = torch.zeros(1, **counts)
+        #: What runs a step in place of the model.
+        self.fused: FusedDecoder | None = None
 
     def state(self) -> list[torch.Tensor]:
         """Return what a step changes, apart from keys and values: those of its own position, which it writes first."""
@@ -117,11 +120,37 @@ class Lane:
 
     def prefill(self, ids: torch.Tensor, choice: Choice) -> None:
         """Run the prompt, and choose the first token."""
-        self._advance(self._forward(ids, self._positions, is_first_iteration=True), choice)
+        self.advance(self._forward(ids, self._positions, is_first_iteration=True), choice)
 
     def step(self, choice: Choice) -> None:
         """Run the last token, and choose the next: this is what a graph holds."""
-        self._advance(self._forward(self.token, self.position), choice)
+        self.advance(self.plain_logits() if self.fused is None else self.fused.logits(self), choice)
+
+    def plain_logits(self) -> torch.Tensor:
+        """Run the last token by the model."""
+        return self._forward(self.token, self.position)
+
+    def begin_probe(self, random: torch.Generator, magnitude: float) -> None:
+        """Be as after a random text that fills the range of the cache but one, padded on the left in the first row."""
+        device, rows, extent = self.token.device, self.token.shape[0], self.cache.layers[0].extent
+        ids = torch.randint(self._model.config.vocab_size, (rows, extent - 1), generator=random, device=device)
+        mask = torch.ones_like(ids)
+        mask[0, : extent // 3] = 0
+        self.start(ids[:, :1], None, None, 0)
+        self._forward(ids[:, :1], self._positions, is_first_iteration=True)
+        for layer in self.cache.layers:
+            layer.keys.normal_(0, magnitude, generator=random)
+            layer.values.normal_(generator=random)
+            layer.cumulative_length.fill_(extent - 1)
+        self.mask[:, : extent - 1].copy_(mask)
+        self.token.copy_(ids[:, -1:])
+        self.length.fill_(extent)
+        self.position.copy_(mask.sum(1, keepdim=True))
+
+    def written(self, cached: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a copy of what the last step has put into a layer of the cache."""
+        place = self.length - 1
+        return cached.keys.index_select(2, place), cached.values.index_select(2, place)
 
     def _forward(self, ids: torch.Tensor, positions: torch.Tensor, **more: Any) -> torch.Tensor:
         arguments: dict[str, Any] = {self._cache_name: self.cache, **self._more, **more}
@@ -132,7 +161,8 @@ class Lane:
         logits: torch.Tensor = self._model(**inputs, return_dict=True).logits
         return logits[:, -1].to(copy=True, dtype=torch.float32)
 
-    def _advance(self, scores: torch.Tensor, choice: Choice) -> None:
+    def advance(self, scores: torch.Tensor, choice: Choice) -> None:
+        """Choose a token of each row, and be as after it."""
         if choice.held is not None:
             open_ended = scores.index_fill(1, choice.held, -torch.inf)
             scores = torch.where(self.length < self.least, open_ended, scores)

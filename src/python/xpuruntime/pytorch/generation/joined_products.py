@@ -23,7 +23,8 @@ _TRIALS = 3
 class _Group:
     """Linear layers of one module whose weights lie side by side; each parameter is a view, none is held twice."""
 
-    def __init__(self, kind: tuple[str, ...], parts: list[Any]) -> None:
+    def __init__(self, module: Any, kind: tuple[str, ...], parts: list[Any]) -> None:
+        self.module = module
         self.kind = kind
         self.parts = parts
         self.sizes = [part.out_features for part in parts]
@@ -85,9 +86,19 @@ class JoinedProducts:
     def __init__(self, model: torch.nn.Module) -> None:
         with torch.inference_mode(False):
             self._groups = [
-                _Group(kind, parts) for module in model.modules() for kind in _KINDS if (parts := _parts(module, kind))
+                _Group(module, kind, parts)
+                for module in model.modules()
+                for kind in _KINDS
+                if (parts := _parts(module, kind))
             ]
         self._proved: dict[int, list[_Group]] = {}
+
+    def operands(self, module: Any, first: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return weight and bias of the joined product of a module that begins with a part."""
+        for group in self._groups:
+            if group.module is module and group.kind[0] == first:
+                return group.weight, group.bias
+        raise AttributeError(f"{type(module).__name__} has no {first} that is joined")
 
     def prove(self, rows: int) -> list[str]:
         """Probe all groups for so many rows, once. Returns a line for each kind."""

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`FusedDecoder`: decode steps of Llama-like models by five kernels a layer, where a probe of each layer shows it."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as PyTorch calls it
+
+from xpuruntime.error_text import error_line
+from xpuruntime.pytorch.capture.captured_state import CapturedState, StateSnapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from xpuruntime.pytorch.generation.decode_lanes import Lane
+    from xpuruntime.pytorch.generation.joined_products import JoinedProducts
+
+__all__ = ["FusedDecoder", "NotFusedError", "kernels_for"]
+
+#: Of the largest magnitude of a layer's result: four roundings of the type.
+_TOLERANCES = {torch.bfloat16: 2.0**-6, torch.float32: 2.0**-16}
+#: Magnitudes of the hidden states of a probe: the small one shows epsilons, the large one residuals.
+_MAGNITUDES = (1e-3, 1.0, 30.0)
+_KEY_MAGNITUDE = 4.0
+#: Kinds of rotary embeddings that depend on the position alone.
+_ROTARY = ("default", "linear", "llama3", "yarn")
+
+#: Beyond, the time is in the arithmetic of products.
+_MOST_ROWS = 64
+
+
+class NotFusedError(Exception):
+    """Why a model is not fused. It never leaves the package."""
+
+
+def kernels_for(device: torch.device) -> Any:
+    """Return the module of the kernels, or nothing where they cannot run."""
+    if device.type != "cuda" or torch.version.hip or importlib.util.find_spec("triton") is None:
+        return None
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return None
+    from xpuruntime.pytorch.generation import decode_kernels
+
+    return decode_kernels
+
+
+class _Layer:
+    """The operands of the kernels of a decoder layer."""
+
+    def __init__(self, layer: Any, joined: JoinedProducts) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.module = layer
+        self.first, self.second = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
+        self.qkv = joined.operands(attention, "q_proj")
+        self.gate_up = joined.operands(mlp, "gate_proj")
+        self.o, self.down = _linear(attention.o_proj), _linear(mlp.down_proj)
+        self.scale = float(attention.scaling)
+        self.head = int(attention.head_dim)
+        self.kv_heads = attention.k_proj.out_features // self.head
+        self.norms = None
+        if hasattr(attention, "q_norm"):
+            (q_norm, eps), (k_norm, other) = _norm(attention.q_norm), _norm(attention.k_norm)
+            if eps != other or q_norm.numel() != self.head:
+                raise NotFusedError("queries and keys have norms of other kinds")
+            self.norms = (q_norm, k_norm, eps)
+        if self.head not in (32, 64, 128, 256) or self.qkv[0].shape[0] // self.head > 18 * self.kv_heads:
+            raise NotFusedError(f"heads of size {self.head}, {attention.q_proj.out_features // self.head} of them")
+
+
+class FusedDecoder:
+    """A decoder of transformers whose layers are five kernels each.
+
+    Norm and q, k, v; rotation, cache and attention; output product and residual; norm, gate, up and what they make;
+    down product and residual.
+    """
+
+    def __init__(self, model: Any, joined: JoinedProducts, kernels: Any, max_length: int) -> None:
+        self._kernels = kernels
+        try:
+            base = model.model
+            self._embedding = base.embed_tokens.weight
+            self._layers = [_Layer(layer, joined) for layer in base.layers]
+            self._final, self._norm, self._head = base.norm, _norm(base.norm), _linear(model.lm_head)
+            rotary = base.rotary_emb
+            if rotary.rope_type not in _ROTARY:
+                raise NotFusedError(f"rotary embeddings of the kind {rotary.rope_type}")
+            positions = torch.arange(max_length, device=self._embedding.device)[None]
+            cos, sin = rotary(self._embedding[:1, None], position_ids=positions)
+            self._turns = (cos[0].contiguous(), sin[0].contiguous())
+        except (AttributeError, TypeError, ValueError) as error:
+            raise NotFusedError(f"it is built otherwise than Llama: {error_line(error)}") from None
+        dtype = self._embedding.dtype
+        if dtype not in _TOLERANCES or {tensor.dtype for tensor in self._tensors()} != {dtype}:
+            raise NotFusedError(f"weights of {str(dtype).removeprefix('torch.')} are not fused, or have several types")
+        if (getattr(model.config, "sliding_window", None) or max_length) < max_length:
+            raise NotFusedError("a layer has a sliding window")
+        if any(_is_changed(part) for part in model.modules() if not list(part.children())):
+            raise NotFusedError("a module has hooks, or a forward of its own")
+        self._proved: dict[int, str] = {}
+        #: By rows, how many pieces of a split head are made; zeros between kernels.
+        self._arrived: dict[int, torch.Tensor] = {}
+
+    def _tensors(self) -> Iterable[torch.Tensor]:
+        yield from (self._embedding, self._norm[0], self._head[0], *self._turns)
+        for layer in self._layers:
+            yield from (layer.first[0], layer.second[0], layer.qkv[0], layer.gate_up[0], layer.o[0], layer.down[0])
+
+    def logits(self, lane: Lane) -> torch.Tensor:
+        """Run the last token of each row. Returns its logits in float32; keys and values are in the cache then."""
+        hidden = F.embedding(lane.token[:, 0], self._embedding)
+        for layer, cached in zip(self._layers, lane.cache.layers, strict=True):
+            self._run(layer, hidden, lane, cached)
+        return self._scores(hidden)
+
+    def _scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        out = hidden.new_empty(hidden.shape[0], self._head[0].shape[0], dtype=torch.float32)
+        self._product(hidden, self._head, out, norm=self._norm)
+        return out
+
+    def _product(self, x: Any, operands: Any, out: Any, **more: Any) -> None:
+        self._kernels.product(x, operands[0], out, bias=operands[1], **more)
+
+    def _run(self, layer: _Layer, hidden: torch.Tensor, lane: Lane, cached: Any) -> None:
+        """Have `hidden` be what the layer makes of it."""
+        rows = hidden.shape[0]
+        qkv = hidden.new_empty(rows, layer.qkv[0].shape[0])
+        self._product(hidden, layer.qkv, qkv, norm=layer.first)
+        heads = hidden.new_empty(rows, layer.o[0].shape[1])
+        splits = self._kernels.splits_for(rows, layer.kv_heads, cached.extent)
+        pieces = hidden.new_empty(splits * (heads.numel() + 2 * heads.numel() // layer.head), dtype=torch.float32)
+        self._kernels.attend(
+            qkv, cached.keys, cached.values, self._turns, lane.mask, lane.length, lane.position, heads,
+            (pieces, self._arrived[rows]), scale=layer.scale, norms=layer.norms, extent=cached.extent,
+        )  # fmt: skip
+        self._product(heads, layer.o, hidden, residual=hidden)
+        active = hidden.new_empty(rows, layer.down[0].shape[1])
+        self._product(hidden, layer.gate_up, active, norm=layer.second, gated=True)
+        self._product(active, layer.down, hidden, residual=hidden)
+
+    def prove(self, lane: Lane, tolerance: float | None) -> str:
+        """Probe each layer in a lane whose cache may be written. Returns why it is not used, or nothing.
+
+        The model runs a token over a random cache once; then each layer and its kernels run the same hidden states of
+        several magnitudes, with what the model has given the layer. Results, keys and values are compared.
+        """
+        rows = lane.token.shape[0]
+        if rows > _MOST_ROWS:
+            return f"it is more than {_MOST_ROWS} rows"
+        if rows not in self._proved:
+            limit = _TOLERANCES[self._embedding.dtype] if tolerance is None else tolerance
+            heads = rows * max(layer.kv_heads for layer in self._layers)
+            self._arrived[rows] = torch.zeros(heads, dtype=torch.int32, device=self._embedding.device)
+            try:
+                self._proved[rows] = self._probe(lane, limit)
+            except Exception as error:
+                self._proved[rows] = f"the probe failed: {error_line(error)}"
+        return self._proved[rows]
+
+    def _probe(self, lane: Lane, limit: float) -> str:
+        device = self._embedding.device
+        random = torch.Generator(device).manual_seed(lane.token.shape[0])
+        lane.begin_probe(random, _KEY_MAGNITUDE)
+        snapshot = StateSnapshot(CapturedState(buffers=lane.state()), device)
+        calls: dict[Any, Any] = {}
+        watched = [*(layer.module for layer in self._layers), self._final]
+        hooks = [
+            module.register_forward_pre_hook(lambda *call: calls.__setitem__(call[0], call[1:]), with_kwargs=True)
+            for module in watched
+        ]
+        try:
+            logits = lane.plain_logits()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        snapshot.restore()
+        if not torch.equal(_hidden(calls[watched[0]])[:, 0], F.embedding(lane.token[:, 0], self._embedding)):
+            return "hidden states do not begin as the rows of the embedding"
+        off = _difference(self._scores(_hidden(calls[self._final])[:, 0].contiguous()), logits)
+        if not off <= limit:
+            return f"logits differ by {off:.2g} of the largest, over {limit:.2g}"
+        shape = (lane.token.shape[0], 1, self._embedding.shape[1])
+        for number, (layer, cached) in enumerate(zip(self._layers, lane.cache.layers, strict=True)):
+            args, kwargs = calls[layer.module]
+            kwargs = {name: value for name, value in kwargs.items() if name != "hidden_states"}
+            for magnitude in _MAGNITUDES:
+                hidden = torch.randn(shape, generator=random, device=device) * magnitude
+                hidden = hidden.to(self._embedding.dtype)
+                made = layer.module(hidden, *args[1:], **kwargs)
+                snapshot.restore()
+                theirs = (made if isinstance(made, torch.Tensor) else made[0])[:, 0], *lane.written(cached)
+                ours = hidden[:, 0].clone()
+                self._run(layer, ours, lane, cached)
+                for name, left, right in zip(
+                    ("result", "keys", "values"), (ours, *lane.written(cached)), theirs, strict=True
+                ):
+                    off = _difference(left, right)
+                    if not off <= limit:
+                        return f"the {name} of layer {number} differ by {off:.2g} of the largest, over {limit:.2g}"
+        return ""
+
+
+def _hidden(call: Any) -> torch.Tensor:
+    args, kwargs = call
+    hidden: torch.Tensor = args[0] if args else next(iter(kwargs.values()))
+    return hidden
+
+
+def _difference(left: torch.Tensor, right: torch.Tensor) -> float:
+    left, right = left.double(), right.double()
+    return float((left - right).abs().max() / right.abs().max())
+
+
+def _norm(module: Any) -> tuple[torch.Tensor, float]:
+    eps = getattr(module, "variance_epsilon", None)
+    return module.weight, float(module.eps if eps is None else eps)
+
+
+def _linear(module: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if type(module) is not torch.nn.Linear or not module.weight.is_contiguous():
+        raise NotFusedError(f"a product is a {type(module).__name__}")
+    return module.weight, module.bias
+
+
+def _is_changed(module: Any) -> bool:
+    return "forward" in vars(module) or any(vars(module)[hooks] for hooks in ("_forward_hooks", "_forward_pre_hooks"))

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The Triton kernels of a decode step against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+pytest.importorskip("triton")
+
+from xpuruntime.pytorch.generation import decode_kernels
+
+pytestmark = pytest.mark.usefixtures("cuda_is_usable_afterwards")
+
+LIMITS = {torch.bfloat16: 2e-2, torch.float32: 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def on_the_device():
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        yield
+
+
+def off(found, want):
+    return float((found.double() - want.double()).abs().max() / want.double().abs().max())
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("rows", [1, 3, 20])
+@pytest.mark.parametrize(
+    ("columns", "count", "norm", "bias", "kind"),
+    [(2048, 3072, True, False, ""), (2816, 512, False, True, "residual"), (520, 1000, True, False, "gated")],
+)
+def test_product(dtype, rows, columns, count, norm, bias, kind):
+    gated = kind == "gated"
+    x = torch.randn(rows, columns, dtype=dtype)
+    weight = torch.randn(count * (1 + gated), columns, dtype=dtype) / columns**0.5
+    scale = (torch.rand(columns, dtype=dtype) + 0.5, 1e-5) if norm else None
+    added = torch.randn(weight.shape[0], dtype=dtype) if bias else None
+    out = torch.randn(rows, count, dtype=dtype)
+    want = x.double()
+    if norm:
+        want = want * torch.rsqrt(want.pow(2).mean(-1, keepdim=True) + 1e-5) * scale[0].double()
+    want = F.linear(want, weight.double(), added.double() if bias else None)
+    if gated:
+        want = F.silu(want[:, :count]) * want[:, count:]
+    residual = out if kind == "residual" else None
+    if residual is not None:
+        want = want + out.double()
+    decode_kernels.product(x, weight, out, norm=scale, bias=added, residual=residual, gated=gated)
+    assert off(out, want) < LIMITS[dtype]
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize(
+    ("rows", "kv_heads", "group", "size", "most", "filled", "normed"),
+    [(1, 8, 4, 64, 1024, 700, False), (3, 2, 3, 128, 300, 70, True), (2, 1, 1, 32, 64, 0, False)],
+)
+def test_attention(dtype, rows, kv_heads, group, size, most, filled, normed):
+    qkv = torch.randn(rows, (group + 2) * kv_heads * size, dtype=dtype)
+    keys, values = (torch.randn(rows, kv_heads, most, size, dtype=dtype) for _ in range(2))
+    turns = tuple(torch.randn(most, size, dtype=dtype) for _ in range(2))
+    padding = min(filled, 66)
+    mask, position = torch.ones(rows, most, dtype=torch.long), torch.full((rows, 1), filled)
+    mask[0, :padding], position[0] = 0, filled - padding
+    norms = (torch.rand(size, dtype=dtype), torch.rand(size, dtype=dtype), 1e-6) if normed else None
+    q, k, v = qkv.double().view(rows, -1, size).split([group * kv_heads, kv_heads, kv_heads], 1)
+    if normed:
+        q, k = (
+            x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w.double()
+            for x, w in zip((q, k), norms[:2], strict=True)
+        )
+    cos, sin = (table.double()[position] for table in turns)
+    q, k = (x * cos + torch.cat([-x[..., size // 2 :], x[..., : size // 2]], -1) * sin for x in (q, k))
+    wide = [cache.double().index_copy(2, position[-1:, 0], new[:, :, None]) for cache, new in ((keys, k), (values, v))]
+    seen = (torch.arange(most) <= filled) & (mask != 0)
+    scores = torch.einsum("bhd,bhtd->bht", q, wide[0].repeat_interleave(group, 1)) * size**-0.5
+    weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
+    want = torch.einsum("bht,bhtd->bhd", weights, wide[1].repeat_interleave(group, 1)).reshape(rows, -1)
+    splits = decode_kernels.splits_for(rows, kv_heads, most)
+    arrived = torch.zeros(rows * kv_heads, dtype=torch.int32)
+    bits = []
+    for _ in range(20):
+        out = torch.empty_like(want, dtype=dtype)
+        pieces = torch.full((rows * kv_heads * splits * group * (size + 2),), torch.nan)
+        decode_kernels.attend(
+            qkv, keys, values, turns, mask, torch.tensor([filled + 1]), position, out, (pieces, arrived),
+            scale=size**-0.5, norms=norms, extent=most,
+        )  # fmt: skip
+        bits.append(out)
+    assert all(torch.equal(out, bits[0]) for out in bits), "pieces are put together in one order"
+    assert not arrived.any()
+    for found, right in ((bits[0], want), (keys, wide[0]), (values, wide[1])):
+        assert off(found, right) < LIMITS[dtype]
