@@ -264,7 +264,8 @@ def in_ranks(options: argparse.Namespace) -> None:
     log = Path(os.environ.get("NCCL_DEBUG_FILE", "").replace("%p", str(os.getpid())))
     found, choices, seen = {}, {}, 0
     for wrap in options.wraps:
-        found[wrap] = measured(options, wrap, device)
+        with xrt_torch.RankAgreement(options.seconds):
+            found[wrap] = measured(options, wrap, device)
         if cuda and log.is_file():
             logged = read_choices(log)
             choices[wrap] = Counter(f"{one.collective}: {one.algorithm}, {one.protocol}" for one in logged[seen:])
@@ -321,6 +322,7 @@ def start(
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__,
         "--wraps", ",".join(wraps), "--part", str(part), "--size", options.size, "--device", options.device,
         "--variants", ",".join(options.variants), "--rounds", str(rounds), "--calls", str(options.calls),
+        "--seconds", str(options.seconds),
     ]  # fmt: skip
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))}
     with subprocess.Popen(command, env={**os.environ, **threads, **(environment or {})}) as running:

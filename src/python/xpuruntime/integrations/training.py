@@ -7,7 +7,9 @@ It needs PyTorch alone. The other modules fit it to frameworks: they log its met
 
 from __future__ import annotations
 
+import json
 import logging
+import platform
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -25,6 +27,7 @@ from xpuruntime.policies import Policy
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.policy_scope import kernel_policy
 from xpuruntime.pytorch.explanation.explain import explain
+from xpuruntime.pytorch.rank_agreement import RankAgreement
 from xpuruntime.pytorch.training_lock import check_locked, lock
 from xpuruntime.runtime.telemetry import log_decision
 
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["LOCK_FILE", "TrainingPolicy", "lock_in"]
 
 #: Names of the files in a checkpoint.
-LOCK_FILE, EVIDENCE_FILE = "xpuruntime.lock", "xpuruntime-evidence.json"
+LOCK_FILE, EVIDENCE_FILE, RANKS_FILE = "xpuruntime.lock", "xpuruntime-evidence.json", "xpuruntime-ranks.json"
 
 
 class TrainingPolicy:
@@ -63,6 +66,8 @@ class TrainingPolicy:
         the explained step has to run as it records.
     on_evidence : callable, optional
         Called with this once the step is explained.
+    rank_timeout : float
+        As of `xpuruntime.pytorch.RankAgreement`, which the processes of ``torch.distributed`` train in.
 
     Attributes
     ----------
@@ -75,10 +80,16 @@ class TrainingPolicy:
     lock : Lock or None
         The kernels of the step; ``None`` also where it cannot be locked, which is logged.
     rank_differences : tuple of str
-        Kernels of the step that are not the same in all processes of ``torch.distributed``.
+        Kernels and libraries of the step that are not the same in all processes of ``torch.distributed``, with the rank
+        that differs from most.
+    rank_report : dict or None
+        Evidence of all processes together: kernels, libraries, host and device of each rank, ``differences``, and the
+        ranks that are ``odd``. `save` writes it.
 
     Raises
     ------
+    EngineError
+        Another rank failed, ended, or was silent for `rank_timeout` seconds.
     LockError
         The lock does not hold, is of another policy, or the explained step ran otherwise.
     PolicyError
@@ -106,6 +117,7 @@ class TrainingPolicy:
         evidence_step: int = 2,
         resume: Lock | str | os.PathLike[str] | None = None,
         on_evidence: Callable[[TrainingPolicy], object] | None = None,
+        rank_timeout: float = 1800.0,
     ) -> None:
         check_types({"evidence_step": COUNT}, {"evidence_step": evidence_step})
         if evidence_step < 1:
@@ -122,6 +134,9 @@ class TrainingPolicy:
         self.evidence: Explanation | None = None
         self.lock: Lock | None = None
         self.rank_differences: tuple[str, ...] = ()
+        self.rank_report: dict[str, Any] | None = None
+        self._rank_timeout = rank_timeout
+        self._ranks: RankAgreement | None = None
         if resume is not None:
             self.resume(resume)
 
@@ -158,8 +173,9 @@ class TrainingPolicy:
     def __enter__(self) -> Self:
         if self._scope is not None or self.step:
             raise InputError("this training was entered already. Fix: make a new TrainingPolicy for each")
-        self._scope = self._entered()
+        self._ranks = RankAgreement(self._rank_timeout).__enter__()
         try:
+            self._scope = self._entered()
             self._hook = register_optimizer_step_post_hook(self._stepped)
             self._begin_evidence()
         except BaseException as error:
@@ -178,8 +194,13 @@ class TrainingPolicy:
         try:
             self._drop_evidence(error)
         finally:
-            if scope is not None:
-                scope.__exit__(kind, error, trace)
+            ranks, self._ranks = self._ranks, None
+            try:
+                if scope is not None:
+                    scope.__exit__(kind, error, trace)
+            finally:
+                if ranks is not None:
+                    ranks.__exit__(kind, error, trace)
 
     def _stepped(self, optimizer: torch.optim.Optimizer, _args: Any, _options: Any) -> None:
         if self._optimizer is None:
@@ -240,24 +261,40 @@ class TrainingPolicy:
             log_decision("train", logging.WARNING, "lock", f"step {self.step} has no lock: {error}")
 
     def _compare_ranks(self) -> None:
-        """Gather the kernels of all processes, and name those that differ from the first one's."""
-        distributed = torch.distributed
-        if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+        """Gather the evidence of all processes, and name those that differ from most."""
+        if self._ranks is None or self._ranks.count == 1:
             return
-        kernels: dict[str, list[str]] = {}
+        kernels: dict[str, set[str]] = {}
         for row in () if self.evidence is None else self.evidence.rows:
             if row.op:
                 name = " ".join(part for part in (row.op, row.module, row.phase, *row.dtypes) if part)
-                kernels.setdefault(name, []).append(row.resolved or row.status)
-        gathered: list[Any] = [None] * distributed.get_world_size()
-        distributed.all_gather_object(gathered, {name: sorted(set(found)) for name, found in kernels.items()})
-        first, *others = gathered
-        self.rank_differences = tuple(
-            f"{name}: rank {rank} ran {_listed(other.get(name))}, rank 0 {_listed(first.get(name))}"
-            for rank, other in enumerate(others, 1)
-            for name in sorted({*first, *other})
-            if first.get(name) != other.get(name)
-        )
+                kernels.setdefault(name, set()).add(row.resolved or row.status)
+        validators = () if self.lock is None else self.lock.identity.validators
+        reports = self._ranks.gather({
+            "rank": self._ranks.rank,
+            "host": platform.node(),
+            "lock": None if self.lock is None else self.lock.digest,
+            "kernels": {name: " and ".join(sorted(found)) for name, found in kernels.items()},
+            "libraries": {
+                "device" if one.kind == "device" else f"{one.kind} {one.key}": str(one.expect) for one in validators
+            },
+        })  # fmt: skip
+        differences, odd = [], set()
+        for part, verb in (("kernels", "ran"), ("libraries", "has")):
+            for name in sorted({name for report in reports for name in report[part]}):
+                values = [report[part].get(name, "nothing") for report in reports]
+                usual = max(values, key=values.count)  # the first one of the most frequent
+                differing = [rank for rank, value in enumerate(values) if value != usual]
+                odd |= {*differing}
+                differences += [
+                    f"{name}: rank {rank} {verb} {values[rank]}, rank {values.index(usual)} {usual}"
+                    for rank in differing
+                ]
+        self.rank_differences = tuple(differences)
+        self.rank_report = {
+            "schema": "xpuruntime.ranks/1", "step": self.step, "ranks": reports, "differences": differences,
+            "odd": sorted(odd),
+        }  # fmt: skip
         for sentence in self.rank_differences:
             log_decision("train", logging.WARNING, "rank_difference", sentence)
 
@@ -279,6 +316,8 @@ class TrainingPolicy:
             return None
         place = Path(folder)
         replace_file(place / EVIDENCE_FILE, f"{self.evidence.to_json()}\n".encode(), private=False)
+        if self.rank_report is not None:
+            replace_file(place / RANKS_FILE, f"{json.dumps(self.rank_report, indent=1)}\n".encode(), private=False)
         return save_lock(self.lock, place / LOCK_FILE)
 
 
@@ -289,7 +328,3 @@ def lock_in(folder: str | os.PathLike[str]) -> Path | None:
         return file
     log_decision("train", logging.WARNING, "lock", f"the checkpoint {folder} has no lock, so none is verified")
     return None
-
-
-def _listed(kernels: list[str] | None) -> str:
-    return " and ".join(kernels) if kernels else "nothing"

@@ -6,23 +6,96 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.measuring.rounds import PROTOCOL, KernelTiming, Replacement
 from xpuruntime.ops.call_context import prepare
-from xpuruntime.ops.tuning_cache import BACKEND_LIBRARIES, TuningCache, core_build, mapped_builds, tuning_path
+from xpuruntime.ops.tuning_cache import (
+    BACKEND_LIBRARIES,
+    TuningCache,
+    core_build,
+    mapped_builds,
+    tuning_path,
+    use_tuning_cache,
+)
 from xpuruntime.policies import TuningPolicy
 from xpuruntime.policies.kernel_rules import ARRAY_OPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["keep", "recall", "rule_suffix", "validators"]
+__all__ = ["Exchange", "SharedTimes", "keep", "recall", "rule_suffix", "validators"]
 
 _LEAST_US = 1e-3
 _USUAL = TuningPolicy()
+
+
+class Exchange(Protocol):
+    """How ranks pass measured times on: one measures a key, and the others take what it found."""
+
+    def take(self, key: str) -> tuple[int, dict[str, Any]] | None:
+        """Return which rank has measured, and its entry; ``None`` where there is none to wait for."""
+
+    def measures(self, key: str) -> bool:
+        """Say whether this rank measures the key for all."""
+
+    def give(self, key: str, entry: Mapping[str, Any]) -> None:
+        """Pass on what this rank has measured."""
+
+    def refuse(self, rank: int, key: str, differences: str) -> None:
+        """Raise, since this rank has other libraries than the one that has measured."""
+
+
+class SharedTimes:
+    """The tuning cache of one rank of several, for both tuners, until it is closed: see `Exchange`."""
+
+    _open: list[SharedTimes] = []  # noqa: RUF012 - of all
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        prepare()
+        self._cache = use_tuning_cache(self)
+        self._open.append(self)
+
+    def close(self) -> None:
+        """Give the cache back to whom it was of before."""
+        self._open.remove(self)
+        use_tuning_cache(self._open[-1] if self._open else None)
+
+    @classmethod
+    def current(cls) -> SharedTimes | None:
+        """Return the innermost one."""
+        return cls._open[-1] if cls._open else None
+
+    def find(self, key: str, validators: Mapping[str, str]) -> tuple[dict[str, Any] | None, str]:
+        """Return what the rank that measures has measured; as `TuningCache.find`."""
+        taken = self._exchange.take(key)
+        if taken is not None:
+            rank, entry = taken
+            theirs = entry["validators"]
+            differences = [
+                f"{name} is {validators.get(name, 'not there')!r} here and {theirs.get(name, 'not there')!r} there"
+                for name in sorted({*validators, *theirs})
+                if validators.get(name) != theirs.get(name)
+            ]
+            if differences:
+                self._exchange.refuse(rank, key, ", ".join(differences))
+            return entry, ""
+        if self._cache is None or not self._exchange.measures(key):
+            return None, ""
+        found, note = self._cache.find(key, validators)
+        if found is None or found.get("undecided"):  # which one rank alone would measure again
+            return None, note
+        self._exchange.give(key, found)
+        return found, note
+
+    def put(self, key: str, entry: Mapping[str, Any]) -> str:
+        """Keep what was measured, and pass it on; as `TuningCache.put`."""
+        note = "" if self._cache is None else self._cache.put(key, entry)
+        self._exchange.give(key, {**entry, "seconds": 1e9})  # no rank measures an undecided one again
+        return note
 
 
 @functools.cache
@@ -84,7 +157,7 @@ def validators(op: str, device: str, versions: Mapping[str, str], libraries: Seq
 
 def recall(key: str, held_by: Mapping[str, str], rule: TuningPolicy) -> Replacement | None:
     """Return what was measured, as far as it still holds; ``None`` where it was undecided with a smaller budget."""
-    store = _open_store()
+    store = SharedTimes.current() or _open_store()
     if store is None:
         return None
     entry, _ = store.find(key, held_by)
@@ -101,7 +174,7 @@ def recall(key: str, held_by: Mapping[str, str], rule: TuningPolicy) -> Replacem
 
 def keep(key: str, held_by: Mapping[str, str], measured: Replacement) -> str:
     """Keep what was measured. Returns why it is not kept, or nothing."""
-    store = _open_store()
+    store = SharedTimes.current() or _open_store()
     if store is None or measured.cancelled:
         return ""
     times = [

@@ -250,7 +250,7 @@ def tuning_path() -> Path | None:
 class _WithBuilds:
     """The cache of the core's tuner: its entries hold for the same builds of xpuruntime and of the libraries alone."""
 
-    def __init__(self, cache: TuningCache) -> None:
+    def __init__(self, cache: TuningCache | _core.TuningStore) -> None:
         self._cache = cache
         self._builds: dict[str, dict[str, str]] = {}
 
@@ -274,16 +274,22 @@ class _WithBuilds:
         return held
 
 
-def use_tuning_cache() -> TuningCache | None:
-    """Let the core's dispatcher keep measured times in the file of `tuning_path`; ``None`` where there is none."""
+def use_tuning_cache(before: _core.TuningStore | None = None) -> TuningCache | None:
+    """Let the core's dispatcher keep measured times in the file of `tuning_path`; ``None`` where there is none.
+
+    Where a store is stated, it stands before the file; times that the dispatcher knows are forgotten then.
+    """
     dispatcher = _core.Dispatcher.instance()
     try:
         path = tuning_path()
     except InputError as error:
-        dispatcher.set_tuning_store(_NoTuningCache(str(error)))
+        dispatcher.set_tuning_store(_NoTuningCache(str(error)) if before is None else _WithBuilds(before))
         return None
     cache = None if path is None else TuningCache(path)
-    dispatcher.set_tuning_store(None if cache is None else _WithBuilds(cache))
+    first = before or cache
+    dispatcher.set_tuning_store(None if first is None else _WithBuilds(first))
+    if before is not None:
+        dispatcher.forget_measurements()
     return cache
 
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.layer_parity.parity import parity
     from xpuruntime.pytorch.layer_parity.result import LayerParity, Parity
     from xpuruntime.pytorch.profiling.profile import profile
+    from xpuruntime.pytorch.rank_agreement import RankAgreement
     from xpuruntime.pytorch.step_tuning.result import StepCandidate, TunedStep
     from xpuruntime.pytorch.step_tuning.tune import tune
     from xpuruntime.pytorch.training_lock import lock
@@ -92,6 +93,7 @@ _LAZY = {
     "parity": "layer_parity.parity",
     "profile": "profiling.profile",
     "quantize": "weights",
+    "RankAgreement": "rank_agreement",
     "register_flash_attention": "attention.flash_impl",
     "reset_allocator": "allocator.api",
     "set_allocator": "allocator.api",
@@ -108,6 +110,7 @@ __all__ = [
     "LayerParity",
     "LinearWeights",
     "Parity",
+    "RankAgreement",
     "StepCandidate",
     "TunedStep",
     "allocator_stats",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch.autograd import profiler as _autograd_profiler
 from torch.nn.modules import module as _torch_module
 
-from xpuruntime.pytorch._private_api.lookup import TABLE, PrivateName, attribute, take
+from xpuruntime.pytorch._private_api.lookup import TABLE, PrivateName, attribute, later, take
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +24,10 @@ __all__ = [
     "call_kernel_at",
     "checkpoint_frame",
     "child_modules",
+    "collective_number",
     "compiled_function",
     "cuda_allocator",
+    "default_store",
     "forward_pre_hooks",
     "global_module_hooks",
     "guard_on_attribute",
@@ -309,3 +311,16 @@ def varlen_uses_cudnn(index: int | None) -> bool:
     """Whether PyTorch gives ``varlen_attn`` to cuDNN on a CUDA device; up to 2.13 never."""
     asks = getattr(sys.modules.get(_VARLEN), "_should_use_cudnn", None)
     return asks is not None and bool(asks(index))
+
+
+#: Gives a function that returns how many collectives of a process group this process has begun.
+collective_number: Callable[[Any], Callable[[], int]] = attribute(
+    "torch.distributed.ProcessGroup._get_sequence_number_for_group",
+    "which tells the rank that others wait for",
+    without="ranks are compared by their steps alone",
+    otherwise=lambda: 0,
+)
+#: Gives a function that returns the store of the default process group.
+default_store: Callable[[], Callable[[], Any]] = later(
+    "torch.distributed.distributed_c10d._get_default_store", "through which ranks agree and watch each other"
+)

@@ -32,6 +32,7 @@ from xpuruntime.pytorch.capture.graph_key import (
 )
 from xpuruntime.pytorch.capture.step_program import uncached_autocast
 from xpuruntime.pytorch.dispatch import context, tuning
+from xpuruntime.pytorch.rank_agreement import note_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,6 +152,7 @@ class CapturedStep:
         return self._replay(graph, leaves)
 
     def _replay(self, graph: _Graph, leaves: Sequence[Any]) -> Any:
+        note_step()
         graph.inputs.fill(leaves)
         graph.recording.graph.replay()
         graph.hits += 1

@@ -110,7 +110,7 @@ def tune(
         Called after every look at the data.
 
     rank_timeout : float
-        Seconds that a rank of a distributed step waits for the others, between two things that all do.
+        As of `RankAgreement`.
 
     Returns
     -------
@@ -128,8 +128,7 @@ def tune(
     -----
     In a distributed process group all ranks call this together: the first one decides for all, so that they do the
     same steps. A variant that fails on one rank before the race is out on all; what fails there later ends the race on
-    all. Where a rank leaves a step in the middle of its collectives, the others wait as long as the step's own process
-    group lets them.
+    all. Ranks run the same kernels and watch each other, as in `RankAgreement`.
 
     Examples
     --------
@@ -155,7 +154,7 @@ def tune(
                 progress=progress, seed=seed,
             ),
         )  # fmt: skip
-        ranks.check_same(device, {one.name: one.policy for one in variants})
+        ranks.check_variants({one.name: one.policy for one in variants})
         if make_capturable and optimizer is not None and device.type == "cuda":
             change(optimizer, device)
         args = tuple(on_device(samples, device))
@@ -243,6 +242,7 @@ class _Trials:
                 code=CandidateCode.INFEASIBLE if isinstance(error, XpuRuntimeError) else CandidateCode.FAILED,
                 reason=failure,
             )
+            self._ranks.note(f"{variant.name}: {failure}")
         others = [one for one in self._ranks.gather((row.code, row.reason)) if one[0] != CandidateCode.UNDECIDED]
         if others and row.code == CandidateCode.UNDECIDED:
             row = replace(row, code=others[0][0], reason=f"on another rank: {others[0][1]}")

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What each of several processes over gloo does in the tests of rank agreement, and how they are started."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Generous for what has to wait it out, and short enough for a test.
+RANK_TIMEOUT = 6.0
+WORLD_SECONDS = 60.0
+#: What takes seconds to import, in the process that others are forked from.
+PRELOADED = [
+    "torch._dynamo", "torch.nn.parallel.distributed", "xpuruntime.pytorch.step_tuning.tune",
+    "xpuruntime.integrations.training", "xpuruntime.pytorch.dispatch.overrides", "torch.profiler",
+]  # fmt: skip
+
+
+def run_ranks(program: str, folder: Path, ranks: int, *arguments: Any) -> list[dict[str, Any]]:
+    """Return what a program of this module said on each rank, with its exit code, after all have ended."""
+    return start_ranks(program, folder, ranks, *arguments)()
+
+
+def start_ranks(program: str, folder: Path, ranks: int, *arguments: Any) -> Callable[[], list[dict[str, Any]]]:
+    """Start a program of this module on each rank; returns a function that waits for them, as `run_ranks`."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    folder.mkdir(exist_ok=True)
+    processes = [
+        context.Process(target=_run, args=(program, str(folder), rank, ranks, arguments)) for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+
+    def ended() -> list[dict[str, Any]]:
+        for process in processes:
+            process.join(WORLD_SECONDS)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        results = []
+        for rank, process in enumerate(processes):
+            text = folder / f"{rank}.json"
+            said = json.loads(text.read_text()) if text.exists() else {}
+            results.append({"error": (folder / f"{rank}.err").read_text(), **said, "code": process.exitcode})
+        return results
+
+    return ended
+
+
+def _run(program: str, folder: str, rank: int, ranks: int, arguments: tuple[Any, ...]) -> None:
+    import torch
+
+    place = Path(folder)
+    errors = os.open(place / f"{rank}.err", os.O_WRONLY | os.O_CREAT)
+    os.dup2(errors, 2)
+    os.environ["XPURUNTIME_TUNING_CACHE"] = str(place / f"tuning-{rank}" / "tuning.json")  # each on a host of its own
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{place}/store", rank=rank, world_size=ranks)
+    try:
+        said: dict[str, Any] = globals()[program](place, rank, *arguments) or {}
+    except Exception as error:
+        said = {"error": f"{type(error).__name__}: {error}"}
+    (place / f"{rank}.json").write_text(json.dumps(said))
+    os._exit(0)  # where another rank is gone, its process group has no orderly end
+
+
+def _products(count: int = 2) -> dict[str, str]:
+    """Return the kernels of products of several sizes, which a policy leaves to measured times."""
+    import torch
+
+    import xpuruntime.pytorch as xrt_torch
+
+    with xrt_torch.explain() as found:
+        for size in range(1, count + 1):
+            torch.mm(torch.ones(16 * size, 32), torch.ones(32, 8))
+    return {str(row.shapes): row.resolved for row in found.rows if row.op == "matmul"}
+
+
+def _measured(place: Path, rank: int) -> list[str]:
+    file = place / f"tuning-{rank}" / "tuning.json"
+    return sorted(json.loads(file.read_text())["entries"]) if file.exists() else []
+
+
+def _auto() -> Any:
+    import xpuruntime.pytorch as xrt_torch
+
+    return xrt_torch.kernel_policy(matmul="auto", auto_strategy="best_performance")
+
+
+def auto(place: Path, rank: int) -> dict[str, Any]:
+    """Measure kernels under `auto`, each rank with a cache of its own."""
+    import xpuruntime.pytorch as xrt_torch
+
+    with xrt_torch.RankAgreement(WORLD_SECONDS), _auto():
+        kernels = _products()
+    return {"kernels": kernels, "measured": _measured(place, rank)}
+
+
+def other_library(place: Path, rank: int) -> dict[str, Any]:
+    """Measure where rank 1 has loaded another library of kernels than the others."""
+    import _json
+
+    import xpuruntime.pytorch as xrt_torch
+
+    if rank == 1:
+        planted = place / "libcudnn.so.77"
+        planted.write_bytes(Path(_json.__file__).read_bytes())
+        ctypes.CDLL(str(planted))
+    with xrt_torch.RankAgreement(RANK_TIMEOUT), _auto():
+        kernels = _products(1)
+        time.sleep(WORLD_SECONDS)  # until another rank is found to differ
+    return {"kernels": kernels}
+
+
+def other_version(place: Path, rank: int) -> dict[str, Any]:
+    """Enter with another version of a package on rank 2."""
+    import xpuruntime
+    import xpuruntime.pytorch as xrt_torch
+
+    if rank == 2:
+        xpuruntime.__version__ = "9.9"
+    with xrt_torch.RankAgreement(WORLD_SECONDS):
+        return {"entered": True}
+
+
+def _train(lock: Path | None, fault: Callable[[int], None], rank_timeout: float) -> Any:
+    import torch
+
+    from xpuruntime.integrations.training import TrainingPolicy
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    policy = {"kernels": {"matmul": "cpu.blas"}}
+    with TrainingPolicy(policy, net, resume=lock, rank_timeout=rank_timeout) as run:
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = model(torch.ones(4, 8)).square().mean()
+            fault(step)
+            loss.backward()
+            optimizer.step()
+    return run
+
+
+def lock_for_all(place: Path, rank: int) -> dict[str, Any]:
+    """Lock a training on rank 0, and train under that lock on all."""
+    import torch
+
+    first = _train(None, lambda _: None, WORLD_SECONDS)
+    if rank == 0:
+        (place / "checkpoint").mkdir()
+        first.save(place / "checkpoint")
+    torch.distributed.barrier()
+    again = _train(place / "checkpoint", lambda _: None, WORLD_SECONDS)
+    return {"digest": again.lock.digest, "first": first.lock.digest, "report": again.rank_report}
+
+
+def _fault(kind: str, rank: int, at: int) -> Callable[[int], None]:
+    def fault(step: int) -> None:
+        import torch
+
+        if rank != 1 or step < at:
+            return
+        if kind == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif kind == "hangs":
+            time.sleep(WORLD_SECONDS)
+        else:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    return fault
+
+
+def locked_step(place: Path, rank: int, kind: str) -> dict[str, Any]:
+    """Fail on rank 1 in the middle of a training under a policy, which writes its lock in the end."""
+    run = _train(None, _fault(kind, rank, 2), RANK_TIMEOUT)
+    (place / "stored").mkdir(exist_ok=True)
+    run.save(place / "stored")
+    return {"saved": True}
+
+
+def captured_step(place: Path, rank: int, kind: str) -> dict[str, Any]:
+    """Fail on rank 1 in a captured step, which runs eagerly on a CPU; what it has learned is written in the end."""
+    import torch
+
+    import xpuruntime.pytorch as xrt_torch
+
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    fault, steps = _fault(kind, rank, 2), iter(range(100))
+
+    def loss(x: Any) -> Any:
+        fault(next(steps))
+        return model(x).square().mean()
+
+    with xrt_torch.RankAgreement(RANK_TIMEOUT):
+        step = xrt_torch.capture_graph(loss, optimizer=optimizer, modules=[model], make_capturable=True)
+        for _ in range(4):
+            step(torch.ones(4, 8))
+        (place / "stored").mkdir(exist_ok=True)
+    return {"saved": True}
+
+
+def tuned_step(place: Path, rank: int, kind: str) -> dict[str, Any]:
+    """Fail on rank 1 in the middle of the tuning of a step, whose winner is written in the end."""
+    import torch
+
+    import xpuruntime.pytorch as xrt_torch
+
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    fault, steps = _fault(kind, rank, 12), iter(range(10**9))
+
+    def loss(x: Any) -> Any:
+        value = model(x).square().mean()
+        fault(next(steps))
+        return value
+
+    tuned = xrt_torch.tune(
+        loss, (torch.ones(4, 8),), optimizer=optimizer, launches=["eager"], rounds=(3, 3), budget=2.0,
+        rank_timeout=RANK_TIMEOUT,
+    )  # fmt: skip
+    (place / "stored").mkdir(exist_ok=True)
+    (place / "stored" / "name").write_text(tuned.name)
+    return {"saved": True}
