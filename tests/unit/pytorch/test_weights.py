@@ -51,6 +51,13 @@ def test_int8_is_stored_and_computes_as_claimed(torchao: Any, compute: str) -> N
     assert found.require(no_bypass=False).weight_deviations == ()
 
 
+def test_on_a_cpu_no_time_proves_what_was_read(torchao: Any) -> None:
+    found = run(xt.quantize(layers(2), policy(storage="int8", compute="int8")), policy(storage="int8"))
+    assert isinstance(found.weight_traffic, xt.WeightTraffic)
+    assert found.weight_traffic.verdict == "unobservable"
+    assert run(layers(2), xrt.Policy()).weight_traffic is None
+
+
 def test_integers_that_are_converted_do_not_compute_in_int8(torchao: Any) -> None:
     model = xt.quantize(layers(2), policy(storage="int8"))
     found = run(model, policy(storage="int8", compute="int8"))

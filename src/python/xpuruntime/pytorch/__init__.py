@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.step_tuning.result import StepCandidate, TunedStep
     from xpuruntime.pytorch.step_tuning.tune import tune
     from xpuruntime.pytorch.training_lock import lock
-    from xpuruntime.pytorch.weights import LinearWeights, quantize
+    from xpuruntime.pytorch.weights import LinearWeights, WeightTraffic, quantize
 
 _known = len(_sys.modules)
 try:
@@ -101,6 +101,7 @@ _LAZY = {
     "StepCandidate": "step_tuning",
     "tune": "step_tuning",
     "TunedStep": "step_tuning",
+    "WeightTraffic": "weights",
 }
 
 __all__ = [
@@ -113,6 +114,7 @@ __all__ = [
     "RankAgreement",
     "StepCandidate",
     "TunedStep",
+    "WeightTraffic",
     "allocator_stats",
     "autocast",
     "capture_decode",

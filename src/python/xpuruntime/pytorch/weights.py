@@ -7,8 +7,9 @@ Stored bytes and computed products are two facts: int8 weights may be converted 
 
 from __future__ import annotations
 
+import math
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import torch
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from xpuruntime.policies.execution_policy import WeightsPolicy
     from xpuruntime.pytorch.explanation.summary import Row
 
-__all__ = ["LinearWeights", "check_storage", "deviations", "quantize", "weights_of"]
+__all__ = ["LinearWeights", "WeightTraffic", "check_storage", "deviations", "quantize", "traffic_of", "weights_of"]
 
 #: Operators of products that tell their type by name.
 _COMPUTES = {"aten::_int_mm": "int8", "aten::_weight_int4pack_mm": "float", "aten::_weight_int8pack_mm": "float"}
@@ -32,6 +33,13 @@ _FLOATS = ("fp64", "fp32", "fp16", "bf16")
 #: Storage and computing type to the least compute capability of a CUDA device that has the units.
 _UNITS = {("fp8", "fp8"): (8, 9), ("nvfp4", "fp4"): (10, 0), ("int4", "float"): (8, 0)}
 _NAMED = 4
+#: Bytes of bf16, and by how much a device may read faster than it was measured to copy.
+_BF16 = 2
+_MARGIN = 1.2
+#: Weights have to be so many times as large as the L2 cache: what is in it comes from no memory.
+_CACHES = 4
+#: Rows of a product up to which the time is that of its weights.
+_ROWS = 32
 _TORCHAO = "pip install 'xpuruntime[torchao]'"
 
 
@@ -61,6 +69,94 @@ class LinearWeights(msgspec.Struct, frozen=True, kw_only=True):
     group: int | None
     compute: str
     operators: tuple[str, ...]
+
+
+class WeightTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether forwards took less time than reading the same weights in bf16 would, which no emulation does.
+
+    Attributes
+    ----------
+    verdict : {"proved", "inconclusive", "unobservable"}
+        ``"inconclusive"``: they took as long or longer, which kernels that do read less can do, too.
+    reason : str
+    forward_us : float
+        All work of the device in one forward, in microseconds; 0 where that is not known.
+    floor_us : float
+        Reading the counted weights in bf16 at 1.2 times the bandwidth of a copy, measured on this device.
+    """
+
+    verdict: Literal["proved", "inconclusive", "unobservable"]
+    reason: str
+    forward_us: float = 0.0
+    floor_us: float = 0.0
+
+
+def traffic_of(
+    claimed: WeightsPolicy, root: torch.nn.Module, rows: Iterable[Row], device_us: float | None
+) -> WeightTraffic:
+    """Compare the time of forwards with the least time that bf16 weights would take.
+
+    Parameters
+    ----------
+    claimed : WeightsPolicy
+    root : torch.nn.Module
+    rows : iterable of Row
+        Of an explanation.
+    device_us : float or None
+        Microseconds that devices worked in it; ``None`` where no profiler watched any.
+    """
+    kept = [Glob(pattern) for pattern in claimed.exclude]
+    layers = {
+        name: layer
+        for name, layer in root.named_modules()
+        if isinstance(layer, torch.nn.Linear) and not any(glob(name) for glob in kept)
+    }
+    device = next((layer.weight.device for layer in layers.values()), torch.device("cpu"))
+    if device.type != "cuda" or device_us is None:
+        return WeightTraffic(verdict="unobservable", reason="only times of CUDA devices tell how much was read")
+    values = sum(layer.in_features * layer.out_features for layer in layers.values())
+    cache = torch.cuda.get_device_properties(device).L2_cache_size
+    if values * _BF16 < _CACHES * cache:
+        reason = f"in bf16 they have {values * _BF16 / 2**20:.0f} MiB, and the L2 cache has {cache / 2**20:.0f} MiB"
+        return WeightTraffic(verdict="unobservable", reason=reason)
+    counts = dict.fromkeys(layers, 0)
+    for row in rows:
+        if row.module in counts and _compute_of(row):
+            counts[row.module] += row.count
+            if _rows_of(row) > _ROWS:
+                return WeightTraffic(
+                    verdict="unobservable", reason=f"products have more than {_ROWS} rows, such as of prompts"
+                )
+    if len(set(counts.values())) != 1 or not all(counts.values()):
+        reason = "products of the layers were not seen equally often, as in the replay of a CUDA graph"
+        return WeightTraffic(verdict="unobservable", reason=reason)
+    spent = device_us / next(iter(counts.values()))
+    floor = values * _BF16 / (_MARGIN * _copy_bandwidth(device, _CACHES * cache)) * 1e6
+    below = spent < floor
+    reason = f"a forward took {spent:,.1f} us, and reading bf16 takes {floor:,.1f} us or more"
+    return WeightTraffic(verdict="proved" if below else "inconclusive", reason=reason, forward_us=spent, floor_us=floor)
+
+
+def _rows_of(row: Row) -> int:
+    """Return how many rows the first operand of a product has."""
+    operand = next((shape for shape in row.shapes if len(shape) > 1), (0, 0))
+    return math.prod(operand[:-1])
+
+
+def _copy_bandwidth(device: torch.device, size: int) -> float:
+    """Return bytes a second, read and written, of the fastest of some copies."""
+    source = torch.empty(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    best = 0.0
+    with torch.cuda.device(device):
+        for _ in range(10):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            target.copy_(source)
+            end.record()
+            end.synchronize()
+            best = max(best, 2 * size / (begin.elapsed_time(end) / 1e3))
+    return best
 
 
 def weights_of(root: torch.nn.Module, rows: Iterable[Row] = ()) -> tuple[LinearWeights, ...]:

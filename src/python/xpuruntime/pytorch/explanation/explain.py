@@ -26,7 +26,7 @@ from xpuruntime.pytorch.explanation.call_recorder import CallRecorder
 from xpuruntime.pytorch.explanation.explanation import Explanation, ExplanationData
 from xpuruntime.pytorch.explanation.summary import build_rows
 from xpuruntime.pytorch.explanation.timeline import MODULE, RANGE
-from xpuruntime.pytorch.weights import deviations, weights_of
+from xpuruntime.pytorch.weights import deviations, traffic_of, weights_of
 from xpuruntime.runtime.interruptible_waits import uninterrupted
 from xpuruntime.runtime.profiler import RecordedBlock
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
+    from xpuruntime.pytorch.explanation.summary import Row
+    from xpuruntime.pytorch.weights import WeightTraffic
 
 __all__ = ["Watch", "explain", "served_since"]
 
@@ -128,6 +130,7 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
         generation = watch.generation
         weights = () if self._root is None else weights_of(self._root, rows)
         wrong = () if self._claimed.storage is None else deviations(self._claimed, weights, ran=not partial)
+        traffic = self._traffic(rows, attribution.kind) if not partial else None
         notes = [*unmatched, *never_ran, *generation.switches, *wrong, *recorder.asking.adapted()]
         if attribution.kind == "cpu" and any(row.device.startswith("cuda") for row in rows):
             notes.append(
@@ -147,10 +150,17 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
                 switches=generation.switches,
                 weights=weights,
                 weight_deviations=wrong,
+                weight_traffic=traffic,
                 partial=partial,
                 fast_path=fast_path().route,
             )
         )
+
+    def _traffic(self, rows: tuple[Row, ...], kind: str) -> WeightTraffic | None:
+        if self._claimed.storage is None or self._root is None:
+            return None
+        spent = sum(row.time_us for row in rows) if kind == "device" else None
+        return traffic_of(self._claimed, self._root, rows, spent)
 
 
 class Watch:

@@ -12,7 +12,7 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.files.paths import json_text
 from xpuruntime.notebook import Shown
 from xpuruntime.pytorch.explanation.summary import Coverage, Row
-from xpuruntime.pytorch.weights import LinearWeights
+from xpuruntime.pytorch.weights import LinearWeights, WeightTraffic
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,6 +39,7 @@ class ExplanationData(msgspec.Struct, frozen=True, kw_only=True):
     switches: tuple[str, ...] = ()
     weights: tuple[LinearWeights, ...] = ()
     weight_deviations: tuple[str, ...] = ()
+    weight_traffic: WeightTraffic | None = None
     fast_path: str = ""
 
 
@@ -78,6 +79,9 @@ class Explanation(Shown):
     weight_deviations : tuple of str
         Where they are not as ``execution.weights`` of the policy claims; also among the notes. The sentence begins with
         ``"inconclusive"`` where no product of a layer was seen.
+    weight_traffic : WeightTraffic or None
+        Whether forwards took less time than reading bf16 weights takes; ``None`` where ``execution.weights`` claims
+        nothing, or `root` was not given.
     partial : bool
         Whether the block was left by an exception.
     fast_path : str
@@ -152,6 +156,11 @@ class Explanation(Shown):
     def weight_deviations(self) -> tuple[str, ...]:
         """Where weights are not as the policy claims."""
         return self._get().weight_deviations
+
+    @property
+    def weight_traffic(self) -> WeightTraffic | None:
+        """Whether forwards took less time than reading bf16 weights takes."""
+        return self._get().weight_traffic
 
     @property
     def partial(self) -> bool:

@@ -59,16 +59,21 @@ def observe_decoder(model: DecoderModel, tokens: Any, runs: int) -> Observed:
     notes += [note for note in found.notes if note not in found.weight_deviations]
     effective = {"execution.engine": "torch", "execution.device": model.device}
     effective.update(read_back(model.settings, model.switches()))
+    keys = _keys(model, rows, found)
     if model.captured is not None:
         report = model.captured.report
-        effective["execution.cuda_graph"] = "captured" if report.replays else "off"
         notes += str(report).splitlines()
+        keys["execution.cuda_graph"] = KeySeen(
+            observed=f"{report.replays} steps replayed",
+            status="honoured" if report.replays and not report.reasons else "substituted",
+            reason="; ".join(report.reasons) or "only first tokens were computed eagerly",
+        )
     return Observed(
         units=units,
         effective=effective,
         notes=tuple(notes),
         partial="decode" not in phases,
-        keys=_keys(model, rows, found),
+        keys=keys,
         run_us=tuple(spent),
     )
 
