@@ -34,8 +34,7 @@ import xpuruntime as xrt
 from harness import environment, write
 from xpuruntime.files.reading import DamagedLineError, journal_line, read_journal_lines
 from xpuruntime.locks.environments import MODULE, session_worker
-from xpuruntime.locks.verification.speed import decide
-from xpuruntime.locks.verification.timing import time_metric
+from xpuruntime.locks.verification.speed import decide, time_metric
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.measuring.rounds import in_worker
 from xpuruntime.policies import VerifySpeed

@@ -31,8 +31,8 @@ from xpuruntime.engines.openvino.options import GRAPH_OPTIONS as OPENVINO_GRAPH_
 from xpuruntime.engines.openvino.options import NPU_OPTIONS as OPENVINO_NPU_OPTIONS
 from xpuruntime.engines.qnn.options import GRAPH_OPTIONS as QNN_GRAPH_OPTIONS
 from xpuruntime.engines.qnn.options import OPTIONS as QNN_OPTIONS
+from xpuruntime.engines.qnn.options import SOCS
 from xpuruntime.engines.qnn.options import TARGET_OPTIONS as QNN_TARGET_OPTIONS
-from xpuruntime.engines.qnn.targets import SOCS
 from xpuruntime.engines.tensorrt.options import BUILD_OPTIONS, RUN_OPTIONS, TEXT_OPTIONS
 from xpuruntime.engines.torch.names import OPTIONS as TORCH_OPTIONS
 from xpuruntime.policies.compound_kinds import Nested

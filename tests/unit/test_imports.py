@@ -219,7 +219,7 @@ def test_import_starts_no_thread():
 UNUSED = (
     "artifacts.store", "cli", "engines.native_export", "engines.onnxruntime.compiling",
     "engines.onnxruntime.observing", "engines.onnxruntime.rewriting.graph_edit",
-    "engines.onnxruntime.rewriting.loading", "engines.onnxruntime.rewriting.tuning", "engines.onnxruntime.trial",
+    "engines.onnxruntime.rewriting.loading", "engines.onnxruntime.trial",
     "engines.openvino.controls", "engines.openvino.probing", "engines.precision.conversion",
     "engines.precision.probe", "engines.qnn.controls", "engines.qnn.probing", "engines.quantisation.calibration",
     "engines.quantisation.quantised", "engines.tensorrt.controls",

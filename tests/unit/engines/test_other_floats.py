@@ -84,7 +84,7 @@ def test_openvino_computes_fp64_in_fp32_which_is_what_fp32_asks_for(name: str, t
 
 
 def test_types_by_their_numbers() -> None:
-    from xpuruntime.engines.precision.stated import precision_of
+    from xpuruntime.engines.precision.names import precision_of
 
     kinds = (TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16, 999)
     assert [precision_of(kind) for kind in kinds] == ["fp64", "fp16", "bf16", ""]

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from xpuruntime.engines.model import TensorInfo, inspect_bytes
 from xpuruntime.engines.precision import names_in, probe_feeds, probe_shape
-from xpuruntime.engines.precision.probe_sizes import probe_sizes
+from xpuruntime.engines.precision.probe import probe_sizes
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.tolerances import TOLERANCES, Tolerance, compare_within
 

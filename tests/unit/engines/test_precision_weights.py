@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from xpuruntime.engines.precision.judge import _library_block_list, library_block_list
-from xpuruntime.engines.precision.weights import round_tensor, round_values
+from xpuruntime.engines.precision.rewrite import round_tensor, round_values
 
 
 def sample():
@@ -47,7 +47,7 @@ def test_fp16_rounds_as_the_library_converter():
 
 
 def test_large_tensors_are_rounded_in_blocks_like_small_ones(monkeypatch):
-    monkeypatch.setattr("xpuruntime.engines.precision.weights._BLOCK", 1000)
+    monkeypatch.setattr("xpuruntime.engines.precision.rewrite._BLOCK", 1000)
     values = sample()[:5500]
     made, rounded = round_tensor(numpy_helper.from_array(values, "w"), TensorProto.FLOAT16)
     whole = round_values(values, TensorProto.FLOAT16)

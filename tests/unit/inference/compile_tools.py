@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 import xpuruntime as xrt
-from xpuruntime.engines.compiled import Compiled
+from xpuruntime.engines.base import Compiled
 from xpuruntime.engines.null import NullEngine
 from xpuruntime.engines.registry import EngineRegistry
 

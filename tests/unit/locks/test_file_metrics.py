@@ -17,9 +17,8 @@ from verify_cases import CPU, only_claim
 
 import xpuruntime as xrt
 from xpuruntime.errors import InputError
-from xpuruntime.locks.verification import metric_function
-from xpuruntime.locks.verification.metric_function import read_value, write_value
-from xpuruntime.locks.verification.metrics import Metric
+from xpuruntime.locks.verification import metrics as metric_function
+from xpuruntime.locks.verification.metrics import Metric, read_value, write_value
 from xpuruntime.locks.worker_side.xrt_session_worker import write_array
 
 HANGS = ["while True: pass", "import ctypes; ctypes.PyDLL(None).sleep(600)", "import time; time.sleep(600)"]

@@ -23,12 +23,12 @@ from xpuruntime.locks.verification.formats import (
     escape_property,
     to_in_toto,
     to_junit,
+    to_markdown,
     to_openmetrics,
     to_sarif,
     workflow_commands,
     write_output,
 )
-from xpuruntime.locks.verification.pages import to_markdown
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]")
 

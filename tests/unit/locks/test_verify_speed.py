@@ -14,8 +14,7 @@ from verify_cases import CPU, only_claim, planted
 
 import xpuruntime as xrt
 from xpuruntime.errors import EngineUnavailable, InputError
-from xpuruntime.locks.verification.speed import decide
-from xpuruntime.locks.verification.timing import TimedMetric, time_metric
+from xpuruntime.locks.verification.speed import TimedMetric, decide, time_metric
 from xpuruntime.measuring.statistics import RatioComparison, RatioVerdict
 from xpuruntime.policies import VerifySpeed
 

@@ -29,7 +29,7 @@ from xpuruntime.artifacts.manifest import (
 )
 from xpuruntime.engines.accuracy import check_accuracy, check_due, make_reference, write_reference
 from xpuruntime.engines.base import judge
-from xpuruntime.engines.model.file_digests import model_digest
+from xpuruntime.engines.model.digests import model_digest
 from xpuruntime.engines.quantisation.judge import calibration_digest
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
 from xpuruntime.files.digests import file_digest
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.accuracy import AccuracyCheck, Reference
-    from xpuruntime.engines.base import Engine, Recipe, Request
-    from xpuruntime.engines.compiled import Compiled
+    from xpuruntime.engines.base import Compiled, Engine, Recipe, Request
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.evidence.tolerances import ProbeResult
     from xpuruntime.policies import Policy

@@ -18,6 +18,7 @@ from xpuruntime.runtime.packages import guarded
 
 __all__ = [
     "Binding",
+    "Compiled",
     "Engine",
     "EngineSettings",
     "Judgement",
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from xpuruntime.artifacts.manifest import Artifact
-    from xpuruntime.engines.compiled import Compiled
     from xpuruntime.engines.control_builder import Option
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.native_export.native_config import NativeExporter
@@ -327,3 +327,11 @@ def judge(engine: Engine, request: Request, machine: Machine) -> Judgement:
         return found
 
     return guarded(engine, call, failed)
+
+
+class Compiled(msgspec.Struct, frozen=True, kw_only=True):
+    """What `Engine.compile` wrote into its folder."""
+
+    files: tuple[str, ...]
+    node_map: dict[str, tuple[str, ...]] = {}
+    notes: tuple[str, ...] = ()

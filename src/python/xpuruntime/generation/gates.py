@@ -13,7 +13,7 @@ import numpy as np
 
 from xpuruntime.errors import InputError
 from xpuruntime.generation.logprobs import greedy_tokens, normalized, read_texts, token_ids
-from xpuruntime.policies.quantities import share_text
+from xpuruntime.policies.kinds import share_text
 from xpuruntime.policies.verify_policy import VerifyGeneration
 from xpuruntime.printable import printable
 

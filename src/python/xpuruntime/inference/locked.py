@@ -199,7 +199,7 @@ def _calibration_facts(calibration: Calibration) -> dict[str, Any]:
 
 def _locked_model(info: ModelInfo, like: LockedModel | None) -> LockedModel:
     """Return what a lock has of a model; see `surroundings`. Raises `ModelError` where a file is gone."""
-    from xpuruntime.engines.model.file_digests import external_digests
+    from xpuruntime.engines.model.digests import external_digests
 
     sha256, external = info.sha256, external_digests(info)
     if like is not None and like.sha256 == sha256:

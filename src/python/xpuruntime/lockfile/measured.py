@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypedDict
 
 import msgspec
 
-from xpuruntime.policies.quantities import share_text
+from xpuruntime.policies.kinds import share_text
 
 __all__ = ["BatchTime", "LatencyFigures", "LockedRatio", "Measured", "OutputSample", "SessionMemory"]
 

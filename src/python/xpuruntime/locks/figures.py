@@ -18,8 +18,7 @@ from xpuruntime.inference.calls import host_runner, time_batches
 from xpuruntime.inference.locked import probe_at
 from xpuruntime.lockfile.measured import LockedRatio, SessionMemory
 from xpuruntime.locks.environments import MODULE, session_worker
-from xpuruntime.locks.verification.speed import ControlError, open_control, open_reference
-from xpuruntime.locks.verification.timing import SMALLEST, time_metric
+from xpuruntime.locks.verification.speed import SMALLEST, ControlError, open_control, open_reference, time_metric
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.measuring.rounds import measure, timed
 from xpuruntime.measuring.statistics import Margin, RatioVerdict

@@ -13,8 +13,7 @@ from xpuruntime.policies.compiled_rules import certainty_of, conditions_of
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore
 from xpuruntime.policies.device_spec import DEVICE_PATTERN, check_device
 from xpuruntime.policies.document import Refused, did_you_mean, nearest, quote
-from xpuruntime.policies.kinds import Choice, Number, Text
-from xpuruntime.policies.quantities import Duration, Percentage
+from xpuruntime.policies.kinds import Choice, Duration, Number, Percentage, Text
 from xpuruntime.policies.value import Accepts, PolicyValue, field
 
 __all__ = [

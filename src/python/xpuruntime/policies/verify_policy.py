@@ -13,9 +13,17 @@ from xpuruntime.policies.compound_kinds import FrozenDict, MappingOf, Nested, On
 from xpuruntime.policies.device_spec import check_device, check_engine
 from xpuruntime.policies.document import Node, Refused, describe_value, did_you_mean, quote
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES, Determinism
-from xpuruntime.policies.kinds import Choice, FilePath, Integer, Number, Text, refuse_control_characters
+from xpuruntime.policies.kinds import (
+    Choice,
+    Duration,
+    FilePath,
+    Integer,
+    Number,
+    Percentage,
+    Text,
+    refuse_control_characters,
+)
 from xpuruntime.policies.memory_and_artifacts import ByteSize
-from xpuruntime.policies.quantities import Duration, Percentage
 from xpuruntime.policies.value import Accepts, PolicyValue, field
 
 __all__ = [

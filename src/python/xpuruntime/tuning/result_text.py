@@ -11,7 +11,7 @@ from xpuruntime.evidence.render_text.tables import table
 from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.notebook import Badge, escaped, fragment, fragment_table
 from xpuruntime.policies import Policy
-from xpuruntime.policies.quantities import share_text
+from xpuruntime.policies.kinds import share_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.evidence.documents import Page, write_whole
 from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.policies import Policy
-from xpuruntime.policies.quantities import share_text
+from xpuruntime.policies.kinds import share_text
 
 if TYPE_CHECKING:
     import os

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from interrupting import press
 
-from xpuruntime.engines.onnxruntime import cuda_turns
-from xpuruntime.engines.onnxruntime.cuda_turns import between_captures, capturing_alone, new_turn, no_capture
+from xpuruntime.engines.onnxruntime import device_arrays as cuda_turns
+from xpuruntime.engines.onnxruntime.device_arrays import between_captures, capturing_alone, new_turn, no_capture
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from rewriting_models import close, found, graph, normal, present, save, session
 
 import xpuruntime as xrt
 from xpuruntime import _core
-from xpuruntime.engines.onnxruntime.rewriting import loading, tuning
+from xpuruntime.engines.onnxruntime.rewriting import loading
 from xpuruntime.engines.onnxruntime.rewriting.rules import module_of
 from xpuruntime.measuring.rounds import KernelTiming, Replacement, replacing
 from xpuruntime.measuring.tuning_watch import watch_tuning
@@ -273,18 +273,20 @@ def fixed() -> Any:
     return graph("float[8, 64] x", "float[8, 64] y", body, weights)
 
 
-def took(one: tuning.Timed, ours: float) -> Replacement:
+def took(one: loading.Timed, ours: float) -> Replacement:
     """What is measured where ONNX Runtime's own kernel takes 10 us."""
     verdict = "faster" if ours < 9.8 else "not_faster"
     other = KernelTiming(f"xpuruntime.{one.rewrite.op}", "", ours, ours / 10, ours / 10, ours / 10, verdict)
-    return replacing([KernelTiming(tuning.STOCK, "", 10.0), other], rounds=11, seconds=3.0)
+    return replacing([KernelTiming(loading.STOCK, "", 10.0), other], rounds=11, seconds=3.0)
 
 
 def test_what_is_faster_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def timed(model: Any, free: Any, *args: Any, **given: Any) -> list[tuning.Timed]:
-        real = tuning.measure_free(model, free, *args, **given)
-        assert all(one.found and one.stock > 0 and one.xpuruntime > 0 for one in real), [str(one) for one in real]
-        return [one._replace(found=took(one, 9.9 if one.rewrite.node == "MatMul_y" else 5.0)) for one in real]
+    real = loading.measure_free
+
+    def timed(model: Any, free: Any, *args: Any, **given: Any) -> list[loading.Timed]:
+        times = real(model, free, *args, **given)
+        assert all(one.found and one.stock > 0 and one.xpuruntime > 0 for one in times), [str(one) for one in times]
+        return [one._replace(found=took(one, 9.9 if one.rewrite.node == "MatMul_y" else 5.0)) for one in times]
 
     monkeypatch.setattr(loading, "measure_free", timed)
     model, x = fixed(), normal(8, 64)
@@ -335,10 +337,10 @@ def test_equal_operations_are_measured_once_and_not_again() -> None:
         opened.append(part)
         return lambda: None
 
-    def measure(place: str = "cpu;here", **more: Any) -> list[tuning.Timed]:
+    def measure(place: str = "cpu;here", **more: Any) -> list[loading.Timed]:
         rule = TuningPolicy(budget=0.1)
         given = {"deterministic": False, "rule": rule, "place": place, "versions": {"onnxruntime": "1"}, **more}
-        return tuning.measure_free(model, free, "rules", count, **given)
+        return loading.measure_free(model, free, "rules", count, **given)
 
     times = measure()
     assert len(times) == 4

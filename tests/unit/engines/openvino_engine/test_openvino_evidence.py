@@ -16,9 +16,8 @@ from exported_models import example, exported, samples
 from onnx import TensorProto, helper, numpy_helper
 
 import xpuruntime as xrt
-from xpuruntime.engines.openvino.execution_graph import Executed
-from xpuruntime.engines.openvino.naming import mentions, name_operations, name_without_numbers
-from xpuruntime.engines.openvino.unit_attribution import share_out
+from xpuruntime.engines.openvino.counters import share_out
+from xpuruntime.engines.openvino.execution_graph import Executed, mentions, name_operations, name_without_numbers
 from xpuruntime.testing import models
 
 ov = pytest.importorskip("openvino")

@@ -318,7 +318,7 @@ class TestOptions:
         """Every CPU option is taken, is a property that OpenVINO has, and reads back as it was set."""
         import openvino as ov
 
-        from xpuruntime.engines.openvino.readback import read_back
+        from xpuruntime.engines.openvino.options import read_back
 
         known = set(ov.Core().get_property("CPU", "SUPPORTED_PROPERTIES"))
         graph = ov.Core().read_model(models.mlp().SerializeToString())

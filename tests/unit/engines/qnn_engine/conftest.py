@@ -7,7 +7,7 @@ from __future__ import annotations
 from qnn_models import SOC
 
 from xpuruntime.engines.qnn.opening import claim
-from xpuruntime.engines.qnn.targets import resolve_target
+from xpuruntime.engines.qnn.options import resolve_target
 
 _target = resolve_target({"soc": SOC})
 assert _target is not None

@@ -22,7 +22,7 @@ from exported_models import example, exported
 from qnn_models import array, chip, open_on, unary
 
 import xpuruntime as xrt
-from xpuruntime.engines.qnn.worker import SessionWorker
+from xpuruntime.engines.qnn.model import SessionWorker
 from xpuruntime.testing import models
 
 pytest.importorskip("onnxruntime_qnn")

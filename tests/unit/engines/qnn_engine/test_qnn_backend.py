@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.engines.qnn.backend import load_backend
+from xpuruntime.engines.qnn.opening import load_backend
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF" + b"\0" * 60, b"no library"], ids=["empty", "cut", "text"])
@@ -31,7 +31,7 @@ def test_what_others_print_meanwhile_is_passed_on(tmp_path: Path) -> None:
     wheel = pytest.importorskip("onnxruntime_qnn")
     code = (
         "import ctypes, sys, pathlib\n"
-        "from xpuruntime.engines.qnn import backend\n"
+        "from xpuruntime.engines.qnn import opening\n"
         "libc = ctypes.CDLL(None)\n"
         "libc.printf(b'before\\n')\n"
         "real = ctypes.CDLL\n"
@@ -41,7 +41,7 @@ def test_what_others_print_meanwhile_is_passed_on(tmp_path: Path) -> None:
         "        return found\n"
         "    return real(name)\n"
         "ctypes.CDLL = load\n"
-        "backend.load_backend(pathlib.Path(sys.argv[1]))\n"
+        "opening.load_backend(pathlib.Path(sys.argv[1]))\n"
         "libc.printf(b'\\nafter\\n')\n"
     )
     folder = Path(wheel.get_library_path()).parent

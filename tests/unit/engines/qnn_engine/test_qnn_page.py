@@ -7,8 +7,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from xpuruntime.engines.qnn.options import GRAPH_OPTIONS, OPTIONS, TARGET_OPTIONS
-from xpuruntime.engines.qnn.targets import SOCS
+from xpuruntime.engines.qnn.options import GRAPH_OPTIONS, OPTIONS, SOCS, TARGET_OPTIONS
 
 DOCS = Path(__file__).resolve().parents[4] / "docs"
 PAGE = (DOCS / "reference" / "options.md").read_text(encoding="utf-8")

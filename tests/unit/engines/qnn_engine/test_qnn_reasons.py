@@ -9,7 +9,7 @@ import json
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.engines.qnn.refusals import (
+from xpuruntime.engines.qnn.loading import (
     RejectedNode,
     faults_in_log,
     plain_name,

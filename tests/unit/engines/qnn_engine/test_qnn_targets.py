@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.engines.qnn.targets import SOCS, Target, resolve_target
+from xpuruntime.engines.qnn.options import SOCS, Target, resolve_target
 
 
 def test_a_name_is_both_numbers() -> None:

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from quantised_models import calibrated, cosine, graph_of, run
 
 from xpuruntime.engines.quantisation import quantise
-from xpuruntime.engines.quantisation.aliases import Aliases
+from xpuruntime.engines.quantisation.quantisers import Aliases
 
 #: What the quantizer puts behind the name of a tensor, and behind that of a bias which two nodes read.
 ENDINGS = [

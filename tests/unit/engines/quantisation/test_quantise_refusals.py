@@ -98,7 +98,7 @@ def test_an_interrupt_leaves_no_files(monkeypatch, tmp_path):
 
 
 def test_nncf_missing_is_named(monkeypatch):
-    monkeypatch.setattr("xpuruntime.engines.quantisation.nncf_quantiser.find_spec", lambda _: None)
+    monkeypatch.setattr("xpuruntime.engines.quantisation.quantisers.find_spec", lambda _: None)
     with pytest.raises(EngineError, match=r"not installed. Fix: pip install .nncf"):
         made_from("convnet", "openvino-nncf")
 
@@ -111,8 +111,8 @@ def test_onnxruntime_missing_is_named(monkeypatch):
 
 @needs_nncf
 def test_what_nncf_says_when_it_fails_is_passed_on(tmp_path):
-    from xpuruntime.engines.quantisation.nncf_quantiser import quantise_nncf
     from xpuruntime.engines.quantisation.preparing import Prepared
+    from xpuruntime.engines.quantisation.quantisers import quantise_nncf
 
     path = tmp_path / "prepared.onnx"
     path.write_bytes(b"no model")

@@ -18,7 +18,7 @@ from trt_support import ask, judge, machine
 import xpuruntime as xrt
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.tensorrt import TensorRtRtxEngine
-from xpuruntime.engines.tensorrt.products import RTX, TENSORRT
+from xpuruntime.engines.tensorrt.options import RTX, TENSORRT
 from xpuruntime.engines.tensorrt.refusals import PLAN, RECORD, malformed, read_artifact
 from xpuruntime.testing import models
 

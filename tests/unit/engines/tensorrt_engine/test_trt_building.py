@@ -25,8 +25,7 @@ from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.quantisation import Calibration
 from xpuruntime.engines.tensorrt import TensorRtRtxEngine, building
-from xpuruntime.engines.tensorrt.options import TensorRtSettings
-from xpuruntime.engines.tensorrt.products import RTX
+from xpuruntime.engines.tensorrt.options import RTX, TensorRtSettings
 from xpuruntime.policies import Policy
 from xpuruntime.testing import models
 
@@ -311,7 +310,7 @@ def test_a_builder_that_is_killed_leaves_no_artifact(tmp_path: Any) -> None:
 
 
 def test_a_build_that_is_cancelled(tmp_path: Any) -> None:
-    from xpuruntime.engines.tensorrt.messages import Cancel
+    from xpuruntime.engines.tensorrt.network import Cancel
 
     cancel = Cancel()
     monitor = cancel.monitor(trt)

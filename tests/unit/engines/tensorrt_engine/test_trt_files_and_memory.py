@@ -17,16 +17,17 @@ import xpuruntime as xrt
 from xpuruntime import _core
 from xpuruntime.engines.tensorrt.building import CacheFile
 from xpuruntime.engines.tensorrt.memory import PoolAllocator, _pointer, make_allocator, make_output_memory
-from xpuruntime.engines.tensorrt.messages import Cancel, cleaned, failure, interruptible
+from xpuruntime.engines.tensorrt.network import Cancel, cleaned, failure, interruptible
 from xpuruntime.engines.tensorrt.options import (
     BUILD_OPTIONS,
     NEEDS,
+    RTX,
     RUN_OPTIONS,
+    TENSORRT,
     TEXT_OPTIONS,
     checked_options,
     runtime_keys,
 )
-from xpuruntime.engines.tensorrt.products import RTX, TENSORRT
 
 WRITER = """
 import sys

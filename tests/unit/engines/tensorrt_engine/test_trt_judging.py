@@ -313,7 +313,7 @@ def test_probing_a_package_that_does_not_load(tmp_path: Any, monkeypatch: pytest
     assert facts.loadable is False
     assert "libnvinfer.so.10" in (facts.reason or "")
     assert "force-reinstall" in (facts.fix or "")
-    from xpuruntime.engines.tensorrt.products import TENSORRT, bindings
+    from xpuruntime.engines.tensorrt.options import TENSORRT, bindings
 
     with pytest.raises(EngineError, match=r"TensorRT does not import: .*xpuruntime\[tensorrt\]"):
         bindings(TENSORRT)

@@ -12,8 +12,7 @@ import pytest
 
 from xpuruntime.engines.tensorrt.building import CacheFile, TimingCache, cache_file, configure
 from xpuruntime.engines.tensorrt.network import strong_typing
-from xpuruntime.engines.tensorrt.options import TensorRtSettings
-from xpuruntime.engines.tensorrt.products import RTX, TENSORRT, has, probe_api
+from xpuruntime.engines.tensorrt.options import RTX, TENSORRT, TensorRtSettings, has, probe_api
 from xpuruntime.errors import EngineError
 from xpuruntime.runtime.machine import EngineFacts
 

@@ -22,8 +22,7 @@ from xpuruntime.engines.model.shapes import with_shapes
 from xpuruntime.engines.tensorrt.building import CacheFile
 from xpuruntime.engines.tensorrt.handle import Handle
 from xpuruntime.engines.tensorrt.model import TensorRtModel
-from xpuruntime.engines.tensorrt.options import TensorRtSettings
-from xpuruntime.engines.tensorrt.products import RTX
+from xpuruntime.engines.tensorrt.options import RTX, TensorRtSettings
 from xpuruntime.engines.tensorrt.refusals import Record
 from xpuruntime.policies import Policy
 from xpuruntime.testing import models

@@ -22,7 +22,7 @@ from xpuruntime.engines.native_export.native_config import ExportJob
 from xpuruntime.engines.native_export.triton_config import tensor_configs
 from xpuruntime.engines.tensorrt.controls import resolve_settings
 from xpuruntime.engines.tensorrt.native_config import TrtexecExporter
-from xpuruntime.engines.tensorrt.products import TENSORRT
+from xpuruntime.engines.tensorrt.options import TENSORRT
 from xpuruntime.lockfile.canonical import save_lock
 from xpuruntime.lockfile.records import Lock
 from xpuruntime.lockfile.rules import stated_keys

@@ -156,7 +156,7 @@ def diff(
     from xpuruntime.files.paths import kind_of, refuse_overwriting
     from xpuruntime.locks.diff.diffing import compare_environments
     from xpuruntime.locks.environments import LockSide, read_side
-    from xpuruntime.policies.quantities import read_duration
+    from xpuruntime.policies.kinds import read_duration
 
     check_target("--output", output)
     seconds = read_duration(budget, "--budget")
@@ -242,7 +242,7 @@ def bisect(
     from xpuruntime.cli.results import check_target
     from xpuruntime.cli.session import prepare, report_probe_inputs
     from xpuruntime.locks.bisect_versions import bisect_versions
-    from xpuruntime.policies.quantities import read_duration
+    from xpuruntime.policies.kinds import read_duration
 
     good, dots, bad = versions.partition("..")
     if not (dots and good and bad) or ".." in bad:

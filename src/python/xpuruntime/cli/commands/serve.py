@@ -112,7 +112,7 @@ def serve(
     On shutdown, accepted requests are still answered, and new ones are refused.
     """
     from xpuruntime.cli.output import error_line, working
-    from xpuruntime.policies.quantities import read_duration
+    from xpuruntime.policies.kinds import read_duration
     from xpuruntime.serving.models.settings import is_settings_file
     from xpuruntime.serving.server import Server
     from xpuruntime.serving.transport.options import read_token
@@ -354,7 +354,7 @@ def oip_check(
     Exits with 1 when a check failed, and with 4 when no inference could be checked.
     """
     from xpuruntime.cli.output import print_thing, working
-    from xpuruntime.policies.quantities import read_duration
+    from xpuruntime.policies.kinds import read_duration
     from xpuruntime.serving.conformance.checking import check_server
     from xpuruntime.serving.transport.options import read_token
 

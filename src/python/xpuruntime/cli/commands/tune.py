@@ -129,7 +129,7 @@ def tune(
     from xpuruntime.cli.output import check_outputs, error_line, print_and_save, refuse_other_kinds
     from xpuruntime.cli.results import check_target
     from xpuruntime.files.paths import kind_of
-    from xpuruntime.policies.quantities import read_duration
+    from xpuruntime.policies.kinds import read_duration
     from xpuruntime.tuning.spec.parts import CALLS, OBJECTIVES
     from xpuruntime.tuning.tune import tune as tuned
 

@@ -127,8 +127,8 @@ def verify(
     from xpuruntime.files.paths import refuse_overwriting
     from xpuruntime.locks.verification.formats import FORMATS, GITLAB_REPORTS
     from xpuruntime.locks.verification.verify import verify as verified
+    from xpuruntime.policies.kinds import read_duration
     from xpuruntime.policies.memory_and_artifacts import read_size
-    from xpuruntime.policies.quantities import read_duration
 
     outputs = _outputs(out, tuple(FORMATS))
     if gitlab:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.compiled import Compiled
+from xpuruntime.engines.base import Compiled
 from xpuruntime.engines.input_binding import ConversionLog
-from xpuruntime.engines.onnxruntime.cuda_turns import no_capture
+from xpuruntime.engines.onnxruntime.device_arrays import no_capture
 from xpuruntime.engines.onnxruntime.loading import QUANTISED, SOURCE, model_source, preload_cuda
 from xpuruntime.engines.onnxruntime.observing.unit_attribution import attribute_units
 from xpuruntime.engines.onnxruntime.opening import open_session, session_options

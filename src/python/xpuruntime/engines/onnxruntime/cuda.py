@@ -35,8 +35,7 @@ from xpuruntime.engines.cuda_arrays import (
 from xpuruntime.engines.input_binding import ConversionLog, InputValidator
 from xpuruntime.engines.onnxruntime._private_api import raw_binding, raw_device, raw_session
 from xpuruntime.engines.onnxruntime.cuda_host import CudaHostRunner, HostRuns
-from xpuruntime.engines.onnxruntime.cuda_turns import new_turn, no_capture
-from xpuruntime.engines.onnxruntime.device_arrays import DLPackArray, as_bool, element_type
+from xpuruntime.engines.onnxruntime.device_arrays import DLPackArray, as_bool, element_type, new_turn, no_capture
 from xpuruntime.engines.onnxruntime.opening import translate
 from xpuruntime.errors import InputError, XpuRuntimeError
 

@@ -14,8 +14,14 @@ from xpuruntime.engines.cuda_arrays import as_kind, device_array
 from xpuruntime.engines.input_binding import closed_binding, fixed_shape, known_outputs
 from xpuruntime.engines.onnxruntime._private_api import raw_binding, raw_session
 from xpuruntime.engines.onnxruntime.cpu import fits
-from xpuruntime.engines.onnxruntime.cuda_turns import capturing_alone, no_capture
-from xpuruntime.engines.onnxruntime.device_arrays import element_type, host_inputs, item_size, overlap
+from xpuruntime.engines.onnxruntime.device_arrays import (
+    capturing_alone,
+    element_type,
+    host_inputs,
+    item_size,
+    no_capture,
+    overlap,
+)
 from xpuruntime.errors import InputError, UnsupportedOperationError
 
 if TYPE_CHECKING:

@@ -22,8 +22,13 @@ from xpuruntime.engines.arrays import torch_dtype_name
 from xpuruntime.engines.cuda_arrays import torch_stream
 from xpuruntime.engines.host_model import HostRunner, PinnedArrays
 from xpuruntime.engines.onnxruntime._private_api import raw_session
-from xpuruntime.engines.onnxruntime.cuda_turns import between_captures
-from xpuruntime.engines.onnxruntime.device_arrays import ONNX_TYPES, DLPackArray, element_type, host_inputs
+from xpuruntime.engines.onnxruntime.device_arrays import (
+    ONNX_TYPES,
+    DLPackArray,
+    between_captures,
+    element_type,
+    host_inputs,
+)
 from xpuruntime.errors import XpuRuntimeError
 
 if TYPE_CHECKING:

@@ -30,8 +30,7 @@ from xpuruntime.runtime.packages import install_command, installed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from xpuruntime.engines.base import LoadedModel
-    from xpuruntime.engines.compiled import Compiled
+    from xpuruntime.engines.base import Compiled, LoadedModel
     from xpuruntime.engines.control_builder import Option
     from xpuruntime.engines.native_export.native_config import NativeExporter
     from xpuruntime.runtime.machine import Machine

@@ -21,7 +21,7 @@ from xpuruntime.engines.onnxruntime.rewriting.rules import (
     xpuruntime_threads,
 )
 from xpuruntime.engines.written_out import absence, written_out
-from xpuruntime.policies.quantities import share_text
+from xpuruntime.policies.kinds import share_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

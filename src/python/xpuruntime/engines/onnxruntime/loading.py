@@ -13,7 +13,7 @@ import msgspec
 from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model_source import ModelSource, prepare_source
 from xpuruntime.engines.onnxruntime._private_api import raw_session
-from xpuruntime.engines.onnxruntime.cuda_turns import no_capture
+from xpuruntime.engines.onnxruntime.device_arrays import no_capture
 from xpuruntime.engines.onnxruntime.opening import Opened, open_session, session_options
 from xpuruntime.engines.onnxruntime.options import DISABLED, LAYER_FUSIONS
 from xpuruntime.errors import EngineError, ModelError, XpuRuntimeError
@@ -231,7 +231,7 @@ def _observer(
         from xpuruntime.engines.onnxruntime.observing.decisions import rewrite_decisions, unreplaced_decisions
         from xpuruntime.engines.onnxruntime.observing.instrumented_run import instrument, observe
         from xpuruntime.engines.onnxruntime.observing.kernels import DecidedKernels
-        from xpuruntime.engines.onnxruntime.readback import attention_kernels, read_back
+        from xpuruntime.engines.onnxruntime.options import attention_kernels, read_back
 
         effective: dict[str, str] = {}
         decided = None

@@ -11,7 +11,7 @@ import msgspec
 from xpuruntime.engines.model.facts import dtype_name
 from xpuruntime.engines.model.graph import graphs
 from xpuruntime.engines.onnxruntime.arithmetic import INTEGER_OPS, OPERATORS, QDQ_LEVEL, QDQ_OFF, quantises_activations
-from xpuruntime.engines.precision.other_floats import other_floats
+from xpuruntime.engines.precision.names import other_floats
 from xpuruntime.engines.quantisation.judge import quantises
 from xpuruntime.policies.call_facts import Glob
 

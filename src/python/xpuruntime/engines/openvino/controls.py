@@ -14,9 +14,8 @@ from xpuruntime.engines.control_builder import (
     fp32_nodes,
     own_options,
 )
-from xpuruntime.engines.openvino.options import GRAPH_OPTIONS, NAMES, options_of
+from xpuruntime.engines.openvino.options import GRAPH_OPTIONS, NAMES, OpenVinoSettings, options_of
 from xpuruntime.engines.openvino.probing import device_word
-from xpuruntime.engines.openvino.settings import OpenVinoSettings
 from xpuruntime.engines.quantisation.judge import quantises
 
 if TYPE_CHECKING:

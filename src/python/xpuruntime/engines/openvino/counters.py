@@ -1,11 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Counted runs of an instrumented copy: its counters after each run, and the wall time of the same runs.
-
-OpenVINO's CPU plugin cuts what a node took of a run to whole microseconds, sums that up since the model was compiled,
-and reports the mean, cut to whole microseconds again. So its counters are read after each run, not only after the last:
-sums never fall, and each mean bounds its own.
-"""
+"""Times of a run by OpenVINO's counters, and the units that they belong to."""
 
 from __future__ import annotations
 
@@ -18,14 +13,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xpuruntime.engines.openvino.slots import infer_call, port_order, share
+from xpuruntime.engines.precision.names import FLOATS
 from xpuruntime.evidence.checkpoints import COLD, COUNTED, checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.model import ModelInfo, NodeInfo
+    from xpuruntime.engines.openvino.execution_graph import Executed
 
-__all__ = ["Counted", "NodeCounter", "bounded", "count", "idle_call_us"]
+__all__ = [
+    "Counted",
+    "NodeCounter",
+    "Shares",
+    "bounded",
+    "count",
+    "idle_call_us",
+    "requested_precision",
+    "share_out",
+]
 
 #: Runs after the cold one that do not count: whoever watched the cold one has emptied the caches.
 _SETTLE = 2
@@ -157,6 +163,198 @@ def idle_call_us(compiled: Any) -> float:
 def _border(array: Any) -> tuple[np.ndarray[Any, Any], Any]:
     if isinstance(array, np.ndarray):
         return array, None
-    from xpuruntime.engines.openvino.extended_types import borders
+    from xpuruntime.engines.openvino.slots import borders
 
     return borders(array)
+
+
+#: Why a source node has no executed node.
+COMPUTED = "simplified away when the model was compiled: it depends on constants and shapes only"
+REMOVED = "removed: it moves values, and OpenVINO found another way to them"
+UNUSED = "removed: nothing reads its result"
+SCALED = "its scale went into the kernels of the nodes beside it"
+MOVED = "its result is that of a node before it: OpenVINO passes the tensor on"
+
+#: Operators whose results depend on shapes only.
+_SHAPES = frozenset({"Shape", "Size", "Constant", "ConstantOfShape"})
+#: Operators that move values or change their type, and compute nothing.
+_MOVING = frozenset(
+    {
+        "Cast", "CastLike", "Concat", "Dropout", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split",
+        "Squeeze", "Tile", "Transpose", "Unsqueeze",
+    }
+)  # fmt: skip
+#: Layers that change the type or the order of a tensor.
+_CONVERTING = frozenset({"Convert", "Reorder"})
+_SCALES = frozenset({"QuantizeLinear", "DequantizeLinear"})
+#: Operators and layers with a state. OpenVINO runs those of two directions as two layers that have no original name.
+_RECURRENT, _RECURRENT_LAYERS = frozenset({"LSTM", "GRU", "RNN"}), frozenset({"RNNSeq", "RNNCell"})
+
+
+class Shares:
+    """Which executed node stands for which source nodes; all by position."""
+
+    def __init__(self) -> None:
+        self.owned: dict[int, list[int]] = {}
+        self.serves: dict[int, list[int]] = {}
+        self.inferred: set[int] = set()
+        self.folded: dict[int, str] = {}
+
+
+def share_out(
+    nodes: Sequence[NodeInfo], executed: Sequence[Executed], inputs: Sequence[str], outputs: Sequence[str]
+) -> Shares:
+    """Give every source node to one executed node, or say why it has none."""
+    return _Sharing(nodes, executed, inputs, outputs).run()
+
+
+class _Sharing:
+    def __init__(
+        self, nodes: Sequence[NodeInfo], executed: Sequence[Executed], inputs: Sequence[str], outputs: Sequence[str]
+    ) -> None:
+        self.nodes, self.executed = nodes, executed
+        self.inputs, self.outputs = frozenset(inputs), frozenset(outputs)
+        self.shares = Shares()
+        self.owner: dict[int, int] = {}
+        self.makers = {name: i for i, node in enumerate(nodes) if not node.graph for name in node.outputs if name}
+        self.readers: dict[int, list[int]] = {}
+        for index, node in enumerate(nodes):
+            for name in node.inputs:
+                if name in self.makers:
+                    self.readers.setdefault(self.makers[name], []).append(index)
+
+        self.followers: dict[str, list[Executed]] = {}
+        for one in executed:
+            for name in one.above:
+                self.followers.setdefault(name, []).append(one)
+
+    def run(self) -> Shares:
+        mentioned = self._mentioned()
+        constant = self._constant(mentioned)
+        left = [i for i in range(len(self.nodes)) if i not in self.owner and i not in self.shares.folded]
+        for index in reversed([i for i in left if not self.nodes[i].graph]):
+            self._unmentioned(index, constant)
+        for index in (i for i in left if self.nodes[i].graph):
+            self._inside(index)
+        for index, unit in sorted(self.owner.items()):
+            self.shares.owned.setdefault(unit, []).append(index)
+        return self.shares
+
+    def _mentioned(self) -> set[int]:
+        """Give each mentioned node to the executed node with its last operation; the others serve it.
+
+        A recurrent node belongs to its layer. Without a last operation, a step that makes floats goes before one that
+        counts: OpenVINO computes the sizes of a layer's state beside it. A conversion of a result serves the node,
+        unless converting is what the node does. Times decide nothing: they are others in the next run.
+        """
+        best: dict[int, tuple[bool, bool, bool, bool, bool, int]] = {}
+        still: set[int] = set()
+        named = [(*one.mentioned, *self._layers_of(position)) for position, one in enumerate(self.executed)]
+        for position, one in enumerate(self.executed):
+            for index, last in named[position]:
+                if index >= len(self.nodes):
+                    continue
+                if one.still:
+                    still.add(index)
+                    continue
+                layer = one.kind in _RECURRENT_LAYERS and self.nodes[index].op in _RECURRENT
+                computes = one.kind not in _CONVERTING or self.nodes[index].op in _MOVING | _SCALES
+                works = one.kernel is not None or one.time_us is not None
+                rank = (layer, last, one.writes in FLOATS, computes, works, -position)
+                if index not in best or rank > best[index]:
+                    best[index] = rank
+        for index, (*_, position) in best.items():
+            self.owner[index] = -position
+        for position, one in enumerate(self.executed):
+            helped = sorted({i for i, _ in named[position] if self.owner.get(i, position) != position})
+            if helped and not one.still:
+                self.shares.serves[position] = helped
+        for index in still - set(best):
+            self.shares.folded[index] = COMPUTED
+        return set(best)
+
+    def _layers_of(self, position: int) -> tuple[tuple[int, bool], ...]:
+        """Return the recurrent source node that a layer without an original name is of: the first behind it."""
+        one = self.executed[position]
+        if one.mentioned or one.kind not in _RECURRENT_LAYERS:
+            return ()
+        waiting, seen = [one.name], {one.name}
+        for name in waiting:
+            for reader in self.followers.get(name, ()):
+                found = [i for i, _ in reader.mentioned if i < len(self.nodes) and self.nodes[i].op in _RECURRENT]
+                if found:
+                    return ((found[0], False),)
+                if not reader.mentioned and reader.name not in seen:
+                    seen.add(reader.name)
+                    waiting.append(reader.name)
+        return ()
+
+    def _constant(self, mentioned: set[int]) -> set[int]:
+        """Return the unmentioned nodes that follow from constants and shapes."""
+        known: set[str] = set()
+        found: set[int] = set()
+        for index, node in enumerate(self.nodes):
+            if index in mentioned or node.graph:
+                continue
+            open_ = [n for n in node.inputs if n and n not in known and (n in self.makers or n in self.inputs)]
+            if node.op in _SHAPES or index in self.shares.folded or not open_:
+                known.update(node.outputs)
+                found.add(index)
+        return found
+
+    def _unmentioned(self, index: int, constant: set[int]) -> None:
+        node = self.nodes[index]
+        if index in constant:
+            self.shares.folded[index] = COMPUTED
+            return
+        readers = self.readers.get(index, [])
+        is_output = any(name in self.outputs for name in node.outputs)
+        if not readers and not is_output:
+            self.shares.folded[index] = UNUSED
+            return
+        if node.op in _SCALES:
+            self.shares.folded[index] = SCALED
+            return
+        if node.op in _MOVING:
+            self.shares.folded[index] = MOVED if node.op in ("Identity", "Dropout") else REMOVED
+            return
+        units = [self.owner[r] for r in readers if r in self.owner]
+        above = [self.owner[i] for name in node.inputs if (i := self.makers.get(name, -1)) in self.owner]
+        if units or above:
+            self.owner[index] = units[0] if units else above[0]
+            self.shares.inferred.add(index)
+        else:
+            self._through(index, readers)
+
+    def _through(self, index: int, readers: Sequence[int]) -> None:
+        """Follow readers that were removed to one that runs."""
+        waiting, seen = list(readers), set(readers)
+        for reader in waiting:
+            if reader in self.owner:
+                self.owner[index] = self.owner[reader]
+                self.shares.inferred.add(index)
+                return
+            for further in self.readers.get(reader, ()):
+                if further not in seen:
+                    seen.add(further)
+                    waiting.append(further)
+        self.shares.folded[index] = REMOVED
+
+    def _inside(self, index: int) -> None:
+        """Assign a node of a subgraph to the unit of the node that contains it."""
+        path = self.nodes[index].graph
+        holders = [i for i, node in enumerate(self.nodes[:index]) if path.startswith(f"{node.name}/")]
+        holder = max(holders, key=lambda i: len(self.nodes[i].name), default=None)
+        if holder in self.owner:
+            self.owner[index] = self.owner[holder]
+        else:
+            self.shares.folded[index] = COMPUTED
+
+
+def requested_precision(nodes: Sequence[NodeInfo], owned: Sequence[int], types: Mapping[str, str]) -> str | None:
+    """Return what the model itself states for a unit: the type of its last float result."""
+    for index in reversed(owned):
+        for name in nodes[index].outputs:
+            if types.get(name) in FLOATS:
+                return types[name]
+    return None

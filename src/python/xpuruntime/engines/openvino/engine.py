@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from xpuruntime.engines.base import LoadedModel
-    from xpuruntime.engines.compiled import Compiled
+    from xpuruntime.engines.base import Compiled, LoadedModel
     from xpuruntime.engines.control_builder import Option
     from xpuruntime.engines.native_export.native_config import NativeExporter
-    from xpuruntime.engines.openvino.settings import OpenVinoSettings
+    from xpuruntime.engines.openvino.options import OpenVinoSettings
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
 __all__ = ["OpenVinoEngine"]

@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.compiled import Compiled
+from xpuruntime.engines.base import Compiled
 from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model.external import is_external, load, real_files
 from xpuruntime.engines.model.graph import tensors
 from xpuruntime.engines.model.shapes import with_shapes
 from xpuruntime.engines.model_source import ModelSource, prepare_source
-from xpuruntime.engines.openvino.failures import translate
-from xpuruntime.engines.openvino.flattening import flatten_softmax
-from xpuruntime.engines.openvino.naming import name_operations
-from xpuruntime.engines.openvino.process_core import process_core
-from xpuruntime.engines.openvino.readback import read_back, word
-from xpuruntime.engines.openvino.sigaltstack_guard import kept_signal_stack
+from xpuruntime.engines.openvino.execution_graph import flatten_softmax, name_operations
+from xpuruntime.engines.openvino.options import read_back, word
+from xpuruntime.engines.openvino.probing import kept_signal_stack, process_core, translate
 from xpuruntime.errors import EngineError, EngineUnavailable, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.files.scratch import ScratchFolder
 
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import LoadedModel, Observed, Request
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.openvino.settings import OpenVinoSettings
+    from xpuruntime.engines.openvino.options import OpenVinoSettings
 
 __all__ = ["BLOB", "compile_model", "load_model", "prepared_graph"]
 

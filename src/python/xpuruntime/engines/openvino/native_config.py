@@ -24,8 +24,7 @@ from xpuruntime.engines.native_export.native_config import (
 from xpuruntime.engines.native_export.triton_config import TRITON_COMMAND, ModelConfig, tensor_configs
 from xpuruntime.engines.openvino.execution_graph import executed_nodes
 from xpuruntime.engines.openvino.loading import prepared_graph
-from xpuruntime.engines.openvino.options import NAMES
-from xpuruntime.engines.openvino.settings import OpenVinoSettings
+from xpuruntime.engines.openvino.options import NAMES, OpenVinoSettings
 from xpuruntime.engines.openvino.slots import port_order
 from xpuruntime.errors import EngineFailed
 

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.observation import CONVERSIONS, UnitIds, folded_unit, listed
-from xpuruntime.engines.openvino.counters import Counted, count, idle_call_us
-from xpuruntime.engines.openvino.execution_graph import Executed, read_graph
-from xpuruntime.engines.openvino.naming import name_without_numbers
-from xpuruntime.engines.openvino.readback import effective
-from xpuruntime.engines.openvino.unit_attribution import Shares, requested_precision, share_out
-from xpuruntime.engines.precision.names import FLOATS, meets, precision_name
-from xpuruntime.engines.precision.stated import model_precisions, precision_of
+from xpuruntime.engines.openvino.counters import Counted, Shares, count, idle_call_us, requested_precision, share_out
+from xpuruntime.engines.openvino.execution_graph import Executed, name_without_numbers, read_graph
+from xpuruntime.engines.openvino.options import effective
+from xpuruntime.engines.precision.names import FLOATS, meets, model_precisions, precision_name, precision_of
 from xpuruntime.engines.quantisation.style import HEAVY
 from xpuruntime.evidence.memory_over_time import UnitMemory, live_bytes
 from xpuruntime.evidence.records import Boundary, Time, Unit
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.openvino.settings import OpenVinoSettings
+    from xpuruntime.engines.openvino.options import OpenVinoSettings
     from xpuruntime.evidence.memory_over_time import LiveBytes
 
 __all__ = ["observe", "units_of"]

@@ -1,16 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Properties of OpenVINO's device plugins, with the values each accepts.
-
-OpenVINO refuses an unknown name, but names neither the nearest one nor the values, and only while it compiles. Those of
-the CPU were read back from 2026.4; those of GPU and NPU were read from the same wheel and not tried on a device.
-"""
+"""Options and settings of the OpenVINO engine, and their values as a compiled model reports them."""
 
 from __future__ import annotations
 
-from xpuruntime.engines.control_builder import BOOL, Option
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
-__all__ = ["CPU_OPTIONS", "GPU_OPTIONS", "GRAPH_OPTIONS", "NAMES", "NPU_OPTIONS", "options_of"]
+from xpuruntime.engines.base import EngineSettings
+from xpuruntime.engines.control_builder import BOOL, Option, show
+from xpuruntime.policies.compound_kinds import split_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = [
+    "CPU_OPTIONS",
+    "GPU_OPTIONS",
+    "GRAPH_OPTIONS",
+    "NAMES",
+    "NPU_OPTIONS",
+    "OpenVinoSettings",
+    "effective",
+    "options_of",
+    "read_back",
+    "word",
+]
 
 #: What a policy may call this engine.
 NAMES = ("openvino", "ov")
@@ -90,3 +105,72 @@ GRAPH_OPTIONS: dict[str, Option] = {
 def options_of(kind: str) -> dict[str, Option]:
     """Return the table of ``"cpu"``, ``"gpu"`` or ``"npu"``."""
     return {"cpu": CPU_OPTIONS, "gpu": GPU_OPTIONS, "npu": NPU_OPTIONS}[kind]
+
+
+class OpenVinoSettings(EngineSettings, frozen=True, kw_only=True):
+    """What `load` hands to OpenVINO."""
+
+    device: str
+    hint: str
+    properties: Mapping[str, str] = {}
+    precision: str = "model"
+    quantise: bool = False
+    style: Literal["openvino", "openvino-nncf"] = "openvino"
+    keep_fp32: tuple[str, ...] = ()
+    ranges: tuple[str, ...] = ()
+    strict: bool = False
+
+    def with_properties(self, properties: Mapping[str, str]) -> OpenVinoSettings:
+        """Return the same settings with these properties, which replace others of the same names."""
+        return self.replace(properties={**self.properties, **properties})
+
+
+#: Names of enumerations that differ from what OpenVINO takes.
+_WORDS = {"ERR": "LOG_ERROR", "NO": "LOG_NONE"}
+
+
+def word(value: Any) -> str:
+    """Return a property's value as one writes it: ``"f32"``, ``"YES"``, ``"LATENCY"``, ``"2"``."""
+    if isinstance(value, bool):
+        return "YES" if value else "NO"
+    name = getattr(value, "name", None)  # an enumeration
+    if isinstance(name, str):
+        return _WORDS.get(name, name)
+    if hasattr(value, "to_string"):  # a type
+        return str(value.to_string())
+    return str(value)
+
+
+def read_back(compiled: Any, name: str) -> str | None:
+    """Return what a compiled model holds for a property, or ``None`` where it does not tell."""
+    try:
+        return word(compiled.get_property(name))
+    except RuntimeError:
+        return None
+
+
+def effective(
+    compiled: Any, settings: OpenVinoSettings, device: str, stated: Mapping[str, Sequence[int | str]]
+) -> dict[str, str]:
+    """Return policy key to value, for what can be read back."""
+    found = {"execution.engine": NAMES[0], "execution.device": device}
+    threads = read_back(compiled, "INFERENCE_NUM_THREADS")
+    if threads is not None:
+        found["execution.threads"] = f"INFERENCE_NUM_THREADS={threads}"
+    shapes = {port.get_any_name(): port.get_partial_shape() for port in compiled.inputs}
+    if all(shape.is_static for shape in shapes.values()):
+        found["execution.static_shape"] = "all sizes are fixed"
+    for name, sizes in stated.items():
+        if name in shapes:
+            same = _limits(shapes[name]) == [split_size(size)[::2] for size in sizes]
+            found[f"execution.shapes.{name}"] = show(sizes) if same else str(shapes[name])
+    for name in settings.properties:
+        value = read_back(compiled, name)
+        if value is not None:
+            for alias in NAMES:
+                found[f"execution.provider_options.{alias}.{name}"] = value
+    return found
+
+
+def _limits(shape: Any) -> list[tuple[int, int]]:
+    return [(int(dim.get_min_length()), int(dim.get_max_length())) for dim in shape]

@@ -1,22 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Probe of OpenVINO: its installation and its devices, without importing it where that is possible."""
+"""OpenVINO in this process: its core, the signal stack that it takes, what is installed, and its failures."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.machinery
 import importlib.util
+import re
 import sys
+import threading
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.openvino.process_core import process_core
-from xpuruntime.engines.openvino.sigaltstack_guard import kept_signal_stack
+from xpuruntime.errors import (
+    EngineError,
+    EngineFailed,
+    ModelError,
+    OutOfMemoryError,
+    UnsupportedOperationError,
+    XpuRuntimeError,
+)
 from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.packages import install_command, installed
+from xpuruntime.runtime.process_forks import reset_in_child, rest_for_fork
 
-__all__ = ["device_word", "our_device", "probe"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from xpuruntime.engines.model import NodeInfo
+
+__all__ = [
+    "device_word",
+    "kept_signal_stack",
+    "our_device",
+    "probe",
+    "process_core",
+    "translate",
+]
 
 _NAME = "openvino"
 _AGAIN = f"pip install --force-reinstall {_NAME}"
@@ -134,3 +157,150 @@ def _indices(core: Any, kind: str, broken: dict[str, str]) -> list[str]:
     if not indices:
         broken[kind] = f"OpenVINO finds none; it needs {_NEEDS.get(kind, 'the plugin of the wheel')}"
     return indices
+
+
+#: A thread without such a stack says so by this flag, and by it again it is left without one.
+_SS_DISABLE = 2
+
+
+class _Stack(ctypes.Structure):
+    """`stack_t` of Linux: see sigaltstack(2)."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+@functools.lru_cache(maxsize=1)
+def _sigaltstack() -> Any:
+    call = ctypes.CDLL(None, use_errno=True).sigaltstack
+    call.argtypes = [ctypes.POINTER(_Stack), ctypes.POINTER(_Stack)]
+    return call
+
+
+@contextmanager
+def kept_signal_stack() -> Iterator[None]:
+    """Give this thread, at the end, the alternate signal stack that it had.
+
+    Each CPU plugin of OpenVINO (one an `openvino.Core`) gives the thread that loads it an alternate signal stack, and
+    unmaps that stack where it is destroyed: in whichever thread, and in whichever order. The first thread is then left
+    with a stack that is missing, and the next signal that Python handles in it (Ctrl-C, an alarm, the end of a worker
+    of a `DataLoader`) ends the process without a word. A stack that no thread uses is unmapped without harm.
+
+    On other systems than Linux there is nothing to keep.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    sigaltstack, had = _sigaltstack(), _Stack()
+    known = sigaltstack(None, ctypes.byref(had)) == 0
+    try:
+        yield
+    finally:
+        if known:
+            had.flags &= _SS_DISABLE
+            sigaltstack(ctypes.byref(had), None)
+
+
+class _Kept:
+    """The shared `Core`, and what a fork does about it."""
+
+    def __init__(self) -> None:
+        self.core: Any = None
+        #: Cores of the parents of a process that was forked: their locks may be held, and their threads are not here.
+        self.parents: list[Any] = []
+        self.lock = threading.Lock()
+        rest_for_fork(self)
+        reset_in_child(self)
+
+    def get(self) -> Any:
+        with self.lock:
+            if self.core is None:
+                import openvino as ov
+
+                core = ov.Core()
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(core))  # not even at the end of the process
+                self.core = core
+            return self.core
+
+    def before_fork(self) -> None:
+        """Free executors that wait to be used again: a child has none of their threads, and would wait for them."""
+        if self.core is None:
+            return
+        import openvino as ov
+
+        with kept_signal_stack():
+            ov.Core().get_property("CPU", "FULL_DEVICE_NAME")  # loads a CPU plugin, which frees them when it is dropped
+
+    def in_child(self) -> None:
+        """Begin with another `Core`."""
+        self.parents.append(self.core)
+        self.core = None
+
+
+_kept = _Kept()
+
+
+def process_core() -> Any:
+    """Return the shared `openvino.Core`. It is to be given properties with each call, and none for good."""
+    return _kept.get()
+
+
+_WHERE = re.compile(r"^(?:Exception from|Check '.*' failed at) src/\S+?:\d+:\s*$")
+_OUT_OF_MEMORY = re.compile(
+    r"bad[_ ]alloc|out of memory|failed to allocate|CL_OUT_OF_(?:HOST_MEMORY|RESOURCES)|exceeded max size of memory"
+    r"|CL_MEM_OBJECT_ALLOCATION_FAILURE|std::length_error",
+    re.IGNORECASE,
+)
+_UNKNOWN_OPS = re.compile(r"No conversion rule found for operations: (?P<ops>[^\n]+)")
+_FAILED_OPS = re.compile(r"Conversion is failed for: (?P<ops>[^\n]+)")
+_DYNAMIC_RANK = re.compile(r"doesn't support (?P<op>\w+) operation with dynamic rank")
+_BAD_MODEL = re.compile(
+    r"Unable to read the model|Model can't be parsed|Error parsing|FrontEnd API failed with (?!OpConversion)"
+    r"|Could not deserialize|Cannot import compiled blob|not a valid|incompatible runtime requirements"
+)
+
+
+def translate(error: BaseException, *, doing: str, device: str, nodes: Sequence[NodeInfo] = ()) -> XpuRuntimeError:
+    """Return `error` as an xpuruntime error."""
+    if isinstance(error, XpuRuntimeError):
+        return error
+    lines = [line.strip() for line in str(error).splitlines()]
+    text = " ".join(line for line in lines if line and not _WHERE.match(line)) or type(error).__name__
+    message = f"{doing} on {device} failed in OpenVINO: {text}"
+    known = {"engine": "openvino", "device": device, "status": type(error).__name__}
+    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
+        fix = "Use a smaller batch, or free other sessions; this session still works."
+        return OutOfMemoryError(f"{message}. {fix}", **known)
+    refused = _refused(str(error), text, nodes)
+    if refused is not None:
+        return UnsupportedOperationError(f"{doing} on {device} failed: {refused}", **known)
+    if "No CPU resources available" in text:
+        fix = "Another session has all cores for itself (ENABLE_CPU_RESERVATION); close it, or drop that option"
+        return EngineError(f"{message} {fix}", **known)
+    if _BAD_MODEL.search(text):
+        return ModelError(message, **known)
+    return EngineFailed(message, **known)
+
+
+def _refused(raw: str, text: str, nodes: Sequence[NodeInfo]) -> str | None:
+    """Return which operators OpenVINO does not take, and what to do; ``None`` where it is about something else."""
+    other = "Use another engine (execution.engine: onnxruntime), or export the model without them"
+    unknown, failed = _UNKNOWN_OPS.search(raw), _FAILED_OPS.search(raw)
+    if unknown is not None:
+        return f"OpenVINO has no conversion for the operators {_named(unknown['ops'], nodes)}. {other}"
+    if failed is not None:
+        said = text.partition("with a message:")[2].partition("Summary:")[0].strip()[:400]
+        ops = _named(failed["ops"], nodes)
+        return f"OpenVINO cannot convert the operators {ops} as they are used here: {said}. {other}"
+    rank = _DYNAMIC_RANK.search(raw)
+    if rank is not None:
+        fix = "State the sizes of the inputs (execution.shapes), or use another engine (execution.engine: onnxruntime)"
+        return f"the rank of a result of {rank['op']} depends on values, and the CPU plugin needs it fixed. {fix}"
+    return None
+
+
+def _named(listed: str, nodes: Sequence[NodeInfo]) -> str:
+    """Return operators as OpenVINO lists them, such as ``"Det-17"``, with the nodes of the model that have them."""
+    ops = {one.strip().rpartition(".")[2].partition("-")[0] for one in listed.split(",")}
+    found = [node.name for node in nodes if node.op in ops]
+    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+    return listed.strip() + (f" (node {', '.join(map(repr, found[:4]))}{more})" if found else "")

@@ -12,14 +12,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xpuruntime.engines.base import closed
-from xpuruntime.errors import EngineError
+from xpuruntime.errors import EngineError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from xpuruntime.engines.model import ModelInfo
+    import numpy as np
 
-__all__ = ["SHARED_FROM", "Generation", "Slot", "SlotPool", "infer_call", "passed_on", "port_order", "share"]
+    from xpuruntime import _core
+    from xpuruntime.engines.model import ModelInfo, TensorInfo
+
+__all__ = [
+    "SHARED_FROM",
+    "WIDE",
+    "Generation",
+    "Slot",
+    "SlotPool",
+    "borders",
+    "check_range",
+    "infer_call",
+    "passed_on",
+    "port_order",
+    "run_tensors",
+    "share",
+]
 
 #: Bytes from which an input is shared and an output is made in memory of its own; below, copying is quicker than
 #: giving OpenVINO another address, which costs it about 3 us.
@@ -287,3 +303,46 @@ class SlotPool:
 def _sizes(port: Any) -> list[int]:
     shape = port.get_partial_shape()
     return list(shape.to_shape()) if shape.is_static else [0]
+
+
+#: OpenVINO computes these in 32 bits and wraps what does not fit, so what does not fit is refused.
+WIDE = ("int64", "uint64", "uint32")
+_LEAST, _MOST = -(2**31), 2**31 - 1
+
+
+def check_range(name: str, array: np.ndarray[Any, Any]) -> None:
+    """Refuse integers that OpenVINO would wrap."""
+    if array.size and (array.max() > _MOST or array.min() < _LEAST):
+        msg = (
+            f"input {name!r} holds integers outside {_LEAST}..{_MOST}, and OpenVINO computes {array.dtype.name} in 32 "
+            "bits; use the engine onnxruntime for such values"
+        )
+        raise InputError(msg)
+
+
+def borders(tensor: _core.Tensor) -> tuple[np.ndarray[Any, Any], Any]:
+    """Return the memory of a contiguous tensor as an array that OpenVINO takes, and its type where NumPy has none."""
+    import openvino as ov
+
+    array = tensor.numpy()
+    return (array.view(np.uint16), ov.Type.bf16) if tensor.dtype == "bfloat16" else (array, None)
+
+
+def run_tensors(compiled: Any, tensors: Sequence[_core.Tensor], outputs: Sequence[TensorInfo]) -> list[_core.Tensor]:
+    """Run once, on a request of its own, and return outputs in memory of their own."""
+    import ml_dtypes
+
+    from xpuruntime import _core
+
+    request = compiled.create_infer_request()
+    kept = [borders(tensor) for tensor in tensors]
+    for index, (array, kind) in enumerate(kept):
+        request.set_input_tensor(index, share(array, kind))
+    infer_call(request)({}, True, False)
+    results = []
+    for index, info in enumerate(outputs):
+        array = np.array(request.get_output_tensor(index).data)
+        if info.dtype == "bfloat16":  # OpenVINO shows it as another type of two bytes
+            array = array.view(np.uint16).view(ml_dtypes.bfloat16)
+        results.append(_core.Tensor.from_numpy(array))
+    return results

@@ -10,8 +10,14 @@ from xpuruntime.lazy_names import load_name as _load_name
 
 if TYPE_CHECKING:
     from xpuruntime.engines.precision.conversion import ConvertedModel, KeptNode, convert
-    from xpuruntime.engines.precision.probe import probe_feeds, probe_shape, probing, shapes_text
-    from xpuruntime.engines.precision.probe_sizes import names_in, unnamed_dimensions
+    from xpuruntime.engines.precision.probe import (
+        names_in,
+        probe_feeds,
+        probe_shape,
+        probing,
+        shapes_text,
+        unnamed_dimensions,
+    )
 
 __all__ = [
     "ConvertedModel",
@@ -30,12 +36,12 @@ _LAZY = {
     "ConvertedModel": "conversion",
     "KeptNode": "conversion",
     "convert": "conversion",
-    "names_in": "probe_sizes",
+    "names_in": "probe",
     "probe_feeds": "probe",
     "probe_shape": "probe",
     "probing": "probe",
     "shapes_text": "probe",
-    "unnamed_dimensions": "probe_sizes",
+    "unnamed_dimensions": "probe",
 }
 
 if not TYPE_CHECKING:

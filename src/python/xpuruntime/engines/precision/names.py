@@ -1,15 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Names of precisions in reports: ``"fp16"`` for values of float16, ``"fp32->uint8"`` where input and output differ."""
+"""Names of precisions and element types, and what a model states of its own."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from xpuruntime.engines.model.graph import graphs, without_weights
 
-__all__ = ["FLOATS", "main_precision", "meets", "precision_name", "read_and_written"]
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    import onnx
+
+    from xpuruntime.engines.model import ModelInfo
+
+__all__ = [
+    "FLOATS",
+    "main_precision",
+    "meets",
+    "model_precisions",
+    "other_floats",
+    "precision_name",
+    "precision_of",
+    "read_and_written",
+]
 
 #: Precisions that are floating point.
 FLOATS = frozenset({"fp64", "fp32", "fp16", "bf16", "fp8"})
@@ -54,3 +69,67 @@ def meets(wanted: str | None, ran: str) -> bool:
     """Say whether what ran is the precision asked for; int8 is met by 8 bits with and without a sign."""
     parts = ran.split("->")
     return wanted is None or wanted in parts or (wanted == "int8" and "uint8" in parts)
+
+
+def precision_of(data_type: int) -> str:
+    """Return the precision of a ``TensorProto.DataType``; empty for a number that ONNX does not define."""
+    import onnx
+
+    kinds = onnx.TensorProto.DataType
+    return precision_name(kinds.Name(data_type).lower()) if data_type in kinds.values() else ""
+
+
+def model_precisions(model: onnx.ModelProto, stated: Mapping[str, int] | None = None) -> dict[str, str]:
+    """Return tensor to precision for the outermost graph.
+
+    Types are inferred on a copy without weights; where that fails, only stated ones are returned.
+    """
+    import onnx
+
+    types = dict(stated or {})
+    light = without_weights(model)
+    light.graph.node.extend(model.graph.node)
+    light.graph.value_info.extend(model.graph.value_info)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(light, check_type=False, strict_mode=False, data_prop=False)
+    except (RuntimeError, ValueError, TypeError, onnx.shape_inference.InferenceError):
+        inferred = light
+    for value in (*inferred.graph.value_info, *inferred.graph.output):
+        if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
+            types.setdefault(value.name, value.type.tensor_type.elem_type)
+    names = {t: precision_of(t) for t in set(types.values())}
+    return {k: names[t] for k, t in types.items()}
+
+
+#: Attributes that state the type of what a node makes.
+_STATES = ("to", "dtype")
+_NAMED = 4
+
+
+def other_floats(model: ModelInfo, precisions: Collection[str]) -> str:
+    """Return the nodes of the outermost graph that read or make tensors of some precisions, in a line; or nothing."""
+    proto = model.named_proto() if model.format == "onnx" else None
+    if proto is None or not _stated(model, proto) & set(precisions):
+        return ""
+    stated = {one.name: one.data_type for one in proto.graph.initializer}
+    types = model_precisions(proto, stated | {one.name: one.type.tensor_type.elem_type for one in proto.graph.input})
+    found = []
+    for node in proto.graph.node:
+        those = {types.get(name, "") for name in (*node.input, *node.output)} & set(precisions)
+        if those and node.op_type not in ("Cast", "Constant"):
+            found.append(f"{node.name!r} ({node.op_type}, {', '.join(sorted(those))})")
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return ", ".join(found[:_NAMED]) + more
+
+
+def _stated(model: ModelInfo, proto: onnx.ModelProto) -> set[str]:
+    words = {input_.dtype for input_ in (*model.inputs, *model.outputs)} | set(model.weights)
+    numbers = {one.data_type for graph in graphs(proto) for one in graph.initializer}
+    for graph in graphs(proto):
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.name in _STATES:
+                    numbers.add(int(attribute.i))
+                elif attribute.HasField("t"):
+                    numbers.add(int(attribute.t.data_type))
+    return {precision_name(word) for word in words} | {precision_of(number) for number in numbers}

@@ -9,21 +9,27 @@ fp32 pass fp32 to each other. Inputs and outputs of the model, and of every subg
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.model import external as model_external
 from xpuruntime.engines.model.graph import graphs, subgraphs
-from xpuruntime.engines.precision.types import BFLOAT16, FLOAT, NodeTypes
-from xpuruntime.engines.precision.weights import round_tensor
+from xpuruntime.engines.precision.types import BFLOAT16, FLOAT, FLOAT16, NodeTypes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import numpy as np
     import onnx
+    from numpy.typing import NDArray
 
     from xpuruntime.engines.precision.judge import NodePrecision
 
-__all__ = ["Rewriter"]
+__all__ = [
+    "Rewriter",
+    "Rounded",
+    "round_tensor",
+    "round_values",
+]
 
 #: Dimensions of the keys and values that GroupQueryAttention hands out.
 _CACHE_RANK = 4
@@ -257,3 +263,68 @@ def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
     copy = type(node)()
     copy.CopyFrom(node)
     return copy
+
+
+_FP16_MAX = 65504.0
+_FP16_TINY = 2.0**-24  # the smallest positive value
+_BF16_MAX_BITS = 0x7F7F
+# Elements rounded at a time, so that large weights need no large temporaries.
+_BLOCK = 1 << 20
+
+
+class Rounded(NamedTuple):
+    """`bits` as uint16, and how many finite values were too large (`over`) or not zero yet too small (`under`)."""
+
+    bits: NDArray[np.uint16]
+    over: int
+    under: int
+
+
+def round_values(values: NDArray[np.float32], target: int) -> Rounded:
+    """Round to nearest, ties to even.
+
+    Finite values stay finite and values other than zero stay other than zero, as in ONNX Runtime's converter: too
+    large ones become the largest value of the type, too small ones the smallest. NaN and infinities stay.
+    """
+    import numpy as np
+
+    values = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
+    if target == FLOAT16:
+        size = np.abs(values)
+        large = (size > _FP16_MAX) & np.isfinite(values)
+        small = (size < _FP16_TINY) & (size > 0)
+        over, under = int(np.count_nonzero(large)), int(np.count_nonzero(small))
+        if over or under:
+            values = values.copy()
+            values[large] = np.copysign(np.float32(_FP16_MAX), values[large])
+            values[small] = np.copysign(np.float32(_FP16_TINY), values[small])
+        return Rounded(values.astype(np.float16).view(np.uint16), over, under)
+    raw = values.view(np.uint32)
+    bits = ((raw + (((raw >> 16) & 1) + 0x7FFF)) >> 16).astype(np.uint16)
+    nan = np.isnan(values)
+    bits[nan] = (raw[nan] >> 16).astype(np.uint16) | 0x40
+    grown = ((bits & 0x7FFF) == 0x7F80) & np.isfinite(values)
+    bits[grown] = (bits[grown] & 0x8000) | _BF16_MAX_BITS
+    lost = ((bits & 0x7FFF) == 0) & (values != 0)
+    bits[lost] |= 1
+    return Rounded(bits, int(np.count_nonzero(grown)), int(np.count_nonzero(lost)))
+
+
+def round_tensor(tensor: onnx.TensorProto, target: int) -> tuple[Any, Rounded]:
+    """Return a float tensor as a new tensor of the target type, and how it was rounded. Its data must be loaded."""
+    import numpy as np
+    import onnx
+
+    if tensor.HasField("raw_data"):
+        values = np.frombuffer(tensor.raw_data, dtype="<f4")
+    else:
+        values = np.array(tensor.float_data, dtype=np.float32)
+    bits = np.empty(values.size, "<u2")
+    over = under = 0
+    for start in range(0, values.size, _BLOCK):
+        part = round_values(values[start : start + _BLOCK], target)
+        bits[start : start + _BLOCK] = part.bits
+        over, under = over + part.over, under + part.under
+    proto = onnx.TensorProto(name=tensor.name, doc_string=tensor.doc_string, data_type=target, dims=tensor.dims)
+    proto.raw_data = bits.tobytes()
+    return proto, Rounded(bits, over, under)

@@ -7,15 +7,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.control_builder import ControlBuilder, check_options, fp32_nodes, own_options, show
-from xpuruntime.engines.qnn.options import GRAPH_OPTIONS, NAMES, OPTIONS, TARGET_OPTIONS
-from xpuruntime.engines.qnn.settings import QnnSettings
-from xpuruntime.engines.qnn.targets import KEYS
+from xpuruntime.engines.qnn.options import GRAPH_OPTIONS, KEYS, NAMES, OPTIONS, TARGET_OPTIONS, QnnSettings
 from xpuruntime.engines.quantisation.judge import quantises
 from xpuruntime.errors import PolicyError
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.qnn.targets import Target
+    from xpuruntime.engines.qnn.options import Target
     from xpuruntime.evidence.records import Control
 
 __all__ = ["BF16_SOC", "chip_options", "resolve_settings"]

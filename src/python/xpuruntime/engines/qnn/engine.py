@@ -14,10 +14,8 @@ from xpuruntime.evidence.records import Verdict, VerdictCode
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from xpuruntime.engines.base import LoadedModel, Request
-    from xpuruntime.engines.compiled import Compiled
-    from xpuruntime.engines.qnn.settings import QnnSettings
-    from xpuruntime.engines.qnn.targets import Target
+    from xpuruntime.engines.base import Compiled, LoadedModel, Request
+    from xpuruntime.engines.qnn.options import QnnSettings, Target
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
 __all__ = ["QnnEngine"]
@@ -53,8 +51,8 @@ class QnnEngine(Engine["QnnSettings"]):
     def judge(self, request: Request, machine: Machine) -> Judgement[QnnSettings]:
         """Accept or reject from facts."""
         from xpuruntime.engines.qnn.controls import chip_options, resolve_settings
+        from xpuruntime.engines.qnn.options import resolve_target, state_one
         from xpuruntime.engines.qnn.probing import missing
-        from xpuruntime.engines.qnn.targets import resolve_target, state_one
 
         def refuse(code: VerdictCode, reason: str, fix: str | None = None) -> Judgement[QnnSettings]:
             return Refusal(code, reason, fix).judgement(self.name, request.device)
@@ -119,7 +117,7 @@ class QnnEngine(Engine["QnnSettings"]):
 
     def compile(self, request: Request, judgement: Judgement[QnnSettings], machine: Machine, folder: Path) -> Compiled:
         """Write an ONNX file with a context binary for the chip; needs no device."""
-        from xpuruntime.engines.qnn.artifact import compile_model
+        from xpuruntime.engines.qnn.loading import compile_model
 
         del machine
         return compile_model(request, judgement.settings, folder)

@@ -8,20 +8,34 @@ does not list, and the constructor that retries on the CPU is switched off.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import platform
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.qnn.backend import load_backend
 from xpuruntime.errors import EngineUnavailable
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.qnn.targets import Target
+    from collections.abc import Iterator
 
-__all__ = ["PROVIDER", "Opening", "Placed", "claim", "compile_file", "construct", "placements"]
+    from xpuruntime.engines.qnn.options import Target
+
+__all__ = [
+    "PROVIDER",
+    "Opening",
+    "Placed",
+    "claim",
+    "compile_file",
+    "construct",
+    "load_backend",
+    "placements",
+]
 
 PROVIDER = "QNNExecutionProvider"
 _FATAL, _WARNING = 4, 2
@@ -153,3 +167,62 @@ def _devices(ort: Any) -> list[Any]:
     """Return the provider's devices, an NPU before others."""
     found = [device for device in ort.get_ep_devices() if device.ep_name == PROVIDER]
     return sorted(found, key=lambda one: one.device.type != ort.OrtHardwareDeviceType.NPU)
+
+
+_GREETING = b"LIBNATIVE:"
+
+
+def load_backend(folder: Path) -> None:
+    """Load the HTP library of the wheel in `folder` into this process; the provider finds it there."""
+    if sys.platform == "win32":  # there the provider sets up the search path itself
+        return
+    library = folder / "libQnnHtp.so"
+    try:
+        with _without_greeting():
+            ctypes.CDLL(str(library))
+    except OSError as error:
+        fix = "pip install --force-reinstall --no-deps onnxruntime-qnn"
+        raise EngineUnavailable(
+            f"QNN's HTP library cannot be loaded: {error}. {fix}", engine="qnn", device="npu"
+        ) from None
+
+
+@contextlib.contextmanager
+def _without_greeting() -> Iterator[None]:
+    """Have the C library's `stdout` write into memory for a moment; all but the greeting is passed on afterwards.
+
+    File descriptor 1 is left alone, so that nothing that Python or other processes write is touched. The stream in
+    memory is never closed: another thread may hold it, and what it writes late is then lost instead of a crash.
+    """
+    if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    libc.open_memstream.restype = ctypes.c_void_p
+    for name, count in (("fflush", 1), ("fwrite", 4), ("open_memstream", 2)):
+        getattr(libc, name).argtypes = [ctypes.c_void_p] * count
+    libc.fwrite.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p]
+    current = ctypes.c_void_p.in_dll(libc, "stdout")
+    real = current.value
+    room, size = ctypes.c_void_p(), ctypes.c_size_t()
+    memory = libc.open_memstream(ctypes.byref(room), ctypes.byref(size))
+    if not memory or not real:
+        yield
+        return
+    libc.fflush(real)
+    current.value = memory
+    try:
+        yield
+    finally:
+        current.value = real
+        libc.fflush(memory)
+        said = ctypes.string_at(room, size.value) if room.value else b""
+        kept = b"".join(line for line in said.splitlines(keepends=True) if _GREETING not in line)
+        if kept:
+            libc.fwrite(kept, 1, len(kept), real)
+            libc.fflush(real)
+        _kept_alive.append((room, size))
+
+
+#: Where the stream in memory puts its buffer: it may still write to these.
+_kept_alive: list[tuple[ctypes.c_void_p, ctypes.c_size_t]] = []

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.quantisation.calibration import Calibration
     from xpuruntime.engines.quantisation.judge import refuse_int8, uses_calibration
     from xpuruntime.engines.quantisation.quantised import LeftNode, QuantisedModel, quantise
-    from xpuruntime.engines.quantisation.style import STYLES, Style
-    from xpuruntime.engines.quantisation.units import in_source_terms, source_tensor
+    from xpuruntime.engines.quantisation.style import STYLES, Style, in_source_terms, source_tensor
 
 __all__ = [
     "STYLES",
@@ -35,10 +34,10 @@ _LAZY = {
     "LeftNode": "quantised",
     "QuantisedModel": "quantised",
     "Style": "style",
-    "in_source_terms": "units",
+    "in_source_terms": "style",
     "quantise": "quantised",
     "refuse_int8": "judge",
-    "source_tensor": "units",
+    "source_tensor": "style",
     "uses_calibration": "judge",
 }
 

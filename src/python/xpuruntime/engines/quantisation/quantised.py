@@ -4,6 +4,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import threading
+import warnings
 from collections import Counter
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,13 +18,12 @@ import msgspec
 from xpuruntime.engines.model.check import complaint_about
 from xpuruntime.engines.model.file import refuse
 from xpuruntime.engines.model.graph import graphs, name_nodes, sort_nodes
-from xpuruntime.engines.quantisation.quiet import quiet
 from xpuruntime.engines.quantisation.style import HEAVY, STYLES, Style, for_this_cpu, without_kernel
 from xpuruntime.errors import EngineError, XpuRuntimeError
 from xpuruntime.files.scratch import ScratchFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import onnx
 
@@ -28,7 +31,12 @@ if TYPE_CHECKING:
     from xpuruntime.engines.quantisation.calibration import Calibration
     from xpuruntime.engines.quantisation.preparing import Prepared
 
-__all__ = ["LeftNode", "QuantisedModel", "quantise"]
+__all__ = [
+    "LeftNode",
+    "QuantisedModel",
+    "quantise",
+    "quiet",
+]
 
 _QDQ = ("QuantizeLinear", "DequantizeLinear")
 
@@ -93,9 +101,8 @@ def quantise(
 def _quantise(
     model: ModelInfo, calibration: Calibration, style: Style, keep: tuple[str, ...], folder: Path
 ) -> QuantisedModel:
-    from xpuruntime.engines.quantisation.nncf_quantiser import nncf_version, quantise_nncf
     from xpuruntime.engines.quantisation.preparing import prepare
-    from xpuruntime.engines.quantisation.qdq_quantiser import quantise_qdq
+    from xpuruntime.engines.quantisation.quantisers import nncf_version, quantise_nncf, quantise_qdq
 
     if style.tool == "nncf":
         tool = f"nncf {nncf_version()}"
@@ -250,3 +257,40 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
             "keep the node in floats by a rule, or use precision: fp32",
         )
     assert any(node.op_type in _QDQ for graph in graphs(proto) for node in graph.node)
+
+
+#: `warnings` and the severity of ONNX Runtime's log belong to the whole process.
+_LOCK = threading.RLock()
+_WARNING, _FATAL = 2, 4
+
+
+class _Mine(logging.Filter):
+    """Drops records of one thread that come from ONNX Runtime's package."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        foreign = "onnxruntime" in record.pathname and "xpuruntime" not in record.pathname.rpartition("onnxruntime")[2]
+        return not (record.thread == self._thread and foreign)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence ONNX Runtime's quantizer in this thread. It logs through the root logger, which is left as it was."""
+    import onnxruntime as ort
+
+    root, mine, nowhere = logging.getLogger(), _Mine(), logging.NullHandler()
+    with _LOCK:
+        root.addFilter(mine)
+        root.addHandler(nowhere)  # or the first line would install a handler that stays
+        ort.set_default_logger_severity(_FATAL)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            ort.set_default_logger_severity(_WARNING)
+            root.removeHandler(nowhere)
+            root.removeFilter(mine)

@@ -5,14 +5,33 @@
 from __future__ import annotations
 
 import platform
+import re
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from xpuruntime.engines.observation import folded_unit
+from xpuruntime.engines.precision.names import meets
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     import onnx
 
-__all__ = ["HEAVY", "IMAGE", "STYLES", "Style", "for_this_cpu", "without_kernel"]
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.quantisation.quantised import QuantisedModel
+    from xpuruntime.evidence.records import Unit
+
+__all__ = [
+    "HEAVY",
+    "IMAGE",
+    "STYLES",
+    "Style",
+    "for_this_cpu",
+    "in_source_terms",
+    "source_tensor",
+    "without_kernel",
+]
 
 #: Operators whose products are computed in integers.
 HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -99,3 +118,102 @@ def without_kernel(proto: onnx.ModelProto, style: Style) -> set[str]:
         ):
             found.add(node.name)
     return found
+
+
+#: What the quantizers add to the name of a value.
+_ENDINGS = ("_DequantizeLinear_Output", "_QuantizeLinear_Output", "_QuantizeLinear_Input", "_quantized")
+#: What ONNX Runtime adds to the name of a node that it moved to another layout or made twice.
+_ADDED = re.compile(r"(_token_[0-9]+|_nhwc|_nchwc|/duplicated|#[0-9]+)+$")
+_INTEGERS = {"int8", "uint8", "uint16"}
+_COMPUTED = "computed before the graph was quantized"
+
+
+def in_source_terms(units: Sequence[Unit], made: QuantisedModel, model: ModelInfo) -> tuple[Unit, ...]:
+    """Return units that name nodes of the model, each node exactly once."""
+    tensors = {name for node in model.nodes for name in node.outputs if name}
+    ruled, kind = _ruled(made), "uint16" if made.style.activations == "uint16" else "int8"
+    asked = {node.name: "fp32" if node.name in ruled else kind for node in model.nodes if node.op in HEAVY}
+    light = {name: kind for name in made.quantised_nodes if name not in asked}
+    claimed = _claims(units, made)
+    held = {name for names in claimed.values() for name in names}
+    taken: dict[str, None] = {}
+    told: list[Unit] = []
+    for place, unit in enumerate(units):
+        joined = (*claimed.get(place, ()), *(name for name in unit.source_nodes if name not in held))
+        own = _sources(joined, made)
+        new = tuple(name for name in own if name not in taken)
+        taken.update(dict.fromkeys(new))
+        if unit.relation == "folded" and unit.source_nodes and not own:
+            continue  # a pair that quantizing put in and the engine's optimizer took out
+        serves = (*(name for name in own if name not in new), *_sources(unit.serves, made))
+        told.append(_told(unit, new, tuple(dict.fromkeys(serves)), tensors, asked, light))
+    engine = units[0].engine if units else ""
+    for node in model.nodes:
+        if node.name not in taken:
+            told.append(folded_unit(node, engine, _COMPUTED))
+    return tuple(told)
+
+
+def source_tensor(name: str, tensors: Iterable[str]) -> str | None:
+    """Return the value of the source that a value of the quantized graph stands for; ``None`` where there is none."""
+    known = tensors if isinstance(tensors, (set, frozenset, dict)) else set(tensors)
+    while name not in known:
+        ending = next((one for one in _ENDINGS if name.endswith(one)), None)
+        if ending is None:
+            return None
+        name = name.removesuffix(ending)
+    return name
+
+
+def _claims(units: Sequence[Unit], made: QuantisedModel) -> dict[int, tuple[str, ...]]:
+    """Return the nodes of the quantized graph that a unit has for its own by its name; the first unit of a name has it.
+
+    Optimizers that change layouts rename values, by which units are joined otherwise, and only add to names of nodes.
+    """
+    claims: dict[int, tuple[str, ...]] = {}
+    seen: set[str] = set()
+    for place, unit in enumerate(units):
+        name = _ADDED.sub("", unit.id)
+        if name in made.regions and name not in seen and unit.relation != "folded":
+            seen.add(name)
+            claims[place] = (name,)
+    return claims
+
+
+def _ruled(made: QuantisedModel) -> set[str]:
+    return {node.name for node in made.left_nodes if node.by_rule or node.unserved}
+
+
+def _sources(names: Iterable[str], made: QuantisedModel) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(source for name in names for source in made.regions.get(name, ())))
+
+
+def _told(
+    unit: Unit,
+    own: tuple[str, ...],
+    serves: tuple[str, ...],
+    tensors: set[str],
+    asked: dict[str, str],
+    light: dict[str, str],
+) -> Unit:
+    relation, status, wanted = unit.relation, unit.status, unit.precision_requested
+    if relation not in ("opaque", "folded"):
+        relation = "inserted" if not own else "exact" if len(own) == 1 else "fused"
+    ran = unit.precision_run or ""
+    named = {asked[name] for name in own or serves if name in asked}
+    if not named and _INTEGERS.intersection(ran.split("->")):
+        named = {light[name] for name in own or serves if name in light}
+    if named and wanted in (None, "fp32", "int8"):
+        elsewhere = status == "substituted" and meets(wanted, ran)  # it is for something else, such as its device
+        wanted = next(iter(named - {"fp32"}), "fp32")
+        if status in ("honoured", "substituted") and unit.precision_run:
+            status = "honoured" if meets(wanted, ran) and not elsewhere else "substituted"
+    return msgspec.structs.replace(
+        unit,
+        relation=relation,
+        source_nodes=own,
+        serves=serves,
+        outputs=tuple(dict.fromkeys(t for name in unit.outputs if (t := source_tensor(name, tensors)) is not None)),
+        precision_requested=wanted if own or serves else None,
+        status=status,
+    )

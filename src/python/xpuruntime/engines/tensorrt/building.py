@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.model.file import looks_like, parse
 from xpuruntime.engines.model_source import prepare_source
-from xpuruntime.engines.tensorrt.messages import Cancel, Listener, failure, interruptible, logger
-from xpuruntime.engines.tensorrt.network import layer_nodes, parse_network, strong_typing
-from xpuruntime.engines.tensorrt.products import bindings
+from xpuruntime.engines.tensorrt.network import (
+    Cancel,
+    Listener,
+    failure,
+    interruptible,
+    layer_nodes,
+    logger,
+    parse_network,
+    strong_typing,
+)
+from xpuruntime.engines.tensorrt.options import bindings
 from xpuruntime.errors import EngineError, ModelError
 from xpuruntime.files.paths import cache_folder, make_private, not_private, reason_of, with_home
 from xpuruntime.files.reading import read_regular
@@ -24,8 +32,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.model_source import ModelSource
-    from xpuruntime.engines.tensorrt.options import TensorRtSettings
-    from xpuruntime.engines.tensorrt.products import TensorRtProduct
+    from xpuruntime.engines.tensorrt.options import TensorRtProduct, TensorRtSettings
 
 __all__ = [
     "Built",

@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.control_builder import ControlBuilder, fp32_nodes, own_options, show
 from xpuruntime.engines.model.shapes import shape_ranges
-from xpuruntime.engines.tensorrt.options import Profile, TensorRtSettings, checked_options, targets_of
-from xpuruntime.engines.tensorrt.products import compute_capabilities, has
+from xpuruntime.engines.tensorrt.options import (
+    Profile,
+    TensorRtSettings,
+    checked_options,
+    compute_capabilities,
+    has,
+    targets_of,
+)
 from xpuruntime.errors import PolicyError
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.tensorrt.products import TensorRtProduct
+    from xpuruntime.engines.tensorrt.options import TensorRtProduct
     from xpuruntime.evidence.records import Control
     from xpuruntime.runtime.machine import EngineFacts
 

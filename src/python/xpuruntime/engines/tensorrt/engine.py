@@ -7,16 +7,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from xpuruntime.engines.base import Engine, Judgement, Refusal, Request
-from xpuruntime.engines.tensorrt.options import runtime_keys
-from xpuruntime.engines.tensorrt.products import RTX, TENSORRT, TensorRtProduct
+from xpuruntime.engines.tensorrt.options import RTX, TENSORRT, TensorRtProduct, runtime_keys
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict, VerdictCode
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from xpuruntime.engines.base import LoadedModel
-    from xpuruntime.engines.compiled import Compiled
+    from xpuruntime.engines.base import Compiled, LoadedModel
     from xpuruntime.engines.native_export.native_config import NativeExporter
     from xpuruntime.engines.tensorrt.options import TensorRtSettings
     from xpuruntime.runtime.machine import EngineFacts, Machine
@@ -42,7 +40,7 @@ class TensorRtEngine(Engine["TensorRtSettings"]):
 
     def probe(self) -> EngineFacts:
         """Import the bindings, if they are installed, and note what they offer; touches no device."""
-        from xpuruntime.engines.tensorrt.products import probe
+        from xpuruntime.engines.tensorrt.options import probe
 
         return probe(self.product)
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xpuruntime import _core
 from xpuruntime.engines.base import closed
 from xpuruntime.engines.tensorrt.memory import PoolAllocator, make_allocator, make_output_memory
-from xpuruntime.engines.tensorrt.messages import Listener, failure, logger
-from xpuruntime.engines.tensorrt.network import DTYPES
+from xpuruntime.engines.tensorrt.network import DTYPES, Listener, failure, logger
 from xpuruntime.engines.tensorrt.refusals import Record
 from xpuruntime.errors import EngineError, OutOfMemoryError
 from xpuruntime.runtime.interruptible_waits import ConditionVariable
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.cuda_arrays import DeviceArray
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.tensorrt.building import CacheFile
-    from xpuruntime.engines.tensorrt.options import TensorRtSettings
-    from xpuruntime.engines.tensorrt.products import TensorRtProduct
+    from xpuruntime.engines.tensorrt.options import TensorRtProduct, TensorRtSettings
     from xpuruntime.errors import XpuRuntimeError
 
 __all__ = [

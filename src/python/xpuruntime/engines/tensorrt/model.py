@@ -28,8 +28,8 @@ from xpuruntime.engines.input_binding import ConversionLog, InputValidator
 from xpuruntime.engines.model.shapes import with_shapes
 from xpuruntime.engines.tensorrt.building import build, cache_file, prepare
 from xpuruntime.engines.tensorrt.handle import Handle, Slot, Slots, unfit
-from xpuruntime.engines.tensorrt.messages import Cancel, interruptible
-from xpuruntime.engines.tensorrt.products import bindings
+from xpuruntime.engines.tensorrt.network import Cancel, interruptible
+from xpuruntime.engines.tensorrt.options import bindings
 from xpuruntime.engines.tensorrt.refusals import Record, SerializedEngine, read_artifact
 from xpuruntime.errors import InputError, UnsupportedOperationError
 
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.tensorrt.handle import Handle
-    from xpuruntime.engines.tensorrt.options import TensorRtSettings
-    from xpuruntime.engines.tensorrt.products import TensorRtProduct
+    from xpuruntime.engines.tensorrt.options import TensorRtProduct, TensorRtSettings
     from xpuruntime.evidence.records import Conversion
 
 __all__ = [

@@ -15,8 +15,7 @@ from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.native_export.model_files import write_model
 from xpuruntime.engines.native_export.native_config import RECORD, KeyOutcomes, NativeConfig, NativeExporter
 from xpuruntime.engines.tensorrt.building import prepare
-from xpuruntime.engines.tensorrt.options import TensorRtSettings
-from xpuruntime.engines.tensorrt.products import TENSORRT
+from xpuruntime.engines.tensorrt.options import TENSORRT, TensorRtSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

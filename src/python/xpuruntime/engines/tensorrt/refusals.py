@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.engines.base import Refusal, missing_cuda_device
-from xpuruntime.engines.compiled import Compiled
+from xpuruntime.engines.base import Compiled, Refusal, missing_cuda_device
 from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model.shapes import open_dimensions, shape_ranges
 from xpuruntime.engines.tensorrt.building import build
-from xpuruntime.engines.tensorrt.messages import logger
-from xpuruntime.engines.tensorrt.products import bindings, compute_capabilities
+from xpuruntime.engines.tensorrt.network import logger
+from xpuruntime.engines.tensorrt.options import bindings, compute_capabilities
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError
 from xpuruntime.evidence.records import VerdictCode
 from xpuruntime.files.reading import decode_json
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.tensorrt.building import Built
-    from xpuruntime.engines.tensorrt.options import TensorRtSettings
-    from xpuruntime.engines.tensorrt.products import TensorRtProduct
+    from xpuruntime.engines.tensorrt.options import TensorRtProduct, TensorRtSettings
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
 __all__ = [

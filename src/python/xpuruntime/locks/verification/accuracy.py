@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.determinism import GradeTest
     from xpuruntime.evidence.tolerances import OutputFigures, Tolerance
     from xpuruntime.generation import Gate
-    from xpuruntime.locks.verification.subject import Subject
+    from xpuruntime.locks.verification.claims import Subject
 
 __all__ = ["accuracy_claims", "determinism_claims", "generation_claims"]
 

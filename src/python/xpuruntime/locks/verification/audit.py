@@ -15,12 +15,12 @@ from xpuruntime.evidence.tolerances import RANDOM_FIX, compare_within
 from xpuruntime.inference.comparing import tolerance_of
 from xpuruntime.locks.verification.claims import Claim, ClaimCode
 from xpuruntime.measuring.statistics import Margin, RatioVerdict, compare
-from xpuruntime.policies.quantities import share_text
+from xpuruntime.policies.kinds import share_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from xpuruntime.locks.verification.subject import Subject
+    from xpuruntime.locks.verification.claims import Subject
     from xpuruntime.measuring.statistics import RatioComparison
 
 __all__ = ["audit_claims"]

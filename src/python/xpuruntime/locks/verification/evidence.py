@@ -14,8 +14,7 @@ import msgspec
 from xpuruntime.evidence.key_observations import computing
 from xpuruntime.lockfile.drift import DriftCode, shown
 from xpuruntime.locks.relock import lock
-from xpuruntime.locks.verification.claims import Claim, ClaimCode, ClaimVerdict
-from xpuruntime.locks.verification.subject import MACHINE
+from xpuruntime.locks.verification.claims import MACHINE, Claim, ClaimCode, ClaimVerdict
 from xpuruntime.policies.call_facts import Glob
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from xpuruntime.evidence import Report
     from xpuruntime.evidence.difference import Difference
     from xpuruntime.evidence.records import Observation, Unit
-    from xpuruntime.locks.verification.subject import Subject
+    from xpuruntime.locks.verification.claims import Subject
 
 __all__ = ["evidence_claims", "lock_claims", "observed_claims"]
 

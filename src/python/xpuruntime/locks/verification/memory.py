@@ -11,17 +11,16 @@ import msgspec
 
 from xpuruntime.evidence.render_text.tables import bytes_text
 from xpuruntime.locks.figures import START_MARGIN, peak_of_process, time_start
-from xpuruntime.locks.verification.claims import Claim, ClaimCode, ClaimVerdict
-from xpuruntime.locks.verification.subject import elsewhere, not_locked
+from xpuruntime.locks.verification.claims import Claim, ClaimCode, ClaimVerdict, elsewhere, not_locked
 from xpuruntime.measuring.statistics import RatioVerdict
-from xpuruntime.policies.quantities import duration_text, share_text
+from xpuruntime.policies.kinds import duration_text, share_text
 from xpuruntime.runtime.cpu_and_memory import process_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from xpuruntime.lockfile.records import Lock
-    from xpuruntime.locks.verification.subject import Subject
+    from xpuruntime.locks.verification.claims import Subject
 
 __all__ = ["memory_claims", "start_claims"]
 

@@ -142,7 +142,7 @@ class VerificationResult(Page, frozen=True, kw_only=True):
 
     def to_html(self) -> str:
         """Return one page for a browser, which loads nothing from elsewhere: style, script and data are in it."""
-        from xpuruntime.locks.verification.pages import render_page
+        from xpuruntime.locks.verification.formats import render_page
 
         return render_page(self)
 

@@ -35,14 +35,12 @@ from xpuruntime.lockfile.rules import policy_of
 from xpuruntime.locks.environments import MODULE, session_worker
 from xpuruntime.locks.verification.accuracy import accuracy_claims, determinism_claims, generation_claims
 from xpuruntime.locks.verification.audit import audit_claims
-from xpuruntime.locks.verification.claims import SECTIONS, Claim, ClaimCode, Section
+from xpuruntime.locks.verification.claims import SECTIONS, Claim, ClaimCode, Section, Subject
 from xpuruntime.locks.verification.evidence import evidence_claims
 from xpuruntime.locks.verification.memory import memory_claims, start_claims
 from xpuruntime.locks.verification.metrics import FileMetric, Metric, read_metric
 from xpuruntime.locks.verification.result import VerificationResult
-from xpuruntime.locks.verification.speed import speed_claims
-from xpuruntime.locks.verification.subject import Subject
-from xpuruntime.locks.verification.timing import machine_conditions
+from xpuruntime.locks.verification.speed import machine_conditions, speed_claims
 from xpuruntime.policies import Policy, VerifyPolicy, files
 from xpuruntime.policies.document import did_you_mean
 from xpuruntime.policies.memory_and_artifacts import read_size

@@ -11,8 +11,7 @@ from typing import Any, Literal, get_args
 from xpuruntime.policies.compound_kinds import Nested
 from xpuruntime.policies.device_spec import DeviceText
 from xpuruntime.policies.document import Node, Refused, describe, describe_value, quote, to_python
-from xpuruntime.policies.kinds import Choice, FilePath, Flag, Integer, Kind
-from xpuruntime.policies.quantities import Duration, Percentage, ShortDuration
+from xpuruntime.policies.kinds import Choice, Duration, FilePath, Flag, Integer, Kind, Percentage, ShortDuration
 from xpuruntime.policies.value import Accepts, PolicyValue, field
 from xpuruntime.serving.batching.settings import BatchSettings
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from xpuruntime.errors import XpuRuntimeError
-from xpuruntime.policies.quantities import duration_text
+from xpuruntime.policies.kinds import duration_text
 from xpuruntime.runtime.cpu_and_memory import process_memory
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.monitoring.records import FAILURES, LATENCY_BUCKETS, StatisticsSnapshot

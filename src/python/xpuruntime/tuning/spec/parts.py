@@ -13,9 +13,8 @@ from xpuruntime.policies.device_spec import ENGINE_PATTERN, check_engine
 from xpuruntime.policies.document import Node, Refused
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES, Determinism
 from xpuruntime.policies.kernel_rules import KernelName
-from xpuruntime.policies.kinds import Choice, Integer, Kind, Number, Text
+from xpuruntime.policies.kinds import Choice, Duration, Integer, Kind, Number, Percentage, ShortDuration, Text
 from xpuruntime.policies.memory_and_artifacts import ByteSize
-from xpuruntime.policies.quantities import Duration, Percentage, ShortDuration
 from xpuruntime.policies.value import PolicyValue, field, read_fields
 from xpuruntime.tuning.spec.kinds import AtMost, OptionValues, Resources, Rounds, ThreadCount, WordOr
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
+    from xpuruntime.engines.onnxruntime.rewriting.loading import Timed
     from xpuruntime.engines.onnxruntime.rewriting.rules import Rewrite, UnrewrittenNode
-    from xpuruntime.engines.onnxruntime.rewriting.tuning import Timed
     from xpuruntime.evidence.kernel_records import DecisionSource
     from xpuruntime.ops.decision_log import Decision
 

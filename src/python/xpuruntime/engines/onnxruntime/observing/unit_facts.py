@@ -10,8 +10,7 @@ from xpuruntime.engines.observation import CONVERSIONS, is_product
 from xpuruntime.engines.onnxruntime.arithmetic import OPERATORS, quantises_activations
 from xpuruntime.engines.onnxruntime.observing.graph import provider_device
 from xpuruntime.engines.onnxruntime.observing.node_matching import COPIES
-from xpuruntime.engines.precision.names import FLOATS, precision_name
-from xpuruntime.engines.precision.stated import model_precisions
+from xpuruntime.engines.precision.names import FLOATS, model_precisions, precision_name
 from xpuruntime.evidence.memory_over_time import UnitMemory, live_bytes
 from xpuruntime.evidence.records import Boundary, Time
 

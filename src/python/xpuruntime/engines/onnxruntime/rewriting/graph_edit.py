@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
-    from xpuruntime.engines.onnxruntime.rewriting.tuning import Timed
+    from xpuruntime.engines.onnxruntime.rewriting.loading import Timed
     from xpuruntime.policies import KernelPolicy
 
 __all__ = ["Rewriting", "begin", "left_alone", "terms_of"]

@@ -15,11 +15,10 @@ from xpuruntime.engines.base import Observed
 from xpuruntime.engines.observation import effective_of
 from xpuruntime.engines.onnxruntime.observing.graph import computed_precision
 from xpuruntime.engines.onnxruntime.observing.profile import read_profile
-from xpuruntime.engines.qnn.observing.records import instrumented, median_cycles, read_cycles, read_records
+from xpuruntime.engines.qnn.model import SessionWorker, WorkerFailed
+from xpuruntime.engines.qnn.observing.records import instrumented, median_cycles, read_cycles, read_records, read_units
 from xpuruntime.engines.qnn.observing.units import INSERTED_CASTS, units_of
 from xpuruntime.engines.qnn.opening import PROVIDER, Placed
-from xpuruntime.engines.qnn.recorded_units import read_units
-from xpuruntime.engines.qnn.worker import SessionWorker, WorkerFailed
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent
     from xpuruntime.engines.qnn.opening import Opening
-    from xpuruntime.engines.qnn.settings import QnnSettings
+    from xpuruntime.engines.qnn.options import QnnSettings
 
 __all__ = ["observe"]
 

@@ -13,11 +13,27 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.precision.names import read_and_written
+from xpuruntime.errors import ModelError
+from xpuruntime.evidence.records import Unit
+from xpuruntime.files.reading import decode_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from xpuruntime.engines.base import Request
     from xpuruntime.engines.qnn.opening import Opening
 
-__all__ = ["Operation", "OperationMapping", "SessionTrace", "instrumented", "read_cycles", "read_records"]
+__all__ = [
+    "Operation",
+    "OperationMapping",
+    "SessionTrace",
+    "instrumented",
+    "read_cycles",
+    "read_records",
+    "read_units",
+    "write_units",
+]
 
 _TRACE, _PROFILE, _ORT, _INPUT, _COMPILED = "qnn_op_trace.json", "profile.csv", "ort", "input", "compiled"
 _NODE = re.compile(r"^[^,]*,NODE,(?P<value>\d+),(?P<unit>[^,]*),[^,]*,[^,]*,(?P<what>.*?) \(cycles\)")
@@ -201,3 +217,23 @@ def _operations(graph: dict[str, Any]) -> dict[str, Operation]:
 
 def _word(tensor: dict[str, Any]) -> str | None:
     return _TYPES.get(int(tensor.get("data_type", -1)))
+
+
+_UNITS = "units.json"
+
+
+def write_units(folder: Path, units: Sequence[Unit]) -> None:
+    """Write them into the folder of an artifact."""
+    (folder / _UNITS).write_bytes(msgspec.json.encode(units))
+
+
+def read_units(request: Request) -> tuple[Unit, ...] | None:
+    """Return the units that were recorded when the artifact of `request` was compiled; ``None`` without an artifact."""
+    if request.artifact is None:
+        return None
+    path = request.artifact.folder / _UNITS
+    try:
+        units: tuple[Unit, ...] = decode_json(path.read_bytes(), tuple[Unit, ...])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ModelError(f"the artifact's {path} cannot be read: {error}. Fix: compile the model again") from None
+    return units

@@ -15,8 +15,7 @@ from xpuruntime.engines.observation import CONVERSIONS, UnitIds, check_complete,
 from xpuruntime.engines.onnxruntime.observing.graph import view
 from xpuruntime.engines.onnxruntime.observing.node_matching import match, source_facts
 from xpuruntime.engines.onnxruntime.observing.submodel import LOST, Shares, share_out
-from xpuruntime.engines.precision.names import FLOATS, meets
-from xpuruntime.engines.precision.stated import model_precisions
+from xpuruntime.engines.precision.names import FLOATS, meets, model_precisions
 from xpuruntime.engines.qnn.opening import PROVIDER
 from xpuruntime.evidence.records import Unit
 

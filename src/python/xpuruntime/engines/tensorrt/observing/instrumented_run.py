@@ -144,7 +144,7 @@ def _sizes(engine: Any, name: str) -> str:
 
 def _types(request: Request) -> dict[str, str]:
     """Return tensor to precision; empty where the model's file is not at hand, as with an artifact from elsewhere."""
-    from xpuruntime.engines.precision.stated import model_precisions
+    from xpuruntime.engines.precision.names import model_precisions
 
     try:
         return model_precisions(request.model.named_proto())
