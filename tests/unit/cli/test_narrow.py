@@ -14,6 +14,7 @@ from rich.console import Console
 
 import xpuruntime as xrt
 from xpuruntime.cli.output import error_line, working
+from xpuruntime.runtime.telemetry import log_step
 
 KEYS = (
     "execution.determinism",
@@ -68,6 +69,17 @@ def test_a_warning_does_not_end_up_behind_a_spinner(monkeypatch: pytest.MonkeyPa
     before = stream.getvalue().partition("warning: ")[0].replace("\x1b[2K", "\n").replace("\r", "\n")
     assert "warning: " in stream.getvalue()
     assert re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", before).rpartition("\n")[2] == "", "the spinner was not cleared"
+
+
+def test_a_spinner_names_the_step_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = _Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with working("verifying", as_json=False):
+        log_step("[bold]speed", 2, 3, 20.0)
+    log_step("nobody looks", 3, 3)
+    assert "verifying: [bold]speed (2 of 3, about 20 s left)" in stream.getvalue()
+    assert "nobody looks" not in stream.getvalue()
 
 
 class _Terminal(io.StringIO):

@@ -150,7 +150,10 @@ def error_line(text: str, *, label: str = "error") -> None:
     if sys.stderr.isatty():
         from rich.text import Text
 
-        console(stderr=True).print(Text.assemble((f"{label}: ", _LABELS[label]), text), soft_wrap=True)
+        shown = console(stderr=True)
+        with shown.capture() as held:
+            shown.print(Text.assemble((f"{label}: ", _LABELS[label]), text), soft_wrap=True)
+        sys.stderr.write(held.get())  # in this way it clears what `working` shows; a console would write past that
     else:
         sys.stderr.write(f"{label}: {text}\n")
 
@@ -176,12 +179,31 @@ def progress(*, as_json: bool) -> Progress:
 
 @contextmanager
 def working(text: str, *, as_json: bool) -> Iterator[None]:
-    """Show on stderr that something slow is under way; nothing under ``--json`` or when stderr is no terminal."""
+    """Show on stderr what is under way, its step and its time; nothing under ``--json`` or where that is a pipe."""
     if as_json or not sys.stderr.isatty():
         yield
         return
-    with console(stderr=True).status(text):  # lines printed meanwhile appear above it
-        yield
+    import logging
+
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:  # lines printed meanwhile are above
+        task = bar.add_task(text, total=None)
+
+        class Steps(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                bar.update(task, description=f"{text}: {record.getMessage()}")
+
+        logger, steps = logging.getLogger("xpuruntime.steps"), Steps()
+        level = logger.level
+        logger.addHandler(steps)
+        logger.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            logger.removeHandler(steps)
+            logger.setLevel(level)
 
 
 #: Bytes from the begin of a file that tell its kind.

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -21,10 +22,11 @@ from xpuruntime.inference.intermediates import find_divergence
 from xpuruntime.inference.loading import reference_of
 from xpuruntime.inference.plan_request import calibration_of, plan_request
 from xpuruntime.inference.session_arguments import SessionArguments
+from xpuruntime.runtime.telemetry import log_step
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from xpuruntime.engines.accuracy import Reference
     from xpuruntime.engines.base import Judgement
@@ -149,9 +151,17 @@ def compare_engines(
         model=info.path,
         reference=REFERENCE,
         inputs=reference.origin,
-        rows=tuple(bench.row(*pair) for pair in pairs),
+        rows=tuple(_rows(bench, pairs)),
         layers=layers,
     )
+
+
+def _rows(bench: _Bench, pairs: Sequence[tuple[str, str | None]]) -> Iterator[EngineRow]:
+    began = time.monotonic()
+    for number, (engine, device) in enumerate(pairs, 1):
+        left = (time.monotonic() - began) / (number - 1) * (len(pairs) - number + 1) if number > 1 else None
+        log_step(engine if device is None else f"{engine}@{device}", number, len(pairs), left)
+        yield bench.row(engine, device)
 
 
 def answers_of(

@@ -20,7 +20,7 @@ from xpuruntime.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["log_decision", "log_refusal", "span_tracer", "traced", "traced_run"]
+__all__ = ["log_decision", "log_refusal", "log_step", "span_tracer", "traced", "traced_run"]
 
 #: Whether an operation goes on in this context: runs that it makes have no spans of their own.
 _WITHIN: ContextVar[bool] = ContextVar("xpuruntime_operation", default=False)
@@ -33,6 +33,13 @@ def log_decision(operation: str, level: int, event: str, text: str, **fields: An
     logger = logging.getLogger(f"xpuruntime.{operation}")
     if logger.isEnabledFor(level):
         logger.log(level, "%s", printable(text), extra=_named({"event": event, **fields}), stacklevel=2)
+
+
+def log_step(step: str, number: int, of: int, seconds: float | None = None) -> None:
+    """Log that a step of a long operation begins, and about how many seconds are left of it all where that is known."""
+    left = "" if seconds is None else f", about {seconds:.0f} s left"
+    text = f"{step} ({number} of {of}{left})"
+    log_decision("steps", logging.INFO, "step", text, step=step, number=number, of=of, seconds=seconds)
 
 
 def span_tracer(name: str) -> Any:

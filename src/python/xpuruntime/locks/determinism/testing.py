@@ -20,6 +20,7 @@ from xpuruntime.locks.determinism import grades
 from xpuruntime.locks.determinism.grades import Batch, find_batch, other_inputs
 from xpuruntime.locks.determinism.locating import fresh_job, locate, run_fresh, why_not_fresh
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES
+from xpuruntime.runtime.telemetry import log_step
 from xpuruntime.runtime.worker import FailureKind, WorkerFailure
 
 if TYPE_CHECKING:
@@ -188,7 +189,9 @@ class _Testing:
 
     def run(self, asked: str, last: str) -> DeterminismTests:
         tests: list[GradeTest] = []
-        for name in _GRADES[: _GRADES.index(last) + 1]:
+        names = _GRADES[: _GRADES.index(last) + 1]
+        for number, name in enumerate(names, 1):
+            log_step(name, number, len(names))
             failed = next((test.grade for test in tests if test.verdict == "failed"), None)
             if failed is not None:
                 reason = f"{failed} failed, which this grade includes"

@@ -45,7 +45,7 @@ from xpuruntime.policies import Policy, VerifyPolicy, files
 from xpuruntime.policies.document import did_you_mean
 from xpuruntime.policies.memory_and_artifacts import read_size
 from xpuruntime.policies.verify_policy import Inconclusive
-from xpuruntime.runtime.telemetry import log_decision, traced
+from xpuruntime.runtime.telemetry import log_decision, log_step, traced
 from xpuruntime.runtime.worker import WorkerFailure
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def verify(
             locked=stated.locked,
             options=options,
         )
-        claims = tuple(claim for section in SECTIONS for claim in _claims(section, subject))
+        claims = tuple(_claims(subject))
         return _logged(_verified(result, subject, claims, notes))
 
 
@@ -419,10 +419,19 @@ def _feeds(session: InferenceSession, inputs: Mapping[str, Any] | None) -> tuple
     return feeds, (note,) if feeds else ()
 
 
-def _claims(section: Section, subject: Subject) -> Iterator[Claim]:
+def _claims(subject: Subject) -> Iterator[Claim]:
+    """Yield the claims of all sections that are asked for."""
+    asked = [section for section in SECTIONS if not subject.asked or section in subject.asked]
+    for number, section in enumerate(asked, 1):
+        timed = subject.limits.speed if section == asked[-1] == "speed" else None
+        log_step(
+            section, number, len(asked), None if timed is None else min(subject.budget or timed.budget, timed.budget)
+        )
+        yield from _of_section(section, subject)
+
+
+def _of_section(section: Section, subject: Subject) -> Iterator[Claim]:
     """Yield the claims of a section. What fails in it, an engine above all, is a claim that failed."""
-    if subject.asked and section not in subject.asked:
-        return
     nothing = True
     try:
         for claim in _CHECKS[section](subject):
