@@ -39,7 +39,8 @@ class _Kernel(plugins.TorchKernel):
         wide = [x.double() if x.is_floating_point() else x for x in tensors]
         out = REFERENCES[self.op](*wide, **options)
         outputs = (out,) if isinstance(out, torch.Tensor) else out
-        return tuple(x.to(tensors[0].dtype) for x in outputs)
+        dtype = torch.float32 if call.attributes.get("upcast") else tensors[0].dtype
+        return tuple(x.to(dtype) for x in outputs)
 
     def forward(self, call, *tensors):
         return tuple(x.contiguous() for x in self._compute(call, tensors)), ()
@@ -206,6 +207,37 @@ def test_models_of_transformers(monkeypatch, family):
     assert module.apply_rotary_pos_emb is own
     with xt.kernel_policy(xrt.KernelPolicy(**{op: ["package.none", "torch"] for op in ops})):
         assert all(map(torch.equal, train(), plain))
+
+
+@pytest.mark.parametrize("takes_halves", [True, False])
+def test_losses_of_transformers_give_a_kernel_the_logits_without_a_copy(monkeypatch, takes_halves):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    losses = pytest.importorskip("transformers.loss.loss_utils")
+    own = dict(losses.LOSS_MAPPING)
+    logits = torch.randn(2, 5, 16).to(torch.bfloat16).requires_grad_()
+    labels = torch.randint(16, (2, 5))
+    seen = []
+
+    def supports(kernel, call):
+        del kernel
+        seen.append(call.operands["logits"].dtype)
+        return takes_halves or seen[-1] != "bfloat16", "it computes float32"
+
+    monkeypatch.setattr(_Kernel, "supports", supports)
+
+    def step():
+        loss = losses.LOSS_MAPPING["ForCausalLM"](logits=logits, labels=labels, vocab_size=16)
+        return loss.detach(), *torch.autograd.grad(loss, logits)
+
+    plain = step()
+    with xt.kernel_policy(strict("cross_entropy")), xt.explain() as found:
+        under = step()
+    torch.testing.assert_close(under, plain)
+    assert [x.dtype for x in under] == [torch.float32, torch.bfloat16]
+    found.require()
+    assert ("float32" in seen) is not takes_halves
+    assert {row.status for row in rows_of(found, "cross_entropy")} == {"honoured"}
+    assert own == losses.LOSS_MAPPING
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -95,7 +95,7 @@ def norm(formula="torch", x=("bfloat16", 4, 4096), weight=("bfloat16", 4096), **
 
 
 def loss(logits=("bfloat16", 8, 1000), target=("int64", 8), **change):
-    attributes = {"ignore_index": -100, "reduction": "mean"}
+    attributes = {"ignore_index": -100, "reduction": "mean", "upcast": False}
     return call("cross_entropy", logits=logits, target=target, attributes=attributes, **change)
 
 

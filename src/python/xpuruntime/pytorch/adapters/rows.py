@@ -1,17 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Overrides for ``softmax`` and ``cross_entropy``, of all that calls PyTorch's functions, as losses of models do."""
+"""Overrides for ``softmax`` and ``cross_entropy``, of all that calls PyTorch's functions, as losses of models do.
+
+Losses of transformers first make a copy of the logits in float32. A kernel that computes in float32 anyway gets the
+logits themselves, and their gradient is in their type, as after that copy.
+"""
 
 from __future__ import annotations
 
+import functools
+import sys
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from xpuruntime.pytorch.adapters.in_place import UNUSUAL, decides, is_usual, run_original
-from xpuruntime.pytorch.dispatch.overrides.native import Override
-from xpuruntime.pytorch.providers.operators import perform
+from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override
+from xpuruntime.pytorch.providers.operators import perform, takes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +78,78 @@ def _softmax(native: Native) -> Callable[..., Any]:
     return softmax
 
 
+class _NotUpcast(TorchFunctionMode):  # type: ignore[misc]
+    """Keeps the logits of a loss in their type, and asks for the loss in float32."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self._logits = logits
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if function is torch.Tensor.float and args[0] is self._logits:
+            return self._logits
+        if function is functional.cross_entropy and args and args[0].dtype == self._logits.dtype:
+            named = {name: value for name, value in named.items() if value is not None}
+            if not named.get("label_smoothing"):
+                named.pop("label_smoothing", None)
+            plain = len(args) == 2 and named.keys() <= {"ignore_index", "reduction"}
+            if plain and args[0].dim() == 2 and args[1].dim() == 1 and not args[1].is_floating_point():
+                return perform("cross_entropy", {"logits": args[0], "target": args[1]}, {**named, "upcast": True})
+            return function(args[0].float(), *args[1:], **named)
+        return function(*args, **named)
+
+
+def _loss(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def loss(*args: Any, **kwargs: Any) -> Any:
+        logits = args[0] if len(args) > 0 else kwargs.get("logits")
+        if torch.compiler.is_compiling() or not isinstance(logits, torch.Tensor) or not _keeps(logits):
+            return original(*args, **kwargs)
+        with _NotUpcast(logits):
+            return original(*args, **kwargs)
+
+    return loss
+
+
+def _keeps(logits: Tensor) -> bool:
+    """Say whether logits of half precision may stay as they are."""
+    if logits.dtype not in (torch.float16, torch.bfloat16) or not decides("cross_entropy", logits):
+        return False
+    if not is_usual(logits):
+        return False
+    rows = logits.detach().flatten(0, -2).requires_grad_(logits.requires_grad)
+    target = torch.empty(rows.shape[0], dtype=torch.int64, device=rows.device)
+    return takes("cross_entropy", {"logits": rows, "target": target}, {"upcast": True})
+
+
+class _Losses:
+    """The losses of transformers that copy their logits, replaced in its table until `remove`."""
+
+    def __init__(self, placed: tuple[Override, str]) -> None:
+        self.override, self.key = placed
+        self._table: dict[str, Any] = getattr(sys.modules[self.override.module], self.override.name, {})
+        self._replaced = {name: (loss, _loss(loss)) for name, loss in self._table.items() if _copies(loss)}
+        self._table.update((name, ours) for name, (_, ours) in self._replaced.items())
+
+    @property
+    def title(self) -> str:
+        """What is replaced, in a few words."""
+        return f"{len(self._replaced)} losses of transformers" if self._replaced else ""
+
+    def remove(self) -> None:
+        """Give the table its own back, unless another library has replaced ours since."""
+        for name, (theirs, ours) in self._replaced.items():
+            if self._table.get(name) is ours:
+                self._table[name] = theirs
+
+
+def _copies(loss: Any) -> bool:
+    return isinstance(loss, FunctionType) and {"float", "fixed_cross_entropy"} <= set(loss.__code__.co_names)
+
+
 OVERRIDES = (
     Override("softmax.int", "softmax", ("CompositeImplicitAutograd",), _softmax),
     Override("cross_entropy_loss", "cross_entropy", ("CompositeImplicitAutograd",), _cross_entropy),
+    Override("LOSS_MAPPING", "cross_entropy", (CLASSES,), _Losses, "transformers.loss.loss_utils"),
 )

@@ -171,15 +171,18 @@ class _CrossEntropy(LigerKernel):
 
         learns = call.phase == "train"
         logits, target = tensors
-        rows = logits.detach().clone().requires_grad_() if learns else logits.detach()
+        rows = logits.detach().float() if call.attributes["upcast"] else logits.detach()
+        if learns:  # it writes the gradient there
+            rows = (rows.clone() if rows.dtype == logits.dtype else rows).requires_grad_()
         stated = (call.attributes["ignore_index"], 0.0, 0.0, call.attributes["reduction"], None, False)
         loss, *_, gradient = cross_entropy_forward(rows, target, None, *stated)
-        return (loss,), (gradient.detach(),) if learns else ()
+        return (loss,), (gradient.detach().to(logits.dtype),) if learns else ()
 
     def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
         del call
         grad = grads[0]
-        return saved.extra[0] * (grad if grad.dim() == 0 else grad.unsqueeze(-1)), None
+        gradient = saved.extra[0] * (grad if grad.dim() == 0 else grad.unsqueeze(-1))
+        return gradient.to(saved.extra[0].dtype), None
 
     def saved_like(self, call: TorchCall, *tensors: Any) -> Sequence[Any]:
         return (tensors[0].new_empty(tensors[0].shape),) if call.phase == "train" else ()

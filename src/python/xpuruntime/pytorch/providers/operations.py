@@ -82,9 +82,14 @@ def _rotated(x: Tensor) -> Tensor:
     return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
 
 
-def cross_entropy(logits: Tensor, target: Tensor, *, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
-    """Return the cross entropy of rows of logits with class indices, as ``F.cross_entropy`` computes it."""
-    rows = functional.log_softmax(logits, 1)
+def cross_entropy(
+    logits: Tensor, target: Tensor, *, ignore_index: int = -100, reduction: str = "mean", upcast: bool = False
+) -> Tensor:
+    """Return the cross entropy of rows of logits with class indices, as ``F.cross_entropy`` computes it.
+
+    With `upcast` it is that of the logits in float32, which the loss is then in.
+    """
+    rows = functional.log_softmax(logits.float() if upcast else logits, 1)
     return functional.nll_loss(rows, target, ignore_index=ignore_index, reduction=reduction)
 
 
@@ -116,7 +121,10 @@ _ROWS = (
     Operation("geglu", ("gate", "up"), geglu, defaults={"approximate": "none"}),
     Operation("rope", ("q", "k", "cos", "sin"), rope),
     Operation("softmax", ("x",), softmax),
-    Operation("cross_entropy", ("logits", "target"), cross_entropy, without_gradient=("target",), defaults=_LOSS),
+    Operation(
+        "cross_entropy", ("logits", "target"), cross_entropy, without_gradient=("target",),
+        defaults={**_LOSS, "upcast": False},
+    ),
     Operation(
         "linear_cross_entropy", ("x", "weight", "target", "bias"), linear_cross_entropy, without_gradient=("target",),
         defaults=_LOSS, large=True,

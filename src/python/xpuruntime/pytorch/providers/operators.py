@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.providers.operations import Operation
 
-__all__ = ["define", "perform", "rms_norm"]
+__all__ = ["define", "perform", "rms_norm", "takes"]
 
 _library = torch.library.Library("xpuruntime", "FRAGMENT")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -59,6 +59,25 @@ def perform(op: str, operands: Mapping[str, Tensor | None], attributes: Mapping[
     else:
         found = _decide(op, tensors, names, text, kernel)
     return found[0] if len(found) == 1 else tuple(found)
+
+
+def takes(op: str, operands: Mapping[str, Tensor], attributes: Mapping[str, Any]) -> bool:
+    """Say whether the active policy leaves such a call to measured times, or first names a kernel that serves it."""
+    active = active_policy()
+    like = next(iter(operands.values()))
+    if active is None or op not in active.ops:
+        return False
+    phase, module = active.call_context()
+    facts = facts_of_call(op, device=like.device, dtype=like.dtype, phase=phase, module=module, sizes={})
+    word = active.policy.kernels.compiled_rules.match(facts).use[0]
+    if word == "auto":
+        return active.tunes
+    place = bound_kernel(word, op)
+    if place is None or rejection_of_word(word, op):
+        return False
+    text = "; ".join(f"{name}={value!r}" for name, value in {**OPERATIONS[op].defaults, **attributes}.items())
+    exact = torch.are_deterministic_algorithms_enabled() or active.policy.execution.deterministic
+    return not _rejection(place, list(operands.values()), ",".join(operands), text, torch.is_grad_enabled(), exact)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -143,7 +143,8 @@ class _CrossEntropy(QuackKernel):
         rows, sums = cross_entropy_fwd(logits, target, ignore_index=ignored, return_lse=True)
         count = (target != ignored).sum().float() if reduction == "mean" else torch.ones_like(rows[:1]).squeeze(0)
         loss = rows if reduction == "none" else rows.sum() / count
-        return (loss.to(logits.dtype),), (sums, count) if call.phase == "train" else ()
+        loss = loss if call.attributes["upcast"] else loss.to(logits.dtype)
+        return (loss,), (sums, count) if call.phase == "train" else ()
 
     def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
         from quack.cross_entropy import cross_entropy_bwd

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["folder_digest", "kernel_of_source", "source_facts"]
 
 #: Attributes of a call that say how this library calls a kernel, and are no arguments of it.
-_OURS = ("formula", "paired")
+_OURS = ("formula", "paired", "upcast")
 _UNPAIRED = (
     "PyTorch calls the gradient of its norm without epsilon, from which this kernel cannot compute it; it serves a "
     "norm that records no gradient"
@@ -55,6 +55,8 @@ class _Function(TorchKernel):
             return False, "a function returns no mean and no rstd, which a layer norm has to"
         if call.phase in ("train", "backward") and not call.attributes.get("paired", True):
             return False, _UNPAIRED
+        if call.attributes.get("upcast"):
+            return False, "it is called for the loss in the type of the logits"
         if call.attributes.get("formula", "torch") != "torch":
             return False, "it is called for the formula of F.rms_norm alone"
         return True, ""
