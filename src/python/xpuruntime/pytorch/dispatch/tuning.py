@@ -122,18 +122,19 @@ def time_on_cuda(run: Callable[[], Any], device: Any, count: int) -> tuple[float
     """Return the seconds of the host, and those of the device, of a call that is queued about so often.
 
     The device is timed by events around each call, which finds nothing of the call before in the device's cache, as in
-    a step, where other weights have passed meanwhile. The launches are queued behind a kernel that waits, so that the
-    host's time is not in it.
+    a step, where other weights have passed meanwhile: they were read, since lines that were written would go back to
+    memory at the expense of the call. The launches are queued behind a kernel that waits, so that the host's time is
+    not in it.
     """
     count = min(max(count, _FEWEST), _MOST)
     clock = time.perf_counter
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream()
-        others = torch.empty(2 * _cache_bytes(device), dtype=torch.int8, device=device)
+        others = torch.zeros(_cache_bytes(device) // 2, device=device)
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
         stream.synchronize()
         start = clock()
-        others.zero_()
+        others.amax()
         run()
         seconds = clock() - start
         stream.synchronize()
@@ -141,7 +142,7 @@ def time_on_cuda(run: Callable[[], Any], device: Any, count: int) -> tuple[float
         _private_api.occupy_stream(int(2e9 * (seconds * (count + 1) + 1e-4)))
         host = []
         for before, after in events:
-            others.zero_()
+            others.amax()
             before.record(stream)
             start = clock()
             run()
