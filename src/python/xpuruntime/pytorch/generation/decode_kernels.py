@@ -24,19 +24,25 @@ _TILE = 64
 
 
 @triton.jit
-def _finish(value, up, bias, residual, out, row, n, alive, N, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-            GATED: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+def _around(bias, residual, row, n, alive, N: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+            GATED: tl.constexpr):  # fmt: skip
+    """Read what is added to a product, before it is made."""
+    zero = tl.zeros_like(alive).to(tl.float32)
+    added = tl.load(bias + n, mask=alive, other=0.0).to(tl.float32) if BIAS else zero
+    added_up = tl.load(bias + N + n, mask=alive, other=0.0).to(tl.float32) if BIAS and GATED else zero
+    kept = tl.load(residual + row * N + n, mask=alive, other=0.0).to(tl.float32) if RESIDUAL else zero
+    return added, added_up, kept
+
+
+@triton.jit
+def _finish(value, up, around, out, row, n, alive, N: tl.constexpr, GATED: tl.constexpr, TYPE: tl.constexpr):
     """Round as the single modules do, and store."""
-    if BIAS:
-        value += tl.load(bias + n, mask=alive, other=0.0).to(tl.float32)
-    value = value.to(TYPE).to(tl.float32)
+    added, added_up, kept = around
+    value = (value + added).to(TYPE).to(tl.float32)
     if GATED:
-        if BIAS:
-            up += tl.load(bias + N + n, mask=alive, other=0.0).to(tl.float32)
-        value = (value / (1.0 + tl.exp(-value))).to(TYPE).to(tl.float32) * up.to(TYPE).to(tl.float32)
-    if RESIDUAL:
-        value = tl.load(residual + row * N + n, mask=alive, other=0.0).to(tl.float32) + value
-    tl.store(out + row * N + n, value.to(TYPE).to(out.dtype.element_ty), mask=alive)
+        up = (up + added_up).to(TYPE).to(tl.float32)
+        value = (value / (1.0 + tl.exp(-value))).to(TYPE).to(tl.float32) * up
+    tl.store(out + row * N + n, (kept + value.to(TYPE).to(tl.float32)).to(TYPE).to(out.dtype.element_ty), mask=alive)
 
 
 @triton.jit
@@ -56,6 +62,7 @@ def _row_product(x, norm, weight, bias, residual, out, eps, N: tl.constexpr, K: 
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
+    around = _around(bias, residual, 0, n, n < N, N, BIAS, RESIDUAL, GATED)
     total = tl.zeros([BLOCK_N, PARTS], tl.float32)
     total_up = tl.zeros([BLOCK_N, PARTS], tl.float32)
     squares = tl.zeros([PARTS], tl.float32)
@@ -82,7 +89,7 @@ def _row_product(x, norm, weight, bias, residual, out, eps, N: tl.constexpr, K: 
         scale = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
         value *= scale
         up *= scale
-    _finish(value, up, bias, residual, out, 0, n, n < N, N, BIAS, RESIDUAL, GATED, weight.dtype.element_ty)
+    _finish(value, up, around, out, 0, n, n < N, N, GATED, weight.dtype.element_ty)
 
 
 @triton.jit
@@ -102,6 +109,8 @@ def _rows_product(x, norm, weight, bias, residual, out, eps, M, N: tl.constexpr,
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
+    alive = (n[:, None] < N) & (row[None, :] < M)
+    around = _around(bias, residual, row[None, :], n[:, None], alive, N, BIAS, RESIDUAL, GATED)
     for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         here = start + k < K
         w = tl.load(at + start, mask=(n[:, None] < N) & here[None, :], other=0.0)
@@ -118,8 +127,7 @@ def _rows_product(x, norm, weight, bias, residual, out, eps, M, N: tl.constexpr,
         scale = tl.rsqrt(squares / K + eps)[None, :]
         total *= scale
         total_up *= scale
-    alive = (n[:, None] < N) & (row[None, :] < M)
-    _finish(total, total_up, bias, residual, out, row[None, :], n[:, None], alive, N, BIAS, RESIDUAL, GATED, TYPE)
+    _finish(total, total_up, around, out, row[None, :], n[:, None], alive, N, GATED, TYPE)
 
 
 @triton.jit
@@ -141,6 +149,31 @@ def _head_norm(low, high, weight, d, eps, HALF: tl.constexpr, axis: tl.constexpr
 
 
 @triton.jit
+def _with_tile(low, high, key_low, key_high, value, seen, most, weight, total, factor, TYPE: tl.constexpr):
+    """Go on with softmax and its product over a tile of the cache; `most` is the largest score so far."""
+    scores = tl.dot(low, tl.trans(key_low), input_precision="ieee")
+    scores = tl.dot(high, tl.trans(key_high), scores, input_precision="ieee") * factor
+    scores = tl.where(seen[None, :], scores, -float("inf"))
+    higher = tl.maximum(most, tl.max(scores, axis=1))
+    safe = tl.where(higher == -float("inf"), 0.0, higher)
+    shares = tl.exp2(scores - safe[:, None])
+    shrink = tl.exp2(most - safe)
+    total = tl.dot(shares.to(TYPE), value, total * shrink[:, None], input_precision="ieee")
+    return higher, weight * shrink + tl.sum(shares, axis=1), total
+
+
+@triton.jit
+def _tile_of(keys, values, mask, first, end, t, d, whole, HALF: tl.constexpr):
+    there = first + t < end
+    at = (first + t)[:, None] * (2 * HALF)
+    key_low = tl.load(keys + at + d[None, :], mask=there[:, None], other=0.0)
+    key_high = tl.load(keys + at + HALF + d[None, :], mask=there[:, None], other=0.0)
+    value = tl.load(values + at + whole[None, :], mask=there[:, None], other=0.0)
+    seen = there & (tl.load(mask + first + t, mask=there, other=0) != 0)
+    return key_low, key_high, value, seen
+
+
+@triton.jit
 def _attend(qkv, keys, values, cos, sin, mask, length, position, q_norm, k_norm, out, partial, arrived, scale, eps,
             KV_HEADS: tl.constexpr, GROUP: tl.constexpr, LENGTH: tl.constexpr, HALF: tl.constexpr,
             SPLITS: tl.constexpr, NORM: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
@@ -156,60 +189,54 @@ def _attend(qkv, keys, values, cos, sin, mask, length, position, q_norm, k_norm,
     d = tl.arange(0, HALF)
     whole = tl.arange(0, HEAD)
     t = tl.arange(0, TILE)
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    alive = g[:, None] < GROUP
+    # What earlier steps have written is read before the wait: no kernel of this step writes it.
     slot = tl.load(length) - 1
     turn = tl.load(position + batch) * HEAD
     cos_low, cos_high = tl.load(cos + turn + d).to(tl.float32), tl.load(cos + turn + HALF + d).to(tl.float32)
     sin_low, sin_high = tl.load(sin + turn + d).to(tl.float32), tl.load(sin + turn + HALF + d).to(tl.float32)
+    share = tl.cdiv(tl.cdiv(slot, SPLITS), TILE) * TILE
+    begin = split * share
+    end = tl.minimum(begin + share, slot)
+    keys += place.to(tl.int64) * LENGTH * HEAD
+    values += place.to(tl.int64) * LENGTH * HEAD
+    mask += batch.to(tl.int64) * LENGTH
+    first_low, first_high, first_value, first_seen = _tile_of(keys, values, mask, begin, end, t, d, whole, HALF)
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     token = qkv + batch * ((GROUP + 2) * KV_HEADS * HEAD)
-    alive = g[:, None] < GROUP
     at = token + (head * GROUP + g[:, None]) * HEAD + d[None, :]
     low = tl.load(at, mask=alive, other=0.0).to(tl.float32)
     high = tl.load(at + HALF, mask=alive, other=0.0).to(tl.float32)
     if NORM:
         low, high = _head_norm(low, high, q_norm, d, eps, HALF, 1, TYPE)
     low, high = _turned(low, high, cos_low, cos_high, sin_low, sin_high, TYPE)
-    cache = (place * LENGTH).to(tl.int64) * HEAD
+    factor = scale * _LOG2E
     most = tl.full([QUERIES], -float("inf"), tl.float32)
     weight = tl.zeros([QUERIES], tl.float32)
     total = tl.zeros([QUERIES, HEAD], tl.float32)
     if split == 0:
         new = token + (GROUP * KV_HEADS + head) * HEAD
-        key_low, key_high = tl.load(new + d).to(tl.float32), tl.load(new + HALF + d).to(tl.float32)
+        new_low, new_high = tl.load(new + d).to(tl.float32), tl.load(new + HALF + d).to(tl.float32)
         if NORM:
-            key_low, key_high = _head_norm(key_low, key_high, k_norm, d, eps, HALF, 0, TYPE)
-        key_low, key_high = _turned(key_low, key_high, cos_low, cos_high, sin_low, sin_high, TYPE)
-        value = tl.load(new + KV_HEADS * HEAD + whole)
-        into = cache + slot * HEAD
-        tl.store(keys + into + d, key_low)
-        tl.store(keys + into + HALF + d, key_high)
-        tl.store(values + into + whole, value)
-        most = tl.sum(low.to(tl.float32) * key_low.to(tl.float32)[None, :], axis=1)
-        most += tl.sum(high.to(tl.float32) * key_high.to(tl.float32)[None, :], axis=1)
-        most *= scale * _LOG2E
+            new_low, new_high = _head_norm(new_low, new_high, k_norm, d, eps, HALF, 0, TYPE)
+        new_low, new_high = _turned(new_low, new_high, cos_low, cos_high, sin_low, sin_high, TYPE)
+        new_value = tl.load(new + KV_HEADS * HEAD + whole)
+        tl.store(keys + slot * HEAD + d, new_low)
+        tl.store(keys + slot * HEAD + HALF + d, new_high)
+        tl.store(values + slot * HEAD + whole, new_value)
+        most = tl.sum(low.to(tl.float32) * new_low.to(tl.float32)[None, :], axis=1)
+        most += tl.sum(high.to(tl.float32) * new_high.to(tl.float32)[None, :], axis=1)
+        most *= factor
         weight += 1.0
-        total += value.to(tl.float32)[None, :]
-    share = tl.cdiv(tl.cdiv(slot, SPLITS), TILE) * TILE
-    end = tl.minimum((split + 1) * share, slot)
-    for start in tl.range(split * share, end, TILE, num_stages=2):
-        there = start + t < end
-        old = cache + (start + t)[:, None] * HEAD
-        key_low = tl.load(keys + old + d[None, :], mask=there[:, None], other=0.0)
-        key_high = tl.load(keys + old + HALF + d[None, :], mask=there[:, None], other=0.0)
-        value = tl.load(values + old + whole[None, :], mask=there[:, None], other=0.0)
-        seen = there & (tl.load(mask + batch * LENGTH + start + t, mask=there, other=0) != 0)
-        scores = tl.dot(low, tl.trans(key_low), input_precision="ieee")
-        scores = tl.dot(high, tl.trans(key_high), scores, input_precision="ieee") * (scale * _LOG2E)
-        scores = tl.where(seen[None, :], scores, -float("inf"))
-        higher = tl.maximum(most, tl.max(scores, axis=1))
-        safe = tl.where(higher == -float("inf"), 0.0, higher)
-        shares = tl.exp2(scores - safe[:, None])
-        shrink = tl.exp2(most - safe)
-        weight = weight * shrink + tl.sum(shares, axis=1)
-        total = tl.dot(shares.to(TYPE), value, total * shrink[:, None], input_precision="ieee")
-        most = higher
+        total += new_value.to(tl.float32)[None, :]
+    most, weight, total = _with_tile(
+        low, high, first_low, first_high, first_value, first_seen, most, weight, total, factor, TYPE
+    )
+    for start in tl.range(begin + TILE, end, TILE, num_stages=3):
+        key_low, key_high, value, seen = _tile_of(keys, values, mask, start, end, t, d, whole, HALF)
+        most, weight, total = _with_tile(low, high, key_low, key_high, value, seen, most, weight, total, factor, TYPE)
     to = out + (place * GROUP + g[:, None]) * HEAD + whole[None, :]
     if SPLITS == 1:
         tl.store(to, (total / weight[:, None]).to(TYPE), mask=alive)
