@@ -30,6 +30,8 @@ class Norm(plugins.TorchKernel):
     first_columns = 0
 
     def supports(self, call):
+        if self.fault == "few types" and call.attributes["epsilon"] == 1e-6 and call.operands["x"].shape[0] == 5:
+            return False, "it takes other rows"
         return (call.attributes["formula"] == "torch"), "it computes the formula of F.rms_norm alone"
 
     def forward(self, call, x, weight):
@@ -39,6 +41,8 @@ class Norm(plugins.TorchKernel):
             self.first_columns = columns = self.first_columns or columns
         rstd = torch.rsqrt(wide.pow(2).sum(-1) / columns + call.attributes["epsilon"])
         out = wide * rstd[..., None] * (weight + 1 if self.fault == "offset" else weight)
+        if self.fault == "own size" and columns == 8:
+            out = out + 1
         if self.fault == "half":
             rstd = rstd.half().float()
         if self.fault == "writes input":
@@ -125,7 +129,8 @@ def norm():
         ("offset", "the output differs by"), ("collision", "rows of 256 columns.*the output differs"),
         ("writes input", "it writes into its input x"), ("in place", "writes into the gradient that it gets"),
         ("no weight gradient", "the gradient of weight differs"), ("raises", "it raised RuntimeError: no gradient"),
-        ("half", "the gradient of"),
+        ("half", "the gradient of"), ("own size", "rows of 8 columns.*the output differs"),
+        ("few types", "supports none of the inputs"),
     ],
 )  # fmt: skip
 def test_fault_of_a_norm_is_found_before_its_first_use(planted, fault, said):

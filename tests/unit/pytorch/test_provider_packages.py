@@ -32,6 +32,7 @@ def file_of(module):
 COMMANDS = {
     "liger_kernel": 'pip install "xpuruntime[liger]"',
     "quack": 'pip install "xpuruntime[quack]"',
+    "flashinfer": 'pip install "flashinfer-python>=0.7.4,<0.8"',
     "flash_attn": 'pip install "xpuruntime[fa4]"',
 }
 
@@ -58,6 +59,15 @@ def test_liger_serves_a_step_on_the_cpu_by_the_interpreter():
          {"q", "k", "v", "softmax_scale", "causal", "return_lse", "out"}),
         ("flash_attn.cute.interface", "_flash_attn_bwd",
          {"q", "k", "v", "out", "dout", "lse", "softmax_scale", "causal", "deterministic", "dq", "dk", "dv"}),
+        ("quack.softmax", "softmax_fwd", {"x"}),
+        ("quack.softmax", "softmax_bwd", {"dy", "y"}),
+        ("flashinfer.norm.__init__", "rmsnorm", {"input", "weight", "eps"}),
+        ("flashinfer.norm.__init__", "gemma_rmsnorm", {"input", "weight", "eps"}),
+        ("flashinfer.activation", "silu_and_mul", {"input"}),
+        ("flashinfer.decode", "single_decode_with_kv_cache", {"q", "k", "v", "kv_layout", "sm_scale", "return_lse"}),
+        ("liger_kernel.ops.fused_linear_cross_entropy", "fused_linear_cross_entropy_forward",
+         {"_input", "weight", "target", "ce_weight", "bias", "ignore_index", "reduction", "compute_gradients",
+          "weight_requires_grad"}),
         ("liger_kernel.ops.rms_norm", "rms_norm_forward", {"X", "W", "eps", "offset", "casting_mode", "row_mode"}),
         ("liger_kernel.ops.rms_norm", "rms_norm_backward",
          {"dY", "X", "W", "RSTD", "offset", "casting_mode", "BLOCK_SIZE", "num_warps", "in_place", "row_mode"}),
@@ -99,6 +109,19 @@ def loss(logits=("bfloat16", 8, 1000), target=("int64", 8), **change):
     return call("cross_entropy", logits=logits, target=target, attributes=attributes, **change)
 
 
+def query(q=("bfloat16", 1, 8, 1, 64), k=("bfloat16", 1, 2, 128, 64)):
+    return attention(q=q, k=k, phase="decode")
+
+
+def unit(gate=("bfloat16", 8, 64), up=("bfloat16", 8, 64), **change):
+    return call("swiglu", gate=gate, up=up, **change)
+
+
+def linear(x=("bfloat16", 8, 16), weight=("bfloat16", 90, 16), target=("int64", 8), reduction="mean"):
+    attributes = {"ignore_index": -100, "reduction": reduction}
+    return call("linear_cross_entropy", x=x, weight=weight, target=target, attributes=attributes)
+
+
 @pytest.mark.parametrize(
     ("word", "made", "said"),
     [
@@ -121,6 +144,23 @@ def loss(logits=("bfloat16", 8, 1000), target=("int64", 8), **change):
         ("quack.cross_entropy", loss(logits=("bfloat16", 8, 1001)), "columns in multiples of 8"),
         ("quack.cross_entropy", loss(target=("int64", 8, 1)), "one class index, int64"),
         ("quack.cross_entropy", loss(logits=dense("bfloat16", 8, 1000, alignment=4)), "logits does not begin at"),
+        ("flashinfer.rms_norm", norm(phase="infer"), ""),
+        ("flashinfer.rms_norm", norm(), "it has no backward"),
+        ("flashinfer.rms_norm", norm("llama", phase="infer"), "the formula is llama's"),
+        ("flashinfer.swiglu", unit(phase="decode"), ""),
+        ("flashinfer.swiglu", unit(up=("bfloat16", 8, 32), phase="decode"), "of one shape and type"),
+        ("flashinfer.decode", query(), ""),
+        ("flashinfer.decode", query(q=("bfloat16", 2, 8, 1, 64)), "a single query of one sequence"),
+        ("flashinfer.decode", query(q=("bfloat16", 1, 10, 1, 64)), "heads of queries for each head of keys"),
+        ("flashinfer.decode", query(q=("bfloat16", 1, 8, 1, 96), k=("bfloat16", 1, 2, 128, 96)), "a head_dim of 64"),
+        ("quack.softmax", call("softmax", x=("bfloat16", 8, 1000)), ""),
+        ("quack.softmax", call("softmax", x=("bfloat16", 8, 1001)), "columns in multiples of 8"),
+        ("liger.linear_cross_entropy", linear(), ""),
+        ("liger.linear_cross_entropy", linear(reduction="none"), "the mean or the sum"),
+        ("liger.linear_cross_entropy", linear(weight=("float32", 90, 16)), "have to be of one type"),
+        ("chunked", linear(reduction="none"), ""),
+        ("chunked", linear(target=("int64", 8, 90)), "one class index, int64"),
+        ("torch_chunked.linear_cross_entropy", linear(), "not in float32"),
         ("liger.rms_norm", norm("llama"), ""),
         ("liger.rms_norm", norm(x=("bfloat16", 4, 131072), weight=("bfloat16", 131072)), "at most 65536 columns"),
         ("liger.rms_norm", norm(weight=("float32", 4096)), "the weight is float32"),

@@ -49,6 +49,7 @@ _ADAPTERS = {
     "liger": "xpuruntime.pytorch.providers.liger",
     "quack": "xpuruntime.pytorch.providers.quack",
     "fa4": "xpuruntime.pytorch.providers.flash",
+    "flashinfer": "xpuruntime.pytorch.providers.flashinfer",
     "chunked": "xpuruntime.pytorch.providers.chunked",
     "torch_chunked": "xpuruntime.pytorch.providers.chunked",
 }
@@ -261,7 +262,8 @@ def automatic_torch_kernels(op: str, device_type: str) -> tuple[TorchKernel, ...
     """
     if op in _BY_ARRAYS:
         return ()
-    every = [kernel for module in _ADAPTERS.values() for kernel in importlib.import_module(module).KERNELS]
+    modules = dict.fromkeys(_ADAPTERS.values())
+    every = [kernel for module in modules for kernel in importlib.import_module(module).KERNELS]
     every += [kernel for kernel, device in registered_torch_kernels() if device == device_type]
     mine = (kernel for kernel in every if kernel.op == op and kernel.automatic)
     return tuple(kernel for kernel in mine if not missing_distributions(kernel))

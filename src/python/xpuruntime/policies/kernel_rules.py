@@ -139,6 +139,9 @@ KERNEL_IDS: dict[str, tuple[tuple[str, ...], str]] = {
     "liger.linear_cross_entropy": (("linear_cross_entropy",), "Liger's fused linear cross entropy, in Triton"),
     "chunked.linear_cross_entropy": (("linear_cross_entropy",), FAMILIES["linear_cross_entropy"]["chunked"]),
     "torch_chunked.linear_cross_entropy": (("linear_cross_entropy",), "that of PyTorch 2.13 in chunks"),
+    "flashinfer.rms_norm": (("rms_norm",), "FlashInfer's RMS norm, for inference"),
+    "flashinfer.swiglu": (("swiglu",), "FlashInfer's gated SiLU, for inference"),
+    "flashinfer.decode": (("attention",), "FlashInfer's attention of a single query, for inference"),
     "quack.softmax": (("softmax",), "quack's softmax, in CuTe"),
     "quack.cross_entropy": (("cross_entropy",), "quack's cross entropy, in CuTe"),
 }
