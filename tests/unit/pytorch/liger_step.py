@@ -47,6 +47,8 @@ def others(generator):
     target = torch.tensor([0, 7, -100, 49, 3, 3])
     for reduction in ("mean", "sum", "none"):
         yield "cross_entropy", {"logits": logits, "target": target}, {"reduction": reduction}
+        halves = logits.detach().to(torch.bfloat16).requires_grad_()
+        yield "cross_entropy", {"logits": halves, "target": target}, {"reduction": reduction, "upcast": True}
     x, weight, bias = (torch.randn(*s, generator=generator, requires_grad=True) for s in ((6, 8), (50, 8), (50,)))
     for reduction in ("mean", "sum"):
         for operands in ({"bias": bias}, {}):
