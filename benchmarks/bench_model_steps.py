@@ -261,7 +261,7 @@ def main() -> int:
             show(row)
     missed = list(failures(rows))
     body = {"dtype": "bfloat16 autocast, float32 weights", "optimizer": "AdamW(fused, capturable)",
-            "loss_bound": LOSS_BOUND, "cases": rows, "missed": missed}  # fmt: skip
+            "loss_bound": LOSS_BOUND, "bars": BARS, "cases": rows, "missed": missed}  # fmt: skip
     write("model_steps", body, options.out)
     for text in missed:
         print(f"MISSED: {text}")

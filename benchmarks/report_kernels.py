@@ -166,6 +166,43 @@ def attention(record: dict[str, Any]) -> Section:
     return Section("Attention on CUDA", text, tuple(checks))
 
 
+def providers(record: dict[str, Any]) -> Section:
+    """Kernels of other packages beside PyTorch's and this library's, and what `auto` takes."""
+    groups: dict[str, list[tuple[str, dict[str, list[float]]]]] = {}
+    checks, first = [], {}
+    for case in record["cases"]:
+        names = ("batch", "heads", "kv_heads", "length", "head_dim", "rows", "columns")
+        sizes = " x ".join(str(case[name]) for name in names if name in case)
+        label = f"{sizes}, causal" if case.get("causal") else sizes
+        for key, way in (("eager_us", "eager"), ("samples_us", "in a graph")):
+            if key in case:
+                title = case["what"] if case["what"].endswith("host") else f"{case['what']}, {way}"
+                groups.setdefault(title, []).append((label, case[key]))
+        checks += [Check(f"{case['what']}, {label}: {name}", *bar, "") for name, bar in case["bars"].items()]
+        first |= {name: max(first.get(name, 0.0), seconds) for name, seconds in case["first_call_s"].items()}
+    parts = []
+    for title, rows in groups.items():
+        columns = list(dict.fromkeys(name for _, samples in rows for name in samples))
+        lines = [
+            [label, *(number(statistics.median(one[n])) if n in one else "-" for n in columns)] for label, one in rows
+        ]
+        parts.append(table((f"{title}, µs", *columns), lines))
+    refused = [f"{case['what']}, {name}: {why}" for case in record["cases"] for name, why in case["refused"].items()]
+    notes = "".join(f"* {one}\n" for one in dict.fromkeys(refused))
+    longest = ", ".join(f"{name} {number(seconds)} s" for name, seconds in first.items() if seconds >= 1)
+    text = (
+        "How fast are kernels of Liger, quack and FlashAttention 4 through a policy, beside PyTorch's, Inductor's and "
+        "this library's, and does `auto` take the fastest? bfloat16; each kernel was compared with float64 before it "
+        f"was timed.\n\n{machine(record)}\nPackages: "
+        f"{', '.join(f'{name} {version}' for name, version in record['versions'].items())}. "
+        "`python benchmarks/bench_providers.py`: cases of a row run in turns.\n\n" + "\n".join(parts)
+        + (f"\nLongest first call, comparing and compiling included: {longest}.\n" if longest else "")
+        + (f"\nDid not serve:\n\n{notes}" if notes else "")
+        + f"\n{target_table(checks)}"
+    )  # fmt: skip
+    return Section("Kernels of other packages", text, tuple(checks))
+
+
 def dispatch(record: dict[str, Any]) -> Section:
     """Host cost of an operation."""
     samples, device = record["samples_us"], record["device"]
@@ -193,4 +230,5 @@ KERNEL_SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "matmul_cuda": matmul,
     "depthwise_conv_cuda": depthwise,
     "attention_cuda": attention,
+    "providers_cuda": providers,
 }

@@ -283,6 +283,46 @@ def many_gpus(record: dict[str, Any]) -> Section:
     return Section("Training steps on many GPUs", text, tuple(checks))
 
 
+def model_steps(record: dict[str, Any]) -> Section:
+    """Show steps of models of transformers, each mode in a process of its own."""
+    rows, checks, chosen = [], [], []
+    for case in record["cases"]:
+        begin = [case["model"], f"`{case['mode']}`"]
+        if "error" in case:
+            rows.append([*begin, *["-"] * 6, f"failed: {_line(case['error'])}"])
+            continue
+        gib = [number(case[f"{name}_gib"]) if f"{name}_gib" in case else "-" for name in ("steady", "peak", "reserved")]
+        times = [number(value) for value in spread(case["samples_ms"])]
+        drift = f"{case['loss_difference']:.1e}" if "loss_difference" in case else "-"
+        rows.append([*begin, *times, *gib, drift])
+        if case["mode"] == "eager auto":
+            chosen += [
+                f"* {case['model']}, {op}: "
+                + ", ".join(f"`{name}` {number(us / 1e3)} ms" for name, us in found.items())
+                for op, found in case["kernels_us"].items()
+            ]
+    by_mode = {(case["model"], case["mode"]): case for case in record["cases"] if "error" not in case}
+    for only, mode, than, bars in record["bars"]:
+        for name in [only] if only else dict.fromkeys(case["model"] for case in record["cases"]):
+            one, other = by_mode.get((name, mode), {}), by_mode.get((name, than), {})
+            checks += [
+                Check(f"{name}, {mode} over {than}: {figure}", one[figure] / other[figure], bar, "times")
+                for figure, bar in bars.items()
+                if figure in one and figure in other
+            ]
+    head = ("model", "mode", "ms", "p10", "p90", "GiB", "peak GiB", "reserved GiB", "loss differs by")
+    text = (
+        "What does a training step of a model of transformers take, plain, by Liger's own patches, and under a policy "
+        "that has all kernels measured (`auto`)? *GiB* is the peak of the timed steps, *peak* that of the whole "
+        "process, measuring and capture included. Losses are compared with those of the plain eager step.\n\n"
+        f"{machine(record)}\n`python benchmarks/bench_model_steps.py`: random weights, {record['dtype']}, "
+        f"{record['optimizer']}; each mode in a process of its own.\n\n{table(head, rows)}\n"
+        + (f"Kernels of the eager step under `auto`:\n\n{chr(10).join(chosen)}\n\n" if chosen else "")
+        + (target_table(checks) if checks else "")
+    )
+    return Section("Steps of models of transformers", text, tuple(checks))
+
+
 def _size(size: int) -> str:
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
@@ -295,4 +335,5 @@ PYTORCH_SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "training_kernels": training_kernels,
     "collectives": collectives,
     "many_gpus": many_gpus,
+    "model_steps": model_steps,
 }
