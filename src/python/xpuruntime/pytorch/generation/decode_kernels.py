@@ -93,6 +93,18 @@ def _row_product(x, norm, weight, bias, residual, out, eps, N: tl.constexpr, K: 
 
 
 @triton.jit
+def _fetch(weight, n, N: tl.constexpr, K: tl.constexpr):
+    """Have rows of a weight on their way to L2."""
+    LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
+    LINES: tl.constexpr = triton.next_power_of_2((K + LINE - 1) // LINE)
+    line = tl.minimum(tl.arange(0, LINES) * LINE, K - 1)
+    places = (weight + tl.minimum(n, N - 1)[:, None].to(tl.int64) * K + line[None, :]).to(tl.int64)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def _rows_product(x, norm, weight, bias, residual, out, eps, M, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
                   BIAS: tl.constexpr, RESIDUAL: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr,
                   BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
@@ -107,6 +119,9 @@ def _rows_product(x, norm, weight, bias, residual, out, eps, M, N: tl.constexpr,
     total_up = tl.zeros([BLOCK_N, ROWS], tl.float32)
     squares = tl.zeros([ROWS], tl.float32)
     if EARLY:
+        _fetch(weight, n, N, K)
+        if GATED:
+            _fetch(weight + N * K, n, N, K)
         gdc_launch_dependents()
         gdc_wait()
     alive = (n[:, None] < N) & (row[None, :] < M)
