@@ -69,3 +69,44 @@ def test_tokens_and_logprobs_are_those_of_transformers(llama: Any, built: Path):
             weight /= 1.05
         assert scaled.logprobs is not None
         assert not scaled.logprobs.passed, scaled
+
+
+def test_a_folder_of_transformers_is_compared_with_one_of_genai(llama_folder: Path, built: Path, tmp_path: Path):
+    found = xrt.compare_generations(llama_folder, built)
+    assert found.agreed, found
+    assert "on torch@cpu" in found.reference
+    assert "on onnxruntime-genai@cpu" in found.candidate
+    assert (found.logprobs > 100, found.bits, found.first) == (True, False, "")
+    assert found.max_difference < 1e-4
+    assert {gate.name: gate.verdict for gate in found.gates.gates}["kl"] == "pass"
+    same = xrt.compare_generations(llama_folder, llama_folder, texts=[[1, 2, 3]], new_tokens=2)
+    assert (same.bits, same.max_difference, same.logprobs) == (True, 0.0, 2)
+    (tmp_path / "texts.json").write_text('["hello, world", [1, 2, 3, 4]]')
+    limits = {"text": str(tmp_path / "texts.json"), "kl": 1e-9}
+    strict = xrt.compare_generations(llama_folder, built, {"verify": {"generation": limits}}, atol=0.0)
+    assert (strict.texts, strict.first[:10]) == (limits["text"], "token 1 of")
+    for wrong in ([], [[1]]):
+        with pytest.raises(xrt.InputError, match="Fix: give texts of two tokens or more"):
+            xrt.compare_generations(llama_folder, built, texts=wrong)
+
+
+def test_a_planted_fault_is_found_on_the_command_line(
+    llama: Any, llama_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    import copy
+    import json
+
+    from xpuruntime.cli.entry import run
+
+    other = copy.deepcopy(llama)
+    other.model.layers[0].mlp.down_proj.weight.data *= 3
+    other.save_pretrained(tmp_path / "other")
+    assert run(["compare", str(llama_folder), str(tmp_path / "other"), "--new-tokens", "4", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["agreed"], told["bits"]) == (False, False)
+    assert "of text 0" in told["first"]
+    assert run(["compare", str(llama_folder), str(llama_folder)]) == 0
+    for more in (["--engines", "torch"], ["--runs", "3"], ["--html", "x.html"]):
+        assert run(["compare", str(llama_folder), str(llama_folder), *more]) == 2
+        assert "has no effect on two language models" in capsys.readouterr().err
+    assert run(["compare", str(llama_folder), "--new-tokens", "3"]) == 2

@@ -10,6 +10,7 @@ from xpuruntime.lazy_names import load_name as _load_name
 
 if TYPE_CHECKING:
     from xpuruntime.inference.comparing import compare_engines
+    from xpuruntime.inference.comparing_generation import GenerationComparison, compare_generations
     from xpuruntime.inference.comparison import Comparison
     from xpuruntime.inference.compiling import compile_model
     from xpuruntime.inference.generation import Generation, GenerationSession
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Comparison",
     "Generation",
+    "GenerationComparison",
     "GenerationSession",
     "InferenceSession",
     "SessionSpec",
     "compare_engines",
+    "compare_generations",
     "compile_model",
     "plan",
     "profile",
@@ -34,10 +37,12 @@ __all__ = [
 _LAZY = {
     "Comparison": "comparison",
     "Generation": "generation",
+    "GenerationComparison": "comparing_generation",
     "GenerationSession": "generation",
     "InferenceSession": "session",
     "SessionSpec": "session_spec",
     "compare_engines": "comparing",
+    "compare_generations": "comparing_generation",
     "compile_model": "compiling",
     "plan": "plan_request",
     "profile": "profiling",

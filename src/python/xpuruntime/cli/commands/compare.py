@@ -15,7 +15,6 @@ from xpuruntime.cli.options import (
     DimOption,
     InputOption,
     JsonOption,
-    OnnxArgument,
     PolicyOption,
     PrecisionOption,
     SessionOptions,
@@ -30,6 +29,8 @@ from xpuruntime.cli.options import (
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from xpuruntime.locks.bisect_versions import VersionVerdict
 
 __all__ = [
@@ -38,6 +39,10 @@ __all__ = [
     "diff",
 ]
 
+CompareArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="An ONNX file, or a folder with a language model.", show_default=False)
+]
+_RUNS = 20
 EnginesOption = Annotated[
     str | None,
     typer.Option(
@@ -63,8 +68,26 @@ LayersOption = Annotated[
 ]
 
 
+OtherArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[FOLDER]", help="Beside a folder with a language model: another one.", show_default=False),
+]
+TextsOption = Annotated[
+    str | None,
+    text_option("--texts", metavar="FILE", help="JSON list of texts for two language models. Default: random tokens."),
+]
+TokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--new-tokens", min=0, max=65536, metavar="N", show_default=False,
+        help="Greedy tokens of each of two language models. Default: 16.",
+    ),
+]  # fmt: skip
+
+
 def compare(
-    model: OnnxArgument,
+    model: CompareArgument,
+    other: OtherArgument = None,
     engines: EnginesOption = None,
     input: InputOption = None,
     policy: PolicyOption = None,
@@ -72,16 +95,19 @@ def compare(
     precision: PrecisionOption = None,
     calibration: CalibrationOption = None,
     dim: DimOption = None,
-    runs: RunsOption = 20,
+    runs: RunsOption = _RUNS,
     search: SearchOption = True,
     layers: LayersOption = None,
     html: HtmlOption = None,
+    texts: TextsOption = None,
+    new_tokens: TokensOption = None,
     json: JsonOption = False,
 ) -> int:
-    """Run a model on several engines and compare each with fp32 on the CPU.
+    """Run a model on several engines and compare each with fp32 on the CPU; or compare two language models.
 
-    On a mismatch, the first node whose output differs is searched for. Exits with 1 when an engine differs or fails, or
-    none could run.
+    On a mismatch, the first node whose output differs is searched for. Of two folders with language models, the second
+    is compared with the first, each on its engine: logprobs of the same tokens, gates, and greedy tokens. Exits with 1
+    when an engine differs or fails, none could run, or a gate does not pass.
     """
     import msgspec
 
@@ -92,6 +118,14 @@ def compare(
     from xpuruntime.engines.accuracy import GENERATED
     from xpuruntime.inference import compare_engines
 
+    if other is not None:
+        stated = {
+            "--engines": engines, "--input": input, "--precision": precision, "--calibration": calibration,
+            "--dim": dim, "--html": html, "--layers": layers, "--runs": None if runs == _RUNS else runs,
+        }  # fmt: skip
+        return _compare_folders(model, other, policy, device, texts, new_tokens, stated, as_json=json)
+    if texts is not None or new_tokens is not None:
+        raise InputError("--texts and --new-tokens are for two language models", fix="name a second folder")
     check_target("--html", html)
     session_options = SessionOptions(policy=policy, device=device, precision=precision, calibration=calibration)
     check_outputs({"--html": html}, model, session_options, input)
@@ -115,6 +149,31 @@ def compare(
         if feeds.probed:
             found = msgspec.structs.replace(found, inputs=GENERATED)
     print_and_save(found, {found.save_html: html}, as_json=json)
+    return ExitCode.OK if found.agreed else ExitCode.NOT_HONOURED
+
+
+def _compare_folders(
+    reference: str,
+    candidate: str,
+    policy: str | None,
+    device: str | None,
+    texts: str | None,
+    new_tokens: int | None,
+    stated: Mapping[str, object],
+    *,
+    as_json: bool,
+) -> int:
+    from xpuruntime.cli.exit_codes import ExitCode
+    from xpuruntime.cli.output import print_and_save, working
+    from xpuruntime.inference import compare_generations
+
+    wrong = [name for name, value in stated.items() if value]
+    if wrong:
+        raise InputError(f"{wrong[0]} has no effect on two language models", fix=f"leave {wrong[0]} out")
+    with working("comparing", as_json=as_json):
+        more = {} if new_tokens is None else {"new_tokens": new_tokens}
+        found = compare_generations(reference, candidate, policy, device=device, texts=texts, **more)
+    print_and_save(found, {}, as_json=as_json)
     return ExitCode.OK if found.agreed else ExitCode.NOT_HONOURED
 
 
