@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
 # ruff: noqa: PT017 - assertions of a program that pytest does not run
-"""What rank 0 does when rank 1 ends, hangs or never comes; run by nccl_work.py."""
+"""What ranks do when one ends, hangs, never comes or differs, and FSDP2 with one lock; run by nccl_work.py."""
 
 from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -117,3 +119,73 @@ def error_in_the_block(here: Rank) -> None:
 
     expect_error(go_on, within=25)
     goes_on(here)
+
+
+def sharded(here: Rank) -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.Tensor]:
+    """Return a model of FSDP2, its optimizer and a batch, in a process group over NCCL."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    store = dist.TCPStore("127.0.0.1", here.port, here.ranks, here.rank == 0)
+    dist.init_process_group(
+        "nccl", store=store, rank=here.rank, world_size=here.ranks, device_id=torch.device(here.device)
+    )
+    torch.manual_seed(0)
+    layers = [layer for _ in range(3) for layer in (torch.nn.Linear(512, 512), torch.nn.GELU())]
+    model = torch.nn.Sequential(*layers).to(here.device)
+    for part in (*(layer for layer in model if isinstance(layer, torch.nn.Linear)), model):
+        fully_shard(part)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True), torch.ones(64, 512, device=here.device)
+
+
+def sharded_lock(here: Rank) -> None:
+    """FSDP2 under `auto` runs the same kernels on both ranks, and both train under the lock that rank 0 has made."""
+    import torch.distributed as dist
+
+    from xpuruntime.integrations.training import TrainingPolicy
+
+    model, optimizer, x = sharded(here)
+
+    def train(policy: Any, lock: Any) -> TrainingPolicy:
+        with TrainingPolicy(policy, model, resume=lock, rank_timeout=90) as run:
+            for _ in range(3):
+                optimizer.zero_grad()
+                with torch.autocast("cuda", torch.bfloat16):
+                    loss = model(x).float().square().mean()
+                loss.backward()
+                optimizer.step()
+        return run
+
+    first = train({"kernels": {"matmul": "auto", "auto_strategy": "best_performance"}}, None)
+    assert not first.rank_differences, first.rank_differences
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder, src=0)
+    if here.rank == 0:
+        assert first.save(folder[0]) is not None
+    dist.barrier()
+    again = train(None, Path(folder[0]))
+    digests: list[Any] = [None] * here.ranks
+    dist.all_gather_object(digests, again.lock.digest if again.lock else "")
+    assert digests == [digests[0]] * here.ranks, digests
+    assert again.rank_report is not None
+    assert again.rank_report["odd"] == [], again.rank_report
+    dist.destroy_process_group()
+    print("sharded lock ok")
+
+
+def captured_peer_lost(here: Rank) -> None:
+    """Rank 1 is killed, or hangs, between captured steps: rank 0 ends with its name within the timeout."""
+    import xpuruntime.pytorch as xrt_torch
+
+    model, optimizer, x = sharded(here)
+    with xrt_torch.RankAgreement(rank_timeout=20):
+        step = xrt_torch.capture_graph(
+            lambda x: model(x).square().mean(), (x,), optimizer=optimizer, make_capturable=True, strict=True
+        )
+        for number in range(6):
+            if here.rank == 1 and number == 3:
+                if here.arguments[0] == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(60)
+            float(step(x))
+    raise AssertionError("no error came")

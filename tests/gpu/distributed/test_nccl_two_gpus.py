@@ -94,3 +94,15 @@ def test_a_peer_that_was_killed() -> None:
 @pytest.mark.parametrize("name", ["peer_stuck", "peer_absent", "peer_lost_on_the_way", "error_in_the_block"])
 def test_a_peer_that_does_not_answer(name: str) -> None:
     run_ranks(name)
+
+
+def test_sharded_steps_run_the_same_kernels_and_hold_one_lock() -> None:
+    run_ranks("sharded_lock", seconds=200)
+
+
+@pytest.mark.parametrize("how", ["killed", "hangs"])
+def test_a_peer_that_is_lost_between_captured_steps_is_named(how: str) -> None:
+    first, _ = run_ranks(
+        "captured_peer_lost", how, seconds=100, expected=(1, -signal.SIGKILL if how == "killed" else 1)
+    )
+    assert "rank 1 failed, so rank 0 stops" in first, first

@@ -16,10 +16,12 @@ import pytest
 import xpuruntime as xrt
 from xpuruntime.lockfile.canonical import load_lock, save_lock
 from xpuruntime.lockfile.records import Identity, Lock
+from xpuruntime.runtime.machine import CudaFacts
 
 torch = pytest.importorskip("torch")
 
 import xpuruntime.pytorch as xt  # noqa: E402 - it needs PyTorch
+from xpuruntime.pytorch import training_lock  # noqa: E402
 from xpuruntime.pytorch.explanation.explanation import Explanation, ExplanationData  # noqa: E402
 
 
@@ -224,3 +226,32 @@ def test_a_plugin_whose_code_changed(tmp_path: Path) -> None:
     code.write_text(PLUGIN)
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: halving\nVersion: 1.6\n")
     assert "expected package halving==1.5, found package halving==1.6" in program("use")
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200", "NVIDIA H100"])
+def test_a_lock_of_a_rank_holds_on_the_device_of_another(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {
+        "compute_capability": (9, 0), "total_memory": 1 << 37, "sm_count": 132, "driver_version": (13, 0),
+        "runtime_version": (13, 0), "pci_id": "0",
+    }  # fmt: skip
+    devices = (CudaFacts(index=0, name="NVIDIA H200", **facts), CudaFacts(index=1, name=name, **facts))
+    machine = msgspec.structs.replace(training_lock.machine_snapshot(), cuda=devices)
+    monkeypatch.setattr(training_lock, "machine_snapshot", lambda: machine)
+    with xt.kernel_policy(matmul="cpu.blas"), xt.explain() as found:
+        step()
+
+    def on(device: str) -> Explanation:
+        moved = Explanation()
+        rows = tuple(msgspec.structs.replace(row, device=device) for row in found.rows)
+        moved.finish(msgspec.structs.replace(found._get(), rows=rows))
+        return moved
+
+    path = tmp_path / "step.lock"
+    first = xt.lock(on("cuda:0"), path)
+    if name == "NVIDIA H200":
+        assert xt.lock(on("cuda:1"), path).digest == first.digest
+    else:
+        with pytest.raises(xrt.LockError, match="NVIDIA H100"):
+            xt.lock(on("cuda:1"), path)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -301,6 +302,11 @@ class RankAgreement:
                     self._store_lost(error)
             if self._ended.wait(pause):
                 return
+        with self._guard:
+            rank, reason = self._failure
+            self._mine = self._mine._replace(failed=rank, reason=reason)
+        with contextlib.suppress(Exception):  # of a store that is gone
+            self._write()
         if not self._ended.wait(_GRACE * self._timeout):
             sys.stderr.write(f"xpuruntime: {self._error()}\n")
             sys.stderr.flush()

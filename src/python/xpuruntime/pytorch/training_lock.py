@@ -8,6 +8,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from xpuruntime.argument_types import FLAG, TEXT, check_types
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    from xpuruntime.lockfile.records import Validator
     from xpuruntime.pytorch.explanation.summary import Row
 
 __all__ = ["check_locked", "lock", "policy_of_lock"]
@@ -131,6 +133,8 @@ def _lock_of(found: Explanation, note: str, old: Lock | None, tokenizer: Any) ->
         facts[ValidatorKind.TOKENIZER, "tokenizer"] = _digests_of(tokenizer)
     here = _surroundings(device, policy, compiled=any(map(_is_compiled, found.rows)), facts=facts)
     validators = collect_validators(here, kernels=[row.resolved for row in rows])
+    if old is not None:
+        validators = _named_as_in(old, validators)
     ids = tuple(sorted(validator.id for validator in validators))
     return Lock.of(
         Identity(
@@ -140,6 +144,19 @@ def _lock_of(found: Explanation, note: str, old: Lock | None, tokenizer: Any) ->
             calls=_calls(rows, ids),
         ),
         provenance=Provenance.now("xpuruntime.pytorch.lock", note=note),
+    )
+
+
+def _named_as_in(old: Lock, validators: tuple[Validator, ...]) -> tuple[Validator, ...]:
+    """Name a CUDA device as a lock does, which another rank may have made on a device of another number."""
+    locked = next((one for one in old.identity.validators if one.kind == ValidatorKind.DEVICE), None)
+    if locked is None or not locked.key.startswith("cuda"):
+        return validators
+    return tuple(
+        msgspec.structs.replace(one, id=locked.id, key=locked.key)
+        if one.kind == ValidatorKind.DEVICE and one.key.startswith("cuda")
+        else one
+        for one in validators
     )
 
 
