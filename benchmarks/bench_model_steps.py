@@ -98,7 +98,8 @@ def build(name: str, device: str, quick: bool) -> tuple[torch.nn.Module, list[Ba
         sizes = {"use_cache": False, **{k: v for k, v in _LITTLE.items() if k.startswith("n_") or k == "vocab_size"}}
     config = getattr(transformers, row.config)(**sizes)
     torch.manual_seed(0)
-    model = getattr(transformers, row.kind)(config).to(device).train()
+    with torch.device(device):
+        model = getattr(transformers, row.kind)(config).train()
     batch, length = (2, 32 if name != "vit" else 224) if quick else (row.batch, row.length)
     generator = torch.Generator().manual_seed(1)
     batches: list[Batch] = []
