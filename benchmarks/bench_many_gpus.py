@@ -287,23 +287,32 @@ def in_ranks(options: argparse.Namespace) -> None:
 
 
 def started(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Start torchrun for each number of ranks and each way to share the model, and return what they wrote.
+    """Start torchrun for each way to share the model and each number of ranks, and return what they wrote.
 
-    NCCL's log costs the host time, so that the processes that write it time nothing.
+    What there is is written after each. NCCL's log costs the host time, so that the processes that write it time
+    nothing.
     """
-    parts = []
+    parts: list[dict[str, Any]] = []
+    until = time.monotonic() + options.budget
     with tempfile.TemporaryDirectory() as folder:
-        for ranks in options.ranks:
-            for wrap in options.wraps:
-                parts.append(start(options, ranks, [wrap], Path(folder), rounds=options.rounds))
+        for wrap in options.wraps:
+            for ranks in options.ranks:
+                if time.monotonic() < until:
+                    parts.append(start(options, ranks, [wrap], Path(folder), rounds=options.rounds))
+                else:
+                    error = {"error": f"not begun within {options.budget:g} s"}
+                    parts.append({"ranks": ranks, "wraps": {wrap: dict.fromkeys(options.variants, error)}})
                 print(f"{ranks} ranks, {wrap}: done", file=sys.stderr, flush=True)
-            if ranks > 1 and options.device == "cuda":
+                finish(options, parts, printed=False)
+        for ranks in options.ranks:
+            if ranks > 1 and options.device == "cuda" and time.monotonic() < until:
                 log = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING",
                        "NCCL_DEBUG_FILE": str(Path(folder, f"{ranks}-%p.log"))}  # fmt: skip
                 plain = argparse.Namespace(**{**vars(options), "variants": ["eager"]})
                 logged = start(plain, ranks, options.wraps, Path(folder), rounds=0, environment=log)
-                for part in parts[-len(options.wraps) :]:
-                    part["choices"] = logged.get("choices", {})
+                for part in parts:
+                    if part["ranks"] == ranks:
+                        part["choices"] = logged.get("choices", {})
     return parts
 
 
@@ -387,8 +396,8 @@ def show(rows: list[dict[str, Any]]) -> None:
         print(f"{ranks} ranks, {wrap}: NCCL ran {choices}")
 
 
-def finish(options: argparse.Namespace, parts: list[dict[str, Any]]) -> None:
-    """Write the result and print it."""
+def finish(options: argparse.Namespace, parts: list[dict[str, Any]], *, printed: bool = True) -> None:
+    """Write the result, and print it."""
     first = next((part for part in parts if "device" in part), {})
     rows = merged(parts)
     body = {
@@ -398,7 +407,8 @@ def finish(options: argparse.Namespace, parts: list[dict[str, Any]]) -> None:
         "cases": rows,
     }  # fmt: skip
     write("many_gpus" if options.size == "small" else f"many_gpus_{options.size}", body, options.out)
-    show(rows)
+    if printed:
+        show(rows)
 
 
 def listed(text: str) -> list[str]:
@@ -416,6 +426,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--calls", type=int, default=5, help="steps of a variant in a round")
     parser.add_argument("--seconds", type=float, default=300, help="after which the processes of a case are killed")
+    parser.add_argument("--budget", type=float, default=3600, help="seconds after which no case is begun")
     parser.add_argument("--quick", action="store_true", help="a tiny model and two rounds: does it run?")
     parser.add_argument("--out", help="folder of the JSON file; default: benchmarks/results")
     parser.add_argument("--part", help=argparse.SUPPRESS)

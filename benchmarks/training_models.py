@@ -100,7 +100,7 @@ class Encoder(nn.Module):
 class LlamaSize:
     """How large a model of Llama's form is."""
 
-    layers: int = 8
+    layers: int = 4
     width: int = 1024
     heads: int = 16
     kv_heads: int = 8
