@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -158,6 +159,43 @@ def test_gates_of_a_policy(llama_folder: Path, tmp_path: Path):
     policy = {**STRICT, "verify": {"generation": {"text": str(tmp_path / "texts.json"), "kl": 1e-6}}}
     found = xrt.verify(llama_folder, policy, only=["generation"])
     assert {claim.id: claim.verdict for claim in found.claims}["generation.kl"] == "pass", found
+
+
+@pytest.fixture
+def graphs(llama_folder: Path) -> Any:
+    """A session whose steps are captured by a recorder that runs again what it has recorded."""
+    from recorded_steps import AgainRecorder
+
+    from xpuruntime.pytorch import capture_decode
+    from xpuruntime.pytorch.capture.captured_state import CapturedState
+
+    with xrt.GenerationSession(llama_folder, STRICT) as session:
+        model: Any = session._loaded()
+        model.captured = capture_decode(model.module, max_length=64, batch=(1, 2), compile=False, strict=None)
+        model.captured._recorder, model.captured._why_eager = AgainRecorder(CapturedState()), ""
+        yield session
+
+
+def test_captured_steps_give_the_same_tokens_in_turn(graphs: Any, session: Any):
+    expected = [session.generate([number, 3], 12).tokens for number in range(4)]
+    found: dict[int, Any] = {}
+
+    def work(number: int) -> None:
+        found[number] = [graphs.generate([number, 3], 12).tokens for _ in range(3)]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[number] for number in range(4)] == [[tokens] * 3 for tokens in expected]
+    result = graphs.generate(PROMPT, 12)
+    assert 0 < result.first_token_us <= result.total_us
+    drawn = {"temperature": 0.9, "top_k": 9, "seed": 5}
+    assert graphs.generate(PROMPT, 12, **drawn).tokens == session.generate(PROMPT, 12, **drawn).tokens
+    with pytest.raises(xrt.InputError, match=r"inside of the graph.*Fix: read session\.logprobs"):
+        graphs.generate(PROMPT, 2, logprobs=True)
+    assert graphs._loaded().captured.report.replays > 60
 
 
 def test_a_closed_session_refuses_and_leaves_nothing(llama_folder: Path):

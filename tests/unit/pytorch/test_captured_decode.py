@@ -9,7 +9,7 @@ import functools
 import pickle
 import sys
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -506,6 +506,63 @@ class TestChanges:
         strict._recorder.fails = torch.OutOfMemoryError("out of memory")  # type: ignore[union-attr]
         with pytest.raises(xrt.UnsupportedOperationError, match="out of memory"):
             strict.generate(PROMPT, max_new_tokens=4)
+
+
+class TestEndsOfCalls:
+    OPTIONS: ClassVar[dict[str, Any]] = {"max_new_tokens": 10, "do_sample": False}
+
+    def same(self, captured: CapturedDecode, model: Any, ids: Any = PROMPT) -> None:
+        assert torch.equal(captured.generate(ids, **self.OPTIONS), model.generate(ids, **self.OPTIONS))
+
+    def test_a_policy_that_is_left_while_it_is_attached(self, llama: Any) -> None:
+        captured = on_stand_in(llama)
+        policy = xt.kernel_policy(matmul="cpu.reference")
+        want = llama.generate(PROMPT, **self.OPTIONS)
+        with captured.attached():
+            with policy:
+                llama.generate(PROMPT, **self.OPTIONS)
+                captures = captured.report.captures
+            assert torch.equal(llama.generate(PROMPT, **self.OPTIONS), want)
+            assert captured.report.captures == 2 * captures, "graphs of a policy are used under it alone"
+            with xt.explain(root=llama) as found:
+                llama.generate(PROMPT[:1], **self.OPTIONS)
+            assert {row.source for row in found.rows} == {"default"}
+
+    def test_the_first_token_ends_the_text(self, llama: Any) -> None:
+        captured = on_stand_in(llama)
+        first = int(llama.generate(PROMPT[:1], max_new_tokens=1, do_sample=False)[0, -1])
+        options = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": first}
+        want = llama.generate(PROMPT[:1], **options)
+        assert want.shape[1] == PROMPT.shape[1] + 1
+        assert torch.equal(captured.generate(PROMPT[:1], **options), want)
+        assert captured.report.captures == captured.report.replays == 0
+
+    def test_a_batch_that_grows_and_a_prompt_that_is_too_long(self, llama: Any) -> None:
+        captured = on_stand_in(llama)
+        for rows in (1, 2, 4, 1, 8, 2):
+            self.same(captured, llama, PROMPT[:1].repeat(rows, 1))
+        assert [*captured.report.reasons] == ["there is no cache for 8 rows, only for 1, 2, 4"]
+        long = PROMPT[:1].repeat(1, 12)
+        self.same(captured, llama, long)
+        assert "70 tokens do not fit into max_length=48" in captured.report.reasons
+        strict = on_stand_in(llama, strict=True)
+        with pytest.raises(xrt.UnsupportedOperationError, match="do not fit"):
+            strict.generate(long, **self.OPTIONS)
+        self.same(strict, llama)
+
+    def test_a_model_that_was_moved(self, llama: Any) -> None:
+        captured = on_stand_in(llama)
+        self.same(captured, llama)
+        llama.to("meta")
+        with pytest.raises(Exception):  # noqa: B017, PT011 - of transformers: there are no numbers
+            captured.generate(PROMPT, **self.OPTIONS)
+        assert "the model was captured on cpu, and is on meta now" in captured.report.reasons
+        other = copy.deepcopy(model_of("llama"))
+        strict = on_stand_in(other, strict=True)
+        self.same(strict, other)
+        other.to("meta")
+        with pytest.raises(xrt.UnsupportedOperationError, match="is on meta now"):
+            strict.generate(PROMPT, **self.OPTIONS)
 
 
 def test_rows_of_the_policy_and_gates(llama: Any) -> None:

@@ -202,7 +202,9 @@ class DecoderModel(GenerationModel):
             mask[row, longest - len(prompt) :] = 1
         options = {**_options(search, self._padding), **more, "max_new_tokens": new}
         options["attention_mask"] = mask.to(self.device)
-        with self.running() as module, _drawn(search.get("seed"), self.device):
+        # Captured steps share their cache, so that calls take turns.
+        turn = contextlib.nullcontext() if self.captured is None else self._turn
+        with turn, self.running() as module, _drawn(search.get("seed"), self.device):
             generate = module.generate if self.captured is None else self.captured.generate
             made = generate(ids.to(self.device), **options)[:, longest:].tolist()
         return [_until(row, self.folder.ends) for row in made]
