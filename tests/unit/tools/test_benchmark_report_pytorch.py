@@ -89,9 +89,7 @@ def test_kernels_are_told_by_kind(report):
 
 
 def test_every_result_of_the_scripts_has_a_section(report):
-    names = ("override_overhead", "training_step", "training_kernels", "collectives", "many_gpus")
-    scripts = [f"bench_{name}.py" for name in names]
-    sources = [(FOLDER / name).read_text(encoding="utf-8") for name in scripts]
+    sources = [path.read_text(encoding="utf-8") for path in FOLDER.glob("bench_*.py")]
     for name in report.PYTORCH_SECTIONS:
         kinds = name.replace("_cpu", "_{kind}").replace("_cuda", "_{kind}")
         assert any(f'"{name}"' in source or f'"{kinds}"' in source for source in sources), name
