@@ -193,7 +193,7 @@ def test_models_of_transformers(monkeypatch, family):
     plain = train()
     module = sys.modules[type(model).__module__]
     own = module.apply_rotary_pos_emb
-    unit = {"Gemma": ("geglu",), "Phi3": ()}.get(family, ("swiglu",))
+    unit = {"Gemma": ("geglu",)}.get(family, ("swiglu",))
     ops = (*unit, "rope", "cross_entropy")
     with xt.kernel_policy(strict(*ops)), xt.explain(root=model) as found:
         under = train()
@@ -238,6 +238,57 @@ def test_losses_of_transformers_give_a_kernel_the_logits_without_a_copy(monkeypa
     assert ("float32" in seen) is not takes_halves
     assert {row.status for row in rows_of(found, "cross_entropy")} == {"honoured"}
     assert own == losses.LOSS_MAPPING
+
+
+@pytest.mark.parametrize("experts", ["batched_mm", "grouped_mm"])
+def test_experts_of_transformers(monkeypatch, experts):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    hf = pytest.importorskip("transformers")
+    sizes = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 64, "pad_token_id": 0, "num_local_experts": 4,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = hf.MixtralForCausalLM(hf.MixtralConfig(**sizes))
+    kind = type(model.model.layers[0].mlp.experts)
+    if not hasattr(kind, "_apply_gate"):
+        pytest.skip("this transformers has no method for the gate of experts")
+    model.set_experts_implementation(experts)
+    own, ids = kind.__dict__["_apply_gate"], torch.randint(1, 64, (2, 6))
+    plain = model(ids).logits
+    with xt.kernel_policy(strict("swiglu")), xt.explain(root=model) as found:
+        torch.testing.assert_close(model(ids).logits, plain)
+    assert {(row.resolved, row.status, row.count) for row in rows_of(found, "swiglu")} == {
+        ("package.swiglu", "honoured", 1)
+    }
+    assert kind.__dict__["_apply_gate"] is own
+    assert torch.equal(model(ids).logits, plain)
+
+
+class Fused(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate_up_proj, self.down_proj = torch.nn.Linear(8, 32), torch.nn.Linear(16, 8)
+        self.act_fn = torch.nn.SiLU()
+
+    def forward(self, x):
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(up * self.act_fn(gate))
+
+
+class Swapped(Fused):
+    def forward(self, x):
+        up, gate = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(up * self.act_fn(gate))
+
+
+def test_gates_beside_their_inputs():
+    x = torch.randn(4, 8)
+    with xt.kernel_policy(strict("swiglu")), xt.explain() as found:
+        step(Fused(), x)
+    assert {row.status for row in rows_of(found, "swiglu")} == {"honoured"}
+    with xt.kernel_policy(strict("swiglu")), pytest.raises(UnsupportedOperationError, match="no product of SiLU"):
+        Swapped()(x)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["OVERRIDES"]
 
-#: Names of the projections of the gate, of what it multiplies, and of the product.
-_PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+#: Names of the projections of the gate, of what it multiplies, and of the product; or of both of the former, and that.
+_PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("gate_up_proj", "down_proj"))
+#: Name of the method by which experts of transformers compute the unit, of gate and input beside each other.
+_GATE = "_apply_gate"
 _ACTIVATIONS = ("act_fn", "activation_fn", "act")
 _UNKNOWN = "it is no product of SiLU or GELU of a gate with its input that this library knows"
 _lock = threading.RLock()
@@ -49,6 +51,12 @@ def _own_forward(kind: type) -> FunctionType | None:
     if not isinstance(forward, FunctionType) or forward.__code__.co_argcount != 2 or kind.__module__[:6] == "torch.":
         return None
     return forward if _projections(code_names(kind, forward)) else None
+
+
+def _own_gate(kind: type) -> FunctionType | None:
+    """Return the method of experts that a class itself defines, of gate and input beside each other."""
+    gate = kind.__dict__.get(_GATE)
+    return gate if isinstance(gate, FunctionType) and gate.__code__.co_argcount == 2 else None
 
 
 def _projections(names: frozenset[str]) -> tuple[str, ...]:
@@ -93,9 +101,13 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
             if not is_usual(x):
                 return run_original(op, type(self), original, (self, x), x, UNUSUAL)
         names = projections(type(self))
-        gate, up = getattr(self, names[0])(x), getattr(self, names[1])(x)
+        if len(names) == 3:
+            gate, up = getattr(self, names[0])(x), getattr(self, names[1])(x)
+        else:
+            gate, up = (getattr(self, names[0])(x) if len(names) > 0 else x).chunk(2, dim=-1)
         attributes = {"approximate": choice} if choice != "" else {}
-        return getattr(self, names[2])(perform(op, {"gate": gate, "up": up}, attributes))
+        out = perform(op, {"gate": gate, "up": up}, attributes)
+        return getattr(self, names[-1])(out) if len(names) > 0 else out
 
     return forward
 
@@ -140,7 +152,8 @@ def _recognize(original: Any, kind: Any, activation: Any, approximate: Any, trai
         made = kind.__new__(kind)
         torch.nn.Module.__init__(made)
         made.train(training)
-        for at, (name, (columns, rows)) in enumerate(zip(names, ((8, 24), (8, 24), (24, 8)), strict=True)):
+        sizes = {0: (), 2: ((8, 48), (24, 8)), 3: ((8, 24), (8, 24), (24, 8))}[len(names)]
+        for at, (name, (columns, rows)) in enumerate(zip(names, sizes, strict=True)):
             setattr(made, name, _linear(columns, rows, at))
         if activation is not None:
             more = {} if approximate is None else {"approximate": approximate}
@@ -153,9 +166,10 @@ def _recognize(original: Any, kind: Any, activation: Any, approximate: Any, trai
     except Exception:
         seen = None
     if isinstance(seen, torch.Tensor):
-        gate, up, down = (getattr(made, name) for name in names)
+        *into, down = (getattr(made, name) for name in names) if names else (torch.nn.Identity(),)
+        gate, up = [layer(x) for layer in into] if len(into) == 2 else (into[0](x) if into else x).chunk(2, dim=-1)
         for text, form in _FORMS.items():
-            if torch.equal(seen, down(form(gate(x), up(x)))):
+            if torch.equal(seen, down(form(gate, up))):
                 return text
     return f"!{op.partition(' ')[0]}" if op else ""
 
@@ -168,5 +182,8 @@ def _linear(columns: int, rows: int, phase: int) -> torch.nn.Linear:
     return layer
 
 
-_make = functools.partial(AdaptedClasses, _own_forward, _adapter)
-OVERRIDES = tuple(Override("forward", op, (CLASSES,), _make) for op in ("swiglu", "geglu"))
+OVERRIDES = tuple(
+    Override(name, op, (CLASSES,), functools.partial(AdaptedClasses, own, _adapter))
+    for op in ("swiglu", "geglu")
+    for name, own in (("forward", _own_forward), (_GATE, _own_gate))
+)

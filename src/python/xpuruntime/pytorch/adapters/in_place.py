@@ -133,19 +133,19 @@ class AdaptedClasses:
         if original is not None:
             replacement = self._adapter(original)
             self._adapted[kind] = (original, replacement)
-            kind.forward = replacement  # type: ignore[attr-defined]
+            setattr(kind, self.override.name, replacement)
 
     @property
     def title(self) -> str:
         """What is replaced, in a few words."""
-        return f"forward of {len(self._adapted)} classes for {self.override.op}" if self._adapted else ""
+        return f"{self.override.name} of {len(self._adapted)} classes for {self.override.op}" if self._adapted else ""
 
     def remove(self) -> None:
-        """Give each class its own forward back, unless another library has replaced it since."""
+        """Give each class its own function back, unless another library has replaced it since."""
         _definitions.leave(self.adapt)
         for kind, (original, replacement) in list(self._adapted.items()):
-            if kind.__dict__.get("forward") is replacement:
-                kind.forward = original  # type: ignore[attr-defined]
+            if kind.__dict__.get(self.override.name) is replacement:
+                setattr(kind, self.override.name, original)
         self._adapted.clear()
 
 
