@@ -45,7 +45,7 @@ def model_of(kind: str, **changes: Any) -> Any:
 
 def capture(model: Any, **options: Any) -> Any:
     settings = {
-        "max_length": 48, "batches": (2,), "extents": (16, 48), "check_every": 4, "max_graphs": 32, "fuse": True,
+        "max_length": 48, "batches": (2,), "extents": (8, 48), "check_every": 4, "max_graphs": 32, "fuse": True,
         "tolerance": None, "compile": False, "strict": None, "why_eager": "", **options,
     }  # fmt: skip
     recorder = AgainRecorder(CapturedState())
@@ -53,7 +53,7 @@ def capture(model: Any, **options: Any) -> Any:
 
 
 def same_tokens(model: Any, captured: Any, **more: Any) -> bool:
-    options = {"attention_mask": MASK, "max_new_tokens": 14, "do_sample": False, **more}
+    options = {"attention_mask": MASK, "max_new_tokens": 8, "do_sample": False, **more}
     return torch.equal(captured.generate(PROMPT, **options), model.generate(PROMPT, **options))
 
 

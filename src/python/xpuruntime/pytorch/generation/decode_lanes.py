@@ -182,11 +182,19 @@ def fingerprint(modules: Iterable[Any]) -> tuple[Any, ...]:
     """Return what of a model a graph freezes: places of tensors, switches of modules, and which hooks there are."""
     found: list[Any] = []
     for module in modules:
-        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        found += [(name, tensor.data_ptr(), tensor.dtype, tensor.device) for name, tensor in tensors]
-        found.append((id(module), id(vars(module).get("forward"))))
-        switches = [(name, _switch(value)) for name, value in vars(module).items()]
-        found += [(name, value) for name, value in switches if value is not None]
+        own = vars(module)
+        found.append((id(module), id(own.get("forward"))))
+        for name, value in own.items():
+            if name in ("_parameters", "_buffers"):
+                found += [
+                    (part, tensor.data_ptr(), tensor.dtype, tensor.device)
+                    for part, tensor in value.items()
+                    if tensor is not None
+                ]
+            elif type(value) in _SCALARS:
+                found.append((name, value))
+            elif value and (switch := _switch(value)) is not None:
+                found.append((name, switch))
     return tuple(found)
 
 
