@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Capture a training step in a CUDA graph, or say why it runs eagerly. Needs `pip install ".[torch]"`."""
+"""Capture a training step in a CUDA graph, or say why it runs eagerly. Needs `pip install "xpuruntime[torch]"`."""
 
 from __future__ import annotations
 

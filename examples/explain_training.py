@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Hold training to a policy, see what ran under it, and check that in CI. Needs `pip install ".[torch]"`."""
+"""Hold training to a policy, see what ran under it, and check that in CI. Needs `pip install "xpuruntime[torch]"`."""
 
 from __future__ import annotations
 

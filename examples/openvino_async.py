@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Run a model on OpenVINO, many images at a time. Needs `pip install ".[openvino]"`."""
+"""Run a model on OpenVINO, many images at a time. Needs `pip install "xpuruntime[openvino]"`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Run a module of PyTorch, and the program exported from it. Needs `pip install ".[torch]"`."""
+"""Run a module of PyTorch, and the program exported from it. Needs `pip install "xpuruntime[torch]"`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Train as ever, by kernels that you choose, and see that they ran. Needs `pip install ".[torch]"`."""
+"""Train as ever, by kernels that you choose, and see that they ran. Needs `pip install "xpuruntime[torch]"`."""
 
 from __future__ import annotations
 

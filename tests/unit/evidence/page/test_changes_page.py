@@ -103,7 +103,7 @@ def test_the_same_report_twice(look, mixed):
     browser = look(compare_reports(mixed, mixed))
     assert text(browser, "h1").endswith("Nothing moved")
     assert browser.evaluate("document.querySelector('#top').className") == "hero is-good"
-    assert "anything differs" in text(browser, "#nodes")
+    assert "No difference in any" in text(browser, "#nodes")
     assert "No key differs" in text(browser, "#policy")
 
 

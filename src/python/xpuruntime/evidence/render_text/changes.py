@@ -83,7 +83,7 @@ def render(comparison: ReportComparison) -> RenderableType:
     if comparison.groups:
         parts += _groups(comparison)
     elif comparison.unchanged:
-        parts.append(Text(f"\nabout none of {comparison.unchanged} source nodes anything differs"))
+        parts.append(Text(f"\nno difference in any of {comparison.unchanged} source nodes"))
     for word, nodes in (("before", comparison.only_before), ("after", comparison.only_after)):
         if nodes:
             parts.append(Text(f"\nonly in {word}: {listed(nodes, 8)}"))

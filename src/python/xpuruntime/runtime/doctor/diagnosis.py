@@ -223,7 +223,7 @@ def _build_line(build: BuildFacts) -> str:
 
 
 def _torch_line(torch: TorchFacts) -> str:
-    return f"PyTorch {torch.version}: policies reach its operators by {torch.route or 'no route'}"
+    return f"PyTorch {torch.version}, policy route: {torch.route or 'none'}"
 
 
 def _engine_table(engines: Mapping[str, EngineFacts]) -> RenderableType:

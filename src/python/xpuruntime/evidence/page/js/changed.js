@@ -94,7 +94,7 @@ function showNodes() {
     });
     const detail = make("p", { class: "hint", role: "status", text: "Choose a row to see all of its nodes." });
     body.append(detail);
-  } else body.append(nothing(`About none of ${count(DATA.unchanged, "source node")} anything differs.`));
+  } else body.append(nothing(`No difference in any of ${count(DATA.unchanged, "source node")}.`));
   DATA.only.forEach((nodes, i) => {
     if (!nodes.length) return;
     body.append(make("details", {}, make("summary", { text: `Only in the report ${i ? "after" : "before"} (${nodes.length})` }),
