@@ -142,6 +142,28 @@ def session(record: dict[str, Any]) -> Section:
     return Section(f"Session overhead on {device}", text, tuple(checks))
 
 
+def cold_start(record: dict[str, Any]) -> Section:
+    """Return the processor time of new processes, and that of `xrt --help`."""
+    samples, ratios = record["samples_ms"], record["ratios"]
+    rows = [
+        [case, *map(number, spread(values)), number(ratios[case]) if case in ratios else "-"]
+        for case, values in samples.items()
+    ]
+    checks = [Check(f"cold start: {case}", ratio, record["target_ratio"], "x") for case, ratio in ratios.items()]
+    help_ms = record["median_ms"]["xrt --help"]
+    checks.append(Check("cold start: xrt --help", help_ms, record["target_help_ms"], "ms"))
+    note = f" Note: {record['note']}." if record.get("note") else ""
+    text = (
+        "How much processor time does a new process take that opens a small model and runs it once?\n\n"
+        f"{machine(record)}\n`python benchmarks/bench_cold_start.py`: {record['rounds']} rounds, each with a process "
+        "of each case; user and system time of all threads, imports and exit included. The ratio is the median of the "
+        f"rounds'.{note}\n\n"
+        + table(("ms", "median", "p10", "p90", "to onnxruntime"), rows)
+        + f"\n{target_table(checks)}"
+    )
+    return Section("Cold start", text, tuple(checks))
+
+
 def pool(record: dict[str, Any]) -> Section:
     """Allocating and freeing, for each size."""
     device, parts, checks = record["device"], [], []
@@ -203,6 +225,7 @@ def resnet(record: dict[str, Any]) -> Section:
 SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "session_cpu": session,
     "session_cuda": session,
+    "cold_start": cold_start,
     "pool_cpu": pool,
     "pool_cuda": pool,
     "resnet50_cuda": resnet,
@@ -258,6 +281,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "session_cpu",
             "session_cuda",
+            "cold_start",
             "openvino_overhead",
             "qnn_overhead",
             "torch_overhead",
