@@ -88,9 +88,10 @@ class _XrtCall(_private_api.SingleLevelFunction):  # type: ignore[misc]
             out, lse = place.attention(q, k, v, call.mask, call.is_causal, call.scale, call.needs_grad, call.phase)
         else:
             out = torch.empty_like(q)
-            lse = _core.op_attention(
+            result = _core.op_attention(
                 place, q, k, v, call.mask, None, out, call.needs_grad, _causal(call), call.scale, 0.0, None, None
-            )[1]
+            )
+            lse = result[1] if call.needs_grad else None  # without it, `result` is the output alone
         if call.needs_grad:
             ctx.save_for_backward(q, k, v, out, lse)
             ctx.options = (call, place)
