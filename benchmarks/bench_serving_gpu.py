@@ -4,6 +4,10 @@
 
     python benchmarks/bench_serving_gpu.py --out results
     python benchmarks/bench_serving_gpu.py --device cpu --small --seconds 1
+    python benchmarks/bench_serving_gpu.py --devices cuda:0,cuda:1 --models resnet
+
+With `--devices` the models are served on the first of them, the first two, and so on, with one session each, and
+nothing else is measured: the rate of requests of this process, and which device has run how many rows.
 
 Raw is the best of all batch sizes, each run by one thread and by two: `run` on NumPy arrays. On CUDA the replayed graph
 of a session on arrays that stay on the device is timed, too. The best `run` is timed again before and after the served
@@ -231,9 +235,32 @@ def shared_budget(cases: list[Case], args: argparse.Namespace, policy: Path) -> 
     return found
 
 
+def by_devices(cases: list[Case], args: argparse.Namespace, policy: Path) -> dict[str, Any]:
+    """Return rates on the first device, the first two, and so on, and the rows of each device."""
+    devices, body = args.devices.split(","), {}
+    for case in cases:
+        Raw(case, devices[0])  # which makes the right answers
+    for count in range(1, len(devices) + 1):
+        model = {"devices": devices[:count]}
+        with Models(settings_of(cases, args, policy, model=model), gc_freeze=True) as models:
+            assert models.ready()[0], models.ready()[1]
+            for case in cases:
+                for many in args.concurrency:
+                    before = [one["rows"] for one in models.evidence(case.name, "evidence")["devices"]]
+                    with ThreadPoolExecutor(1) as client:
+                        row = client.submit(served_here, models, case, many, args.seconds).result()
+                    after = models.evidence(case.name, "evidence")["devices"]
+                    row["rows"] = [one["rows"] - then for one, then in zip(after, before, strict=True)]
+                    body[f"{case.name}, {count} devices, {many} at a time"] = row
+                    print(f"{case.name:<8} {count} devices, {many:>3} at a time {row['rows_per_second']:9.0f} rows/s "
+                          f"{row['p50_ms']:8.2f} ms {row['p99_ms']:8.2f} ms, rows by device {row['rows']}")  # fmt: skip
+    return body
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--devices", help="serve on 1 to all of these, one session each, and measure nothing else")
     parser.add_argument("--small", action="store_true", help="models of a few layers, for a trial of this script")
     parser.add_argument("--graph", default="require", help="execution.cuda_graph of the policy")
     parser.add_argument("--batch", type=int, default=32)
@@ -261,6 +288,9 @@ def main() -> None:
         raws: dict[str, Raw] = {}
         named = zip(("resnet", "encoder"), made, strict=True)
         cases = [Case(name, one, folder, words, most) for name, one in named if name in args.models]
+        if args.devices:
+            write("serving_devices", {**body, "models": by_devices(cases, args, policy)}, args.out)
+            return
         for case in cases:
             raws[case.name] = raw = Raw(case, args.device)
             rates = {"run": raw.rates(sizes, args.concurrency, args.seconds / 8)}

@@ -143,7 +143,7 @@ def test_options_become_settings(start, digits, tmp_path):
     token.write_text("a token of some length\n".replace(" ", "-"))
     process, line = start(
         digits, "--http", "127.0.0.1:0", "--grpc", "off", "--name", "nice", "--batch", "8", "--delay", "2ms",
-        "--repository", "--key-file", str(token), "--json",
+        "--device", "cpu,cpu", "--repository", "--key-file", str(token), "--json",
     )  # fmt: skip
     lines = [line]
     for line in process.stdout:
@@ -156,6 +156,7 @@ def test_options_become_settings(start, digits, tmp_path):
     config = ask(said["http"], "/v2/models/nice/config")
     assert config["max_batch_size"] == 8
     assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 2000
+    assert [one["device"] for one in ask(said["http"], "/v2/models/nice/evidence")["devices"]] == ["cpu", "cpu"]
     with pytest.raises(urllib.error.HTTPError, match="401"):
         ask(said["http"], "/v2/repository/index", {})
     request = urllib.request.Request(

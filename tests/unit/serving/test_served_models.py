@@ -316,3 +316,32 @@ def test_programs_of_pytorch_and_two_that_cannot_be_in_one_process(tmp_path: Pat
     assert service.model_ready("one") == (True, "")
     assert "num_threads is one for the whole process" in service.model_ready("two")[1]
     assert "use a process of its own" in service.model_ready("two")[1]
+
+
+def test_each_device_runs_a_batch_of_its_own(mlp: Path, serve: Serve) -> None:
+    gate = Gate()
+    engine = FaultyEngine(gate)
+    engine.armed = False
+    model = {"source": str(mlp), "devices": ["cpu", "cpu"], "evidence": True}
+    service = serve({"m": model}, registry=engine.registry())
+    engine.armed = True
+    x = rows_of(2)
+    futures = [service.infer(ask("m", {"x": x[row : row + 1]}, parameters={"xrt_evidence": True})) for row in range(2)]
+    eventually(lambda: len(engine.seen) == 2)  # neither waits for the other
+    gate.open.set()
+    for future in futures:
+        assert future.result(WAIT).parameters["xrt_engine"] == "faulty@cpu"
+    devices = service.evidence("m", "evidence")["devices"]
+    assert [(one["device"], one["executions"], one["rows"]) for one in devices] == [("cpu", 1, 1)] * 2
+    assert all(one["report"] is not None for one in devices)
+    assert service.model_config("m")["instance_group"][0]["count"] == 1
+
+
+def test_devices_and_what_they_exclude(mlp: Path, serve: Serve) -> None:
+    model = {"source": str(mlp), "devices": ["cpu", "cpu"]}
+    with pytest.raises(xrt.PolicyError, match="leave one of them out"):
+        serve({"m": {**model, "device": "cpu"}})
+    with pytest.raises(xrt.PolicyError, match="a list of devices"):
+        serve({"m": {**model, "devices": "cpu"}})
+    service = serve({"m": model}, memory={"budget": {"cpu": "8GiB"}})
+    assert "state a model for each device" in service.ready()[1]

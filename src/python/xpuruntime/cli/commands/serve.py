@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xpuruntime.cli.options import DeviceOption, JsonOption, PolicyOption, TrustOption, flag_option, text_option
+from xpuruntime.cli.options import JsonOption, PolicyOption, TrustOption, devices, flag_option, text_option
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,6 +30,16 @@ SourceArgument = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help="A model file, an artifact, a folder of versions 1, 2, ..., or a serve.yaml.",
+        show_default=False,
+    ),
+]
+ServedDeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        "-d",
+        help="Device, such as cpu or cuda:0, or several, such as cuda:0,cuda:1. Overrides the policy.",
+        autocompletion=devices,
         show_default=False,
     ),
 ]
@@ -91,7 +101,7 @@ def serve(
     *,
     name: NameOption = None,
     policy: PolicyOption = None,
-    device: DeviceOption = None,
+    device: ServedDeviceOption = None,
     lock: ServeLockOption = None,
     trust: TrustOption = False,
     batch: BatchOption = None,
@@ -156,7 +166,9 @@ def _settings(source: str, of_model: Mapping[str, Any], *, trust: bool) -> Serve
     from xpuruntime.serving.models.settings import is_settings_file, settings_of_source
 
     _check("--name", Text(what="a name", parse=check_model_name), of_model["--name"])
-    _check("--device", ModelSettings.KINDS["device"], of_model["--device"])
+    places = (of_model["--device"] or "").split(",")
+    for device in places if of_model["--device"] is not None else ():
+        _check("--device", ModelSettings.KINDS["device"], device)
     _check("--batch", BatchSettings.KINDS["max_batch_size"], of_model["--batch"])
     given = [option for option, value in of_model.items() if value is not None] + ["--trust"] * trust
     batching = {"max_batch_size": of_model["--batch"], "max_queue_delay_us": _microseconds(of_model["--delay"])}
@@ -164,6 +176,8 @@ def _settings(source: str, of_model: Mapping[str, Any], *, trust: bool) -> Serve
         raise InputError("--delay: without --batch there are no batches, so no request waits for others: add it")
     stated = {key: value for key, value in batching.items() if value is not None}
     keys = {key: of_model[f"--{key}"] for key in ("policy", "device", "lock")}
+    if len(places) > 1:
+        keys = {**keys, "device": None, "devices": places}
     model = {**keys, "trust": trust, "batching": stated or None}
     return settings_of_source(source, model, name=of_model["--name"], given=given)
 

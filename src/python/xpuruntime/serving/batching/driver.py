@@ -61,14 +61,18 @@ class Batcher:
         warm: Sequence[Mapping[str, Any]] = (),
         clock: Callable[[], float] = time.monotonic,
         inline: bool = False,
+        others: Sequence[HostRunner] = (),
     ) -> None:
-        self._runner, self._observer, self._name, self._clock = runner, observer, name, clock
+        self._observer, self._name, self._clock = observer, name, clock
+        #: One for each device; each has `instances` threads.
+        self._runners = (runner, *others)
+        threads = instances * len(self._runners)
         self._settings, self._most = settings, max(settings.max_batch_size, 1)
         #: Times by shape, where requests may run inline.
         self.short = ShortRuns.of(settings) if inline else None
         self._admission = Admission(layout, settings, name, clock)
-        self._executor = BatchExecutor(runner, layout, settings, name, self.short)
-        self._scheduler = Scheduler(settings, instances, serial=runner.serial)
+        self._executors = [BatchExecutor(one, layout, settings, name, self.short) for one in self._runners]
+        self._scheduler = Scheduler(settings, threads, serial=runner.serial and not others)
         self._lock = threading.Lock()
         #: Of the threads of the batcher, which nothing interrupts; and of those that call it.
         self._work = threading.Condition(self._lock)
@@ -81,11 +85,11 @@ class Batcher:
         self.broken = ""
         #: Answers that are on the way out of the threads.
         self._answering = 0
-        self._warm, self._cold = warm, instances
+        self._warm, self._cold = warm, threads
         self._failure: BaseException | None = None
         self._threads: list[threading.Thread] = [
             threading.Thread(target=self._guarded, args=(index,), name=f"xpuruntime-serve-{name}-{index}", daemon=True)
-            for index in range(instances)
+            for index in range(threads)
         ]
         self._ends = [Latch() for _ in self._threads]
 
@@ -125,7 +129,7 @@ class Batcher:
         began = entry.arrived
         try:
             batch = Dispatch((EntryRows(entry, 0, entry.rows),), entry.rows, "inline", began)
-            execution = self._executor.execute(batch, [job], began)
+            execution = self._executors[0].execute(batch, [job], began)
             self._observer.executed(execution)
             now = self._clock()
             short.ran(now - began, now)
@@ -179,8 +183,9 @@ class Batcher:
         return job.future
 
     def probe(self, feeds: Mapping[str, Any]) -> None:
-        """Run inputs that were good before, as a batch would. Raises what that raises."""
-        self._executor.probe(feeds)
+        """Run inputs that were good before, as a batch would, on each device. Raises what that raises."""
+        for executor in self._executors:
+            executor.probe(feeds)
 
     def state(self) -> QueueState:
         """Return what the batcher does now."""
@@ -251,7 +256,7 @@ class Batcher:
     def _guarded(self, index: int) -> None:
         """Serve; an error of the batcher itself fails what has no answer, since nobody would give one."""
         try:
-            if self._warmed():
+            if self._warmed(index):
                 self._failing_all(lambda: self._serve(index))
         finally:
             self._ends[index].set()
@@ -274,11 +279,11 @@ class Batcher:
                     fail(entry.payload.future, failure)
             raise
 
-    def _warmed(self) -> bool:
+    def _warmed(self, index: int) -> bool:
         failure: BaseException | None = None
         try:
             for feeds in self._warm:
-                self._runner.run(dict(feeds))
+                self._runners[index % len(self._runners)].run(dict(feeds))
         except BaseException as error:
             failure = error
         with self._lock:
@@ -345,6 +350,7 @@ class Batcher:
                 self._settled.notify_all()
 
     def _serve(self, index: int) -> None:
+        place = index % len(self._executors)
         batch: Dispatch | None = None
         jobs: list[Job] = []
         execution: Execution | None = None
@@ -372,7 +378,8 @@ class Batcher:
                         self._work.notify()
             self._answer(ready)
             if batch is not None:
-                execution = self._executor.execute(batch, jobs, now)
+                execution = self._executors[place].execute(batch, jobs, now)
+                execution.place = place
                 jobs = []
                 self._observer.executed(execution)
 

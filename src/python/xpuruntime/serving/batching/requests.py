@@ -246,6 +246,8 @@ class Execution:
     infer_ns: int = 0
     output_ns: int = 0
     error: BaseException | None = None
+    #: Of the devices of the model, the one that it ran on.
+    place: int = 0
 
     @property
     def compute_ns(self) -> int:

@@ -119,14 +119,16 @@ def _facts_of(session: InferenceSession) -> dict[str, Any]:
 
 
 @traced("open", _facts_of)
-def open_session(path: str, settings: ModelSettings, registry: EngineRegistry | None = None) -> InferenceSession:
+def open_session(
+    path: str, settings: ModelSettings, registry: EngineRegistry | None = None, device: str | None = None
+) -> InferenceSession:
     """Open a model under the policy and the lock of its settings.
 
     Under ``shapes: fixed`` the session has ``execution.static_batch``, whose check that rows do not depend on each
     other it passes, or does not open.
     """
     rows = settings.batching.max_batch_size if settings.batching.shapes == "fixed" else None
-    given: dict[str, Any] = {"device": settings.device, "trust": settings.trust, "registry": registry}
+    given: dict[str, Any] = {"device": device or settings.device, "trust": settings.trust, "registry": registry}
     if settings.lock is not None:
         session = InferenceSession(path, policy=settings.policy, lock=settings.lock, **given)
     elif rows is None:

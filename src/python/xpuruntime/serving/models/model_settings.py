@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from xpuruntime.policies.compound_kinds import Nested
-from xpuruntime.policies.device_spec import DeviceText
+from xpuruntime.policies.device_spec import DEVICE_PATTERN, DeviceText, check_device
 from xpuruntime.policies.document import Node, Refused, describe, describe_value, quote, to_python
 from xpuruntime.policies.kinds import Choice, Duration, FilePath, Flag, Integer, Kind, Percentage, ShortDuration
 from xpuruntime.policies.value import Accepts, PolicyValue, field
@@ -69,6 +69,32 @@ class SloSettings(PolicyValue, frozen=True, kw_only=True):
     )
 
 
+class _Devices(Kind):
+    """A list of devices."""
+
+    def expects(self) -> str:
+        """Say what is accepted."""
+        return "a list of devices such as ['cuda:0', 'cuda:1']"
+
+    def _check(self, value: Any) -> Any:
+        if isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
+            return tuple(check_device(one) for one in value)
+        raise self.wrong_type(describe_value(value))
+
+    def _read(self, node: Node) -> Any:
+        value = to_python(node)
+        if isinstance(value, dict):
+            raise self.wrong_type(describe(node))
+        return self._check(value)
+
+    def plain(self, value: Any) -> Any:
+        """Return the value as it is written to a file."""
+        return list(value)
+
+    def _schema(self) -> dict[str, Any]:
+        return {"type": "array", "items": {"type": "string", "pattern": DEVICE_PATTERN}}
+
+
 class _Versions(Kind):
     """``latest``, ``all``, or a list of numbers."""
 
@@ -110,6 +136,9 @@ class ModelSettings(PolicyValue, frozen=True, kw_only=True):
         FilePath("Lock file; if it does not hold, the model is not served.", what="a path"), default=None
     )
     device: str | None = field(DeviceText("Device to run on, over that of the policy."), default=None)
+    devices: Accepts[tuple[str, ...], Sequence[str]] = field(
+        _Devices("Devices with a session and weights each, over device; a batch runs on one that is idle."), default=()
+    )
     trust: bool = field(Flag("Load a .pt2 file even if that can run code of the file."), default=False)
     versions: Accepts[str | tuple[int, ...], str | Sequence[int]] = field(
         _Versions("Which versions of a folder are served."), default="latest"
@@ -120,7 +149,9 @@ class ModelSettings(PolicyValue, frozen=True, kw_only=True):
     slo: Accepts[SloSettings | None, SloSettings | Mapping[str, Any] | None] = field(
         Nested(SloSettings, "Latency that batch size and delay are chosen for."), default=None
     )
-    instances: int = field(Integer(1, 256, "Batches that run concurrently, on one session and its weights."), default=1)
+    instances: int = field(
+        Integer(1, 256, "Batches that run concurrently on a device, on one session and its weights."), default=1
+    )
     warmup: Warmup = field(
         Choice(
             get_args(Warmup),
@@ -149,6 +180,8 @@ class ModelSettings(PolicyValue, frozen=True, kw_only=True):
 
     def check_together(self) -> None:
         """Refuse fields that contradict each other."""
+        if self.devices and self.device is not None:
+            raise Refused("is stated beside 'device'; leave one of them out", "devices")
         if self.warmup == "lock" and self.lock is None:
             raise Refused("'lock' needs the key 'lock'; state probe, or a lock", "warmup")
         if self.batching.max_queue_delay_us and not self.batching.max_batch_size:

@@ -253,7 +253,7 @@ class Models:
         most = batching.max_batch_size
         gpu = plan.device.partition(":")[2] if plan.device.startswith("cuda") else None
         parameters = {
-            "xrt_engine": f"{plan.engine}@{plan.device}",
+            "xrt_engine": f"{plan.engine}@{loaded.devices}",
             "xrt_precision": plan.precision,
             "xrt_lock": loaded.lock.digest if loaded.lock is not None else "",
             "xrt_shapes": batching.shapes,
@@ -274,7 +274,9 @@ class Models:
                     "name": model,
                     "kind": "KIND_CPU" if gpu is None else "KIND_GPU",
                     "count": loaded.settings.instances,
-                    "gpus": [] if gpu is None else [int(gpu or 0)],
+                    "gpus": []
+                    if gpu is None
+                    else [int(one.plan.device.partition(":")[2] or 0) for one in loaded.sessions],
                 }
             ],
             "parameters": {key: {"string_value": value} for key, value in parameters.items()},
@@ -377,12 +379,11 @@ _KINDS = ("plan", "evidence", "lock")
 
 
 def _statistics(loaded: ServedVersion) -> dict[str, Any]:
-    memory = loaded.memory
     return {
         "name": loaded.name,
         "version": str(loaded.version),
         **loaded.statistics.snapshot().plain(),
-        "memory_usage": [memory_usage_of(memory["device"], memory["bytes"])],
+        "memory_usage": [memory_usage_of(device, size) for device, size in loaded.memory_usage()],
     }
 
 
@@ -390,7 +391,7 @@ def evidence_of(loaded: ServedVersion) -> dict[str, Any]:
     """Return what is known of a version since it was loaded."""
     plan, counted = loaded.session.plan, loaded.statistics.snapshot()
     watched = loaded.watched()
-    report = loaded.report
+    report = loaded.reports[0] if loaded.reports else None
     return {
         "schema": "xpuruntime.serving/1",
         "model": loaded.name,
@@ -408,6 +409,16 @@ def evidence_of(loaded: ServedVersion) -> dict[str, Any]:
         "host_memory": loaded.runner.memory,
         "executions": counted.executions,
         "inferences": counted.inferences,
+        "devices": [
+            {
+                "device": session.plan.device,
+                "execution_hash": session.plan.execution_hash,
+                "executions": executions,
+                "rows": rows,
+                "report": loaded.reports[place] if loaded.reports else None,
+            }
+            for place, (session, (executions, rows)) in enumerate(zip(loaded.sessions, loaded.ran, strict=True))
+        ],
         "dispatches": counted.reasons,
         "padding_share": counted.padding_share,
         "failures": counted.failures,

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
 
-from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.errors import PolicyError, XpuRuntimeError
 from xpuruntime.inference.plan_request import plan
 from xpuruntime.lockfile.canonical import load_lock
 from xpuruntime.runtime.interruptible_waits import BackgroundCall, uninterrupted
@@ -373,6 +373,11 @@ class ModelSlot:
         if not self._budget.limited:
             return None
         settings = self.settings
+        if settings.devices:
+            raise PolicyError(
+                f"model {self.name!r} has devices: [{', '.join(settings.devices)}], and memory.budget counts a model "
+                "on one device. Fix: leave memory.budget out, or state a model for each device"
+            )
         where = plan(
             next(iter(paths.values())),
             policy=settings.policy,

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -73,10 +74,15 @@ class ServedVersion:
         self.statistics = ModelStatistics()
         self.limits: Limits | None = None
         self.warmed: list[dict[str, Any]] = []
-        self.report: dict[str, Any] | None = None
+        self.reports: list[dict[str, Any]] = []
         self._log, self._own = log, session is None
         before = _memory_taken(device)
-        self.session = open_session(path, settings, registry) if session is None else session
+        first, *others = settings.devices or (None,)
+        self.session = open_session(path, settings, registry, first) if session is None else session
+        #: One for each device, the first is `session`; and their executions and rows.
+        self.sessions = [self.session]
+        self.ran: list[tuple[int, int]] = [(0, 0)]
+        self._counting = threading.Lock()
         self._watchers: list[Watcher] = []
         #: Executions that failed since the last good one, and why the model is not ready for that.
         self._failed_runs, self._failing = 0, ""
@@ -89,10 +95,13 @@ class ServedVersion:
                 settings.batching,
                 optional=self.session.model.overridable_inputs,
             )
-            self.runner = host_runner(self.session)
+            for other in others:
+                self.sessions.append(open_session(path, settings, registry, other))
+                self.ran.append((0, 0))
+            self.runner, *other_runners = (host_runner(one) for one in self.sessions)
             self._warm_up()
             if settings.evidence:
-                self.report = self.session.explain().to_dict()
+                self.reports = [one.explain().to_dict() for one in self.sessions]
             self._watchers = make_watchers(path, settings, self.session, self.layout, registry)
             batching = settings.batching
             if self.limits is not None:
@@ -111,7 +120,8 @@ class ServedVersion:
                 name=name,
                 warm=warm,
                 # writing a log may block, and values of a request should not say for how long the event loop stands
-                inline=self.device == "cpu" and log is None and not sized_by_values(self.session.model),
+                inline=self.device == "cpu" and not others and log is None and not sized_by_values(self.session.model),
+                others=other_runners,
             )
             self._before, self._measured = before, device
             self.memory: dict[str, Any] = {}
@@ -135,6 +145,17 @@ class ServedVersion:
     def device(self) -> str:
         """The device that the session runs on."""
         return self.session.plan.device
+
+    @property
+    def devices(self) -> str:
+        """All devices that it runs on."""
+        return ",".join(session.plan.device for session in self.sessions)
+
+    def memory_usage(self) -> list[tuple[str, int]]:
+        """Return devices and bytes, one pair for each session."""
+        disk = size_on_disk(self.path) if self.path else 0
+        others = [(one.plan.device, max(sum(one.memory().values()), disk)) for one in self.sessions[1:]]
+        return [(self.memory["device"], self.memory["bytes"]), *others]
 
     @property
     def lock(self) -> Lock | None:
@@ -186,6 +207,9 @@ class ServedVersion:
     def executed(self, execution: Execution) -> None:
         """Take one execution; see `Observer`."""
         self.statistics.executed(execution)
+        with self._counting:
+            executions, rows = self.ran[execution.place]
+            self.ran[execution.place] = executions + 1, rows + execution.rows
         if self._rested:
             self._watch_growth()
         if not isinstance(execution.error, ServingError) or execution.error.code is not Status.INTERNAL:
@@ -294,8 +318,9 @@ class ServedVersion:
             lock = self.lock
             ran = [execution for execution in job.executions if execution.error is None]  # one that failed was repeated
             whole = sum(one.elements + one.padding for one in ran)
+            devices = dict.fromkeys(self.sessions[one.place].plan.device for one in ran)
             parameters = {
-                "xrt_engine": f"{self.session.plan.engine}@{self.device}",
+                "xrt_engine": f"{self.session.plan.engine}@{','.join(devices)}",
                 "xrt_lock": lock.digest if lock is not None else "",
                 "xrt_batch_size": max(one.batch.rows for one in ran),
                 "xrt_executions": len(ran),
@@ -336,7 +361,8 @@ class ServedVersion:
     def _run_once(self, feeds: dict[str, Any], source: str, rows: int | None = None) -> None:
         begin = time.perf_counter()
         try:
-            results = self.session.run(feeds)
+            for session in reversed(self.sessions):
+                results = session.run(feeds)
         except XpuRuntimeError as error:
             raise _warm_up_failed(error) from error
         took = time.perf_counter() - begin
@@ -370,8 +396,8 @@ class ServedVersion:
     def _release(self) -> None:
         for watcher in self._watchers:
             watcher.close()
-        if self._own:
-            self.session.close()
+        for session in self.sessions if self._own else ():
+            session.close()
 
 
 def _size(feeds: dict[str, Any]) -> int:

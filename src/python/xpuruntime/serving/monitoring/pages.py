@@ -119,7 +119,7 @@ def _states(models: Models, loaded: Sequence[ServedVersion]) -> Iterator[Any]:
         memory.add_metric([*at, one.memory["device"], one.memory["source"]], one.memory["bytes"])
         plan = one.session.plan
         lock = one.lock.digest if one.lock is not None else ""
-        facts = {"engine": plan.engine, "device": plan.device, "precision": plan.precision, "lock": lock}
+        facts = {"engine": plan.engine, "device": one.devices, "precision": plan.precision, "lock": lock}
         info.add_metric(at, {**facts, "execution_hash": plan.execution_hash})
     used = GaugeMetricFamily("xrt_memory_used_bytes", "Memory of all models of a device.", labels=["device"])
     for device, size in models.budget.used().items():
@@ -253,7 +253,7 @@ def _row(loaded: ServedVersion) -> dict[str, Any]:
         "state": "READY",
         "reason": reason,
         "good": good,
-        "engine": f"{plan.engine}@{plan.device} ({plan.precision})",
+        "engine": f"{plan.engine}@{loaded.devices} ({plan.precision})",
         "p50": p50,
         "p99": p99,
         "requests": counted.requests["success"].times,
