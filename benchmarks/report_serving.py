@@ -239,6 +239,23 @@ def served_models(record: dict[str, Any]) -> Section:
     return Section(f"Served models on {settings['device']}", text, tuple(checks))
 
 
+def devices(record: dict[str, Any]) -> Section:
+    """Show a model on one device, on two, and so on, and the rows that each has run."""
+    settings = record["settings"]
+    rows = [
+        [case, f"{one['rows_per_second']:,.0f}", number(one["p50_ms"]), number(one["p99_ms"]),
+         " ".join(f"{count:,}" for count in one["rows"])]
+        for case, one in record["models"].items()
+    ]  # fmt: skip
+    text = (
+        "How much more does a model serve on several devices, with one session on each? Requests of one row, from a "
+        f"thread of this process.\n\n{machine(record)}\n`python benchmarks/bench_serving_gpu.py --devices "
+        f"{settings['devices']}`: batches of up to {settings['batch']} rows, {settings['instances']} instances on a "
+        f"device, {settings['seconds']:g} s each.\n\n{table((*_RATES[:4], 'rows by device'), rows)}"
+    )
+    return Section("Models on several devices", text, ())
+
+
 def transports(record: dict[str, Any]) -> Section:
     """Show ResNet-50 over HTTP by the server that carries the requests."""
     settings, peak = record["settings"], sum(record["raw"]) / len(record["raw"])
@@ -279,5 +296,6 @@ SERVING_SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "serving_batches": batches,
     "serving_batches_cores": batches,
     "serving_gpu": served_models,
+    "serving_devices": devices,
     "http_transports": transports,
 }
