@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["OVERRIDES"]
+__all__ = ["OVERRIDES", "asks_for_kernel"]
 
 #: Arguments that change what is computed.
 _CHANGES = ("softcap", "s_aux", "sinks", "position_bias", "head_mask")
@@ -40,7 +40,7 @@ _WEIGHTS = "the model returns the weights of its attention, which no kernel has"
 
 def _adapter(original: FunctionType) -> Callable[..., Any]:
     def form(dtype: torch.dtype, device: torch.device, head_dim: int) -> str:
-        return (form_of(original) or "!") if _asks(dtype, device, head_dim) else ""
+        return (form_of(original) or "!") if asks_for_kernel(dtype, device, head_dim) else ""
 
     _private_api.mark_constant(form)
 
@@ -87,7 +87,7 @@ def _returns_weights(module: Any, more: dict[str, Any]) -> bool:
     return bool(more.get("output_attentions", False)) or bool(getattr(config, "output_attentions", False))
 
 
-def _asks(dtype: torch.dtype, device: torch.device, head_dim: int) -> bool:
+def asks_for_kernel(dtype: torch.dtype, device: torch.device, head_dim: int) -> bool:
     """Say whether the active policy asks for another kernel than PyTorch's own.
 
     The policy that holds is part of the key of compiled code; see `compile_hooks`.

@@ -59,7 +59,7 @@ def run_original(
         route = active.resolve(
             key, facts_of_call(op, device=like.device, dtype=like.dtype, phase=phase, module=module, sizes={}),
             description=f"{title_of(owner)} of {list(like.shape)} {dtype} on {like.device}",
-            unsupported_reason=reason,
+            unsupported_reason=reason, by_own_code=True,
         )  # fmt: skip
     return call_native(f"nn::{owner.__name__}", op, original, args, route=route)
 

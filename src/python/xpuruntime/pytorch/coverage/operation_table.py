@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CUTE",
+    "FLASH_WORDS",
     "FLEX",
     "NOT_REACHED",
     "UNKNOWN",
@@ -302,7 +303,8 @@ _REACHED = {
 }  # fmt: skip
 _PRODUCT_OPERATORS = frozenset(("matmul", "bmm", "baddbmm", "einsum", "@"))
 #: Words of transformers for attention that call one of these functions.
-_SERVED_WORDS = frozenset(("sdpa", "flex_attention", "sdpa_paged", "paged|sdpa"))
+FLASH_WORDS = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
+_SERVED_WORDS = frozenset(("sdpa", "flex_attention", "sdpa_paged", "paged|sdpa", *FLASH_WORDS))
 _NORM = "calls no {op} of PyTorch: it computes the norm by elementwise operators"
 _EAGER = "multiplies and takes a softmax: it calls no function for attention"
 _USE_NORM = "use torch.nn.{module}, or leave {op} out of the policy"

@@ -157,10 +157,14 @@ class CompiledPolicy:
         deterministic: bool = False,
         skip: tuple[tuple[str, str], ...] = (),
         unsupported_reason: str = "",
+        by_own_code: bool = False,
         entry: EntryPoint | None = None,
         keep: bool = True,
     ) -> Route:
-        """Return the route for calls of one kind, found once and kept under `key`."""
+        """Return the route for calls of one kind, found once and kept under `key`.
+
+        With `by_own_code`, a model computes the call itself: no kernel of PyTorch's that a policy names does it.
+        """
         op, module, phase = str(facts.op), str(facts.module or ""), str(facts.phase or "")
         if entry is None and op == "attention":
             entry = SDPA
@@ -177,6 +181,8 @@ class CompiledPolicy:
         found: Route | None = None
         for name in asked:
             reason = skipped.get(name) or self._rejection(name, facts, unsupported_reason, entry)
+            if by_own_code and not reason and NATIVE_NAMES[op].get(name, DEFAULT_ID[op]) != DEFAULT_ID[op]:
+                reason = unsupported_reason
             if reason:
                 passed_over.append((name, reason))
                 continue

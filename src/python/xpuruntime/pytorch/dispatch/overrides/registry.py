@@ -48,7 +48,7 @@ _MODULES = {
     "flex_attention": ("report_only",),
     "flex_options": ("flex_options",),
     "multi_head_attention": ("report_only",),
-    "eager_attention": ("xpuruntime.pytorch.adapters.eager_attention",),
+    "eager_attention": ("xpuruntime.pytorch.adapters.eager_attention", "xpuruntime.pytorch.adapters.flash_words"),
     "norm_classes": ("xpuruntime.pytorch.adapters.norm_classes",),
     "swiglu": ("xpuruntime.pytorch.adapters.gated_units",),
     "geglu": ("xpuruntime.pytorch.adapters.gated_units",),
