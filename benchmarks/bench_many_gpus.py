@@ -264,7 +264,7 @@ def in_ranks(options: argparse.Namespace) -> None:
     log = Path(os.environ.get("NCCL_DEBUG_FILE", "").replace("%p", str(os.getpid())))
     found, choices, seen = {}, {}, 0
     for wrap in options.wraps:
-        with xrt_torch.RankAgreement(options.seconds):
+        with xrt_torch.RankAgreement(rank_timeout=600):
             found[wrap] = measured(options, wrap, device)
         if cuda and log.is_file():
             logged = read_choices(log)
@@ -303,7 +303,7 @@ def started(options: argparse.Namespace) -> list[dict[str, Any]]:
                     error = {"error": f"not begun within {options.budget:g} s"}
                     parts.append({"ranks": ranks, "wraps": {wrap: dict.fromkeys(options.variants, error)}})
                 print(f"{ranks} ranks, {wrap}: done", file=sys.stderr, flush=True)
-                finish(options, parts, printed=False)
+                finish(options, parts)
         for ranks in options.ranks:
             if ranks > 1 and options.device == "cuda" and time.monotonic() < until:
                 log = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING",
@@ -331,7 +331,6 @@ def start(
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__,
         "--wraps", ",".join(wraps), "--part", str(part), "--size", options.size, "--device", options.device,
         "--variants", ",".join(options.variants), "--rounds", str(rounds), "--calls", str(options.calls),
-        "--seconds", str(options.seconds),
     ]  # fmt: skip
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))}
     with subprocess.Popen(command, env={**os.environ, **threads, **(environment or {})}) as running:
@@ -396,8 +395,8 @@ def show(rows: list[dict[str, Any]]) -> None:
         print(f"{ranks} ranks, {wrap}: NCCL ran {choices}")
 
 
-def finish(options: argparse.Namespace, parts: list[dict[str, Any]], *, printed: bool = True) -> None:
-    """Write the result, and print it."""
+def finish(options: argparse.Namespace, parts: list[dict[str, Any]]) -> None:
+    """Write the result and print it."""
     first = next((part for part in parts if "device" in part), {})
     rows = merged(parts)
     body = {
@@ -407,8 +406,7 @@ def finish(options: argparse.Namespace, parts: list[dict[str, Any]], *, printed:
         "cases": rows,
     }  # fmt: skip
     write("many_gpus" if options.size == "small" else f"many_gpus_{options.size}", body, options.out)
-    if printed:
-        show(rows)
+    show(rows)
 
 
 def listed(text: str) -> list[str]:
