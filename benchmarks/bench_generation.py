@@ -136,7 +136,13 @@ def profile(call: Any) -> list[tuple[str, float, float]]:
     return [(name, round(took / TOKENS, 2), round(count / TOKENS, 2)) for name, took, count in listed]
 
 
-def measure(mode: str, shape: str, batch: int, device: str, repeats: int) -> dict[str, Any]:
+def agreement(model: Any, tokens: torch.Tensor) -> float:
+    """Return how often the model chooses the same tokens when it has all of a text before it at once."""
+    chosen = model(tokens).logits[:, PROMPT - 1 : -1].argmax(-1)
+    return round(float((chosen == tokens[:, PROMPT:]).float().mean()), 4)
+
+
+def measure(mode: str, shape: str, batch: int, device: str, repeats: int, gate: bool) -> dict[str, Any]:
     """Generate in one way, in this process."""
     import xpuruntime.pytorch as xrt_torch
 
@@ -163,16 +169,18 @@ def measure(mode: str, shape: str, batch: int, device: str, repeats: int) -> dic
         times = [seconds(lambda: generate(ids, **options), device) for _ in range(repeats)]
         firsts = [seconds(lambda: generate(ids, **{**options, "max_new_tokens": 1}), device) for _ in range(repeats)]
         first = statistics.median(firsts)
-        chosen = model(tokens).logits[:, PROMPT - 1 : -1].argmax(-1)
+        top1 = agreement(model, tokens)
         record: dict[str, Any] = {
             "mode": mode, "shape": shape, "batch": batch, "first_call_s": round(first_call, 2),
             "token_us": round((statistics.median(times) - first) / (TOKENS - 1) * 1e6, 1),
             "first_token_us": round(first * 1e6),
-            "top1": round(float((chosen == tokens[:, PROMPT:]).float().mean()), 4),
+            "top1": top1,
             "weights": weights, "kv_bytes": batch * keys * (PROMPT + TOKENS // 2),
         }  # fmt: skip
         if captured is not None:
             record["notes"], record["reasons"] = list(captured.report.notes), dict(captured.report.reasons)
+        if gate:
+            record["top1_plain"] = agreement(model, model.generate(ids, **{**options, "cache_implementation": None}))
         if device == "cuda":
             record["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 3)
             if captured is not None:
@@ -202,13 +210,14 @@ def main() -> int:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--gate", action="store_true", help="also how far tokens of plain generate agree in bf16")
     parser.add_argument("--bandwidth", type=float, help="bytes a second; default: that of a copy, measured")
     parser.add_argument("--here", action="store_true", help="measure in this process, the first of each list")
     parser.add_argument("--out", help="folder of the JSON file; default: benchmarks/results")
     options = parser.parse_args()
     if options.here:
         first = (options.modes[0], options.shapes[0], options.batches[0])
-        print(json.dumps(measure(*first, options.device, options.repeats)))
+        print(json.dumps(measure(*first, options.device, options.repeats, options.gate)))
         return 0
     from gpu_timing import copy_bandwidth
     from harness import write
@@ -220,6 +229,7 @@ def main() -> int:
             for mode in options.modes:
                 arguments = ["--here", "--shapes", shape, "--batches", str(batch), "--modes", mode]
                 arguments += ["--device", options.device, "--repeats", str(options.repeats)]
+                arguments += ["--gate"] if options.gate else []
                 done = subprocess.run(
                     [sys.executable, __file__, *arguments], capture_output=True, text=True, check=False
                 )

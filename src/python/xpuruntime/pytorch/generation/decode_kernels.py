@@ -21,6 +21,9 @@ __all__ = ["attend", "product"]
 _LOG2E = tl.constexpr(1.4426950408889634)
 #: Positions of the cache that a program of attention reads at once.
 _TILE = 64
+_WARPS = 4
+#: Bytes of shared memory that the stages of a product may take.
+_SHARED = 160 << 10
 
 
 @triton.jit
@@ -105,19 +108,36 @@ def _fetch(weight, n, N: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
-def _rows_product(x, norm, weight, bias, residual, out, eps, M, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
-                  BIAS: tl.constexpr, RESIDUAL: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr,
-                  BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+def _norm_rows(x, norm, out, eps, K: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr):
+    """Norm a row, rounded twice as the modules do."""
+    k = tl.arange(0, BLOCK_K)
+    scale = tl.load(norm + k, mask=k < K, other=0.0)
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    place = tl.program_id(0) * K + k
+    value = tl.load(x + place, mask=k < K, other=0.0).to(tl.float32)
+    value *= tl.rsqrt(tl.sum(value * value, axis=0) / K + eps)
+    tl.store(out + place, value.to(scale.dtype) * scale, mask=k < K)
+
+
+@triton.jit
+def _rows_product(x, weight, bias, residual, out, M, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr,
+                  RESIDUAL: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+                  BLOCK_K: tl.constexpr, SHARES: tl.constexpr, STAGES: tl.constexpr,
                   EARLY: tl.constexpr):  # fmt: skip
-    """Several rows of activations: weights are the tall operand of the tensor cores, the rows the narrow one."""
+    """Several rows of activations: weights are the tall operand of the tensor cores, the rows the narrow one.
+
+    Each warp has a share of the columns, so that no chain of sums is long.
+    """
     TYPE: tl.constexpr = weight.dtype.element_ty
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.arange(0, ROWS)
-    k = tl.arange(0, BLOCK_K)
-    at = weight + n[:, None].to(tl.int64) * K + k[None, :]
-    total = tl.zeros([BLOCK_N, ROWS], tl.float32)
-    total_up = tl.zeros([BLOCK_N, ROWS], tl.float32)
-    squares = tl.zeros([ROWS], tl.float32)
+    k = tl.arange(0, SHARES)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    at = weight + n[None, :, None].to(tl.int64) * K + k[:, None, :]
+    of = x + row[None, :, None] * K + k[:, None, :]
+    total = tl.zeros([SHARES, BLOCK_N, ROWS], tl.float32)
+    total_up = tl.zeros([SHARES, BLOCK_N, ROWS], tl.float32)
     if EARLY:
         _fetch(weight, n, N, K)
         if GATED:
@@ -126,23 +146,16 @@ def _rows_product(x, norm, weight, bias, residual, out, eps, M, N: tl.constexpr,
         gdc_wait()
     alive = (n[:, None] < N) & (row[None, :] < M)
     around = _around(bias, residual, row[None, :], n[:, None], alive, N, BIAS, RESIDUAL, GATED)
-    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        here = start + k < K
-        w = tl.load(at + start, mask=(n[:, None] < N) & here[None, :], other=0.0)
-        value = tl.load(x + row[:, None] * K + start + k[None, :], mask=(row[:, None] < M) & here[None, :], other=0.0)
-        if NORM:
-            wide = value.to(tl.float32)
-            squares += tl.sum(wide * wide, axis=1)
-            value = (wide * tl.load(norm + start + k, mask=here, other=0.0).to(tl.float32)[None, :]).to(TYPE)
-        total = tl.dot(w, tl.trans(value), total, input_precision="ieee")
+    for start in tl.range(0, K, SHARES * BLOCK_K, num_stages=STAGES):
+        here = (start + k < K)[:, None, :]
+        w = tl.load(at + start, mask=here & (n[None, :, None] < N), other=0.0)
+        value = tl.trans(tl.load(of + start, mask=here & (row[None, :, None] < M), other=0.0), 0, 2, 1)
+        total = tl.dot(w, value, total, input_precision="ieee")
         if GATED:
-            w = tl.load(at + N * K + start, mask=(n[:, None] < N) & here[None, :], other=0.0)
-            total_up = tl.dot(w, tl.trans(value), total_up, input_precision="ieee")
-    if NORM:
-        scale = tl.rsqrt(squares / K + eps)[None, :]
-        total *= scale
-        total_up *= scale
-    _finish(total, total_up, around, out, row[None, :], n[:, None], alive, N, GATED, TYPE)
+            w = tl.load(at + N * K + start, mask=here & (n[None, :, None] < N), other=0.0)
+            total_up = tl.dot(w, value, total_up, input_precision="ieee")
+    value, up = tl.sum(total, axis=0), tl.sum(total_up, axis=0)
+    _finish(value, up, around, out, row[None, :], n[:, None], alive, N, GATED, TYPE)
 
 
 @triton.jit
@@ -190,7 +203,7 @@ def _tile_of(keys, values, mask, first, end, t, d, whole, HALF: tl.constexpr):
 
 @triton.jit
 def _attend(qkv, keys, values, cos, sin, mask, length, position, q_norm, k_norm, out, partial, arrived, scale, eps,
-            KV_HEADS: tl.constexpr, GROUP: tl.constexpr, LENGTH: tl.constexpr, HALF: tl.constexpr,
+            room, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr,
             SPLITS: tl.constexpr, NORM: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """One new token: rotate it, put it into the cache, and attend to what is there."""
     TYPE: tl.constexpr = keys.dtype.element_ty
@@ -213,9 +226,9 @@ def _attend(qkv, keys, values, cos, sin, mask, length, position, q_norm, k_norm,
     share = tl.cdiv(tl.cdiv(slot, SPLITS), TILE) * TILE
     begin = split * share
     end = tl.minimum(begin + share, slot)
-    keys += place.to(tl.int64) * LENGTH * HEAD
-    values += place.to(tl.int64) * LENGTH * HEAD
-    mask += batch.to(tl.int64) * LENGTH
+    keys += place.to(tl.int64) * room * HEAD
+    values += place.to(tl.int64) * room * HEAD
+    mask += batch.to(tl.int64) * room
     first_low, first_high, first_value, first_seen = _tile_of(keys, values, mask, begin, end, t, d, whole, HALF)
     if EARLY:
         gdc_launch_dependents()
@@ -300,27 +313,33 @@ def product(
     rows, columns = x.shape
     count = weight.shape[0] // (2 if gated else 1)
     early = _early(x)
-    flags: dict[str, Any] = {
-        "NORM": norm is not None, "BIAS": bias is not None, "RESIDUAL": residual is not None, "GATED": gated,
-        "EARLY": early,
-    }  # fmt: skip
-    tiles = tiles or _tiles(rows, columns, gated)
+    more: dict[str, Any] = {"EARLY": early, **({"launch_pdl": True} if early else {})}
+    flags = {"N": count, "K": columns, "BIAS": bias is not None, "RESIDUAL": residual is not None, "GATED": gated}
+    tiles = tiles or _tiles(rows, norm is not None, gated, x.element_size())
     scale, eps = norm or (x, 0.0)
-    operands = (x, scale, weight, x if bias is None else bias, x if residual is None else residual, out, eps)
-    more = {"launch_pdl": True} if early else {}
     grid = (triton.cdiv(count, tiles["BLOCK_N"]),)
+    others = (weight, x if bias is None else bias, x if residual is None else residual, out)
     if rows == 1:
-        _row_product[grid](*operands, N=count, K=columns, **flags, **tiles, **more)
-    else:
-        flags["ROWS"] = max(16, triton.next_power_of_2(rows))
-        _rows_product[grid](*operands, rows, N=count, K=columns, **flags, **tiles, **more)
+        _row_product[grid](x, scale, *others, eps, NORM=norm is not None, **flags, **tiles, **more)
+        return
+    if norm is not None:
+        normed = torch.empty_like(x)
+        block = triton.next_power_of_2(columns)
+        _norm_rows[rows,](x, scale, normed, eps, K=columns, BLOCK_K=block, num_warps=8, **more)
+        x = normed
+    _rows_product[grid](x, *others, rows, ROWS=_padded(rows), **flags, **tiles, **more)
 
 
-def _tiles(rows: int, columns: int, gated: bool) -> dict[str, int]:
+def _tiles(rows: int, normed: bool, gated: bool, size: int) -> dict[str, int]:
+    """Return tiles for elements of so many bytes."""
     if rows == 1:
-        block = min(2048, triton.next_power_of_2(columns))
-        return {"BLOCK_N": 2 if gated or columns > block else 4, "BLOCK_K": block, "num_warps": 4}
-    return {"BLOCK_N": 16, "BLOCK_K": 128 if gated or rows > 16 else 256, "num_warps": 4, "STAGES": 5}
+        return {"BLOCK_N": 4, "BLOCK_K": 1024 if normed else 2048, "num_warps": 4}
+    stage = 4 * 64 * size * (16 * (1 + gated) + _padded(rows))
+    return {"BLOCK_N": 16, "BLOCK_K": 64, "SHARES": 4, "STAGES": min(6, 1 + _SHARED // stage), "num_warps": 4}
+
+
+def _padded(rows: int) -> int:
+    return max(16, int(triton.next_power_of_2(rows)))
 
 
 def splits_for(rows: int, kv_heads: int, extent: int) -> int:
@@ -358,13 +377,13 @@ def attend(
     scratch : tuple of torch.Tensor
         Float32 for the pieces of split heads, and zeros that count who has arrived.
     """
-    rows, kv_heads, most, size = keys.shape
+    rows, kv_heads, room, size = keys.shape
     group = qkv.shape[1] // (kv_heads * size) - 2
     splits = splits_for(rows, kv_heads, extent)
     early = _early(qkv)
     q_norm, k_norm, eps = norms or (qkv, qkv, 0.0)
     _attend[rows * kv_heads, splits](
-        qkv, keys, values, *turns, mask, length, position, q_norm, k_norm, out, *scratch, scale, eps,
-        KV_HEADS=kv_heads, GROUP=group, LENGTH=most, HALF=size // 2, SPLITS=splits, NORM=norms is not None,
-        TILE=_TILE, EARLY=early, num_warps=4, **({"launch_pdl": True} if early else {}),
+        qkv, keys, values, *turns, mask, length, position, q_norm, k_norm, out, *scratch, scale, eps, room,
+        KV_HEADS=kv_heads, GROUP=group, HALF=size // 2, SPLITS=splits, NORM=norms is not None,
+        TILE=_TILE, EARLY=early, num_warps=_WARPS, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
