@@ -77,3 +77,14 @@ def test_memory_and_policies(model):
         assert captured.report.captures == 2 * captures
     captured.reset()
     assert captured.report.graphs == ()
+
+
+def test_replays_have_the_rows_of_their_capture(model):
+    captured = capture(model, compile=False, strict=True)
+    with xrt_torch.kernel_policy(matmul="cublasLt"):
+        captured.generate(PROMPT, max_new_tokens=10, do_sample=False)
+        with xrt_torch.explain(root=model) as found:
+            captured.generate(PROMPT, max_new_tokens=10, do_sample=False)
+    rows = [row for row in found.rows if row.module == "lm_head" and row.phase == "decode"]
+    assert [(row.status, row.count) for row in rows] == [("honoured", 9)], found
+    assert any(row.status == "opaque" and row.time_us > 0 for row in found.rows)

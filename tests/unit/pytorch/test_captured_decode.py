@@ -565,6 +565,25 @@ class TestEndsOfCalls:
             strict.generate(PROMPT, **self.OPTIONS)
 
 
+def test_replays_have_the_rows_of_their_capture(llama: Any) -> None:
+    captured = on_stand_in(llama)
+    options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False}
+
+    def rows() -> list[Any]:
+        with xt.explain(root=llama) as found:
+            captured.generate(PROMPT, **options)
+        return [row for row in found.rows if "chosen at capture" in row.reason and row.module == "lm_head"]
+
+    with xt.kernel_policy(matmul="cpu.reference"):
+        for before in (False, True):
+            if before:
+                captured.generate(PROMPT, **options)
+            [row] = rows()
+            assert (row.phase, row.resolved, row.status, row.count) == ("decode", "cpu.reference", "honoured", 9)
+            assert (row.source, row.time_us) == ("kernels.matmul", 0)
+    assert rows() == []
+
+
 def test_rows_of_the_policy_and_gates(llama: Any) -> None:
     from xpuruntime.generation import check_gates
 

@@ -45,7 +45,7 @@ def row_of(module, *chosen):
     key = UnattributedCalls("uncovered", escape.op, KERNEL, module, "", (), (), escape.reason)
     asking = RequestedKernels()
     asking.note(CompiledPolicy(xrt.Policy(kernels=xrt.KernelPolicy(attention="torch.flex_triton"))))
-    (row,) = build_rows([], TimeAttribution("device", {}, {key: share}, 0), [], asking)
+    (row,) = build_rows([], TimeAttribution("device", {}, {key: share}, 0, {}), [], asking)
     return row
 
 

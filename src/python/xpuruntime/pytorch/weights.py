@@ -20,7 +20,7 @@ from xpuruntime.policies.call_facts import Glob
 from xpuruntime.pytorch.dispatch.context import DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from xpuruntime.policies.execution_policy import WeightsPolicy
     from xpuruntime.pytorch.explanation.summary import Row
@@ -72,29 +72,29 @@ class LinearWeights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WeightTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether forwards took less time than reading the same weights in bf16 would, which no emulation does.
+    """Whether layers took less time than reading their weights in bf16 would, which no emulation does.
 
     Attributes
     ----------
     verdict : {"proved", "inconclusive", "unobservable"}
         ``"inconclusive"``: they took as long or longer, which kernels that do read less can do, too.
     reason : str
-    forward_us : float
-        All work of the device in one forward, in microseconds; 0 where that is not known.
+    layers_us : float
+        Work of the device inside of all counted layers in one forward, in microseconds; 0 where that is not known.
     floor_us : float
-        Reading the counted weights in bf16 at 1.2 times the bandwidth of a copy, measured on this device.
+        Reading their weights in bf16 at 1.2 times the bandwidth of a copy, measured on this device.
     """
 
     verdict: Literal["proved", "inconclusive", "unobservable"]
     reason: str
-    forward_us: float = 0.0
+    layers_us: float = 0.0
     floor_us: float = 0.0
 
 
 def traffic_of(
-    claimed: WeightsPolicy, root: torch.nn.Module, rows: Iterable[Row], device_us: float | None
+    claimed: WeightsPolicy, root: torch.nn.Module, rows: Iterable[Row], modules: Mapping[str, int]
 ) -> WeightTraffic:
-    """Compare the time of forwards with the least time that bf16 weights would take.
+    """Compare the time of linear layers with the least time that bf16 weights would take.
 
     Parameters
     ----------
@@ -102,9 +102,13 @@ def traffic_of(
     root : torch.nn.Module
     rows : iterable of Row
         Of an explanation.
-    device_us : float or None
-        Microseconds that devices worked in it; ``None`` where no profiler watched any.
+    modules : mapping of str to int
+        Nanoseconds of device work that was launched inside of each module; what turns weights into floats is in it.
     """
+
+    def unknown(reason: str) -> WeightTraffic:
+        return WeightTraffic(verdict="unobservable", reason=reason)
+
     kept = [Glob(pattern) for pattern in claimed.exclude]
     layers = {
         name: layer
@@ -112,29 +116,25 @@ def traffic_of(
         if isinstance(layer, torch.nn.Linear) and not any(glob(name) for glob in kept)
     }
     device = next((layer.weight.device for layer in layers.values()), torch.device("cpu"))
-    if device.type != "cuda" or device_us is None:
-        return WeightTraffic(verdict="unobservable", reason="only times of CUDA devices tell how much was read")
-    values = sum(layer.in_features * layer.out_features for layer in layers.values())
+    if device.type != "cuda":
+        return unknown("only times of CUDA devices tell how much was read")
+    size = _BF16 * sum(layer.in_features * layer.out_features for layer in layers.values())
     cache = torch.cuda.get_device_properties(device).L2_cache_size
-    if values * _BF16 < _CACHES * cache:
-        reason = f"in bf16 they have {values * _BF16 / 2**20:.0f} MiB, and the L2 cache has {cache / 2**20:.0f} MiB"
-        return WeightTraffic(verdict="unobservable", reason=reason)
+    if size < _CACHES * cache:
+        return unknown(f"in bf16 they have {size / 2**20:.0f} MiB, and the L2 cache has {cache / 2**20:.0f} MiB")
     counts = dict.fromkeys(layers, 0)
     for row in rows:
         if row.module in counts and _compute_of(row):
             counts[row.module] += row.count
             if _rows_of(row) > _ROWS:
-                return WeightTraffic(
-                    verdict="unobservable", reason=f"products have more than {_ROWS} rows, such as of prompts"
-                )
-    if len(set(counts.values())) != 1 or not all(counts.values()):
-        reason = "products of the layers were not seen equally often, as in the replay of a CUDA graph"
-        return WeightTraffic(verdict="unobservable", reason=reason)
-    spent = device_us / next(iter(counts.values()))
-    floor = values * _BF16 / (_MARGIN * _copy_bandwidth(device, _CACHES * cache)) * 1e6
-    below = spent < floor
-    reason = f"a forward took {spent:,.1f} us, and reading bf16 takes {floor:,.1f} us or more"
-    return WeightTraffic(verdict="proved" if below else "inconclusive", reason=reason, forward_us=spent, floor_us=floor)
+                return unknown(f"products have more than {_ROWS} rows, such as those of prompts")
+    if len(set(counts.values())) != 1 or not all(map(modules.get, layers)):
+        return unknown("work of the layers was not seen equally often, as in replays of CUDA graphs and compiled code")
+    spent = sum(modules[name] for name in layers) / 1e3 / next(iter(counts.values()))
+    floor = size / (_MARGIN * _copy_bandwidth(device, _CACHES * cache)) * 1e6
+    reason = f"linear layers took {spent:,.1f} us a forward, and reading them in bf16 takes {floor:,.1f} us or more"
+    verdict: Literal["proved", "inconclusive"] = "proved" if spent < floor else "inconclusive"
+    return WeightTraffic(verdict=verdict, reason=reason, layers_us=spent, floor_us=floor)
 
 
 def _rows_of(row: Row) -> int:

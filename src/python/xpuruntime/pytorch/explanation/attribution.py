@@ -194,6 +194,8 @@ class TimeAttribution(NamedTuple):
     calls: dict[Called, AttributedTime]
     rest: dict[UnattributedCalls, AttributedTime]
     overhead_ns: int
+    #: Work of devices that was launched inside of the forward of each module itself, in nanoseconds.
+    modules: dict[str, int]
 
 
 def attribute_events(events: list[Any], kinds: Sequence[RecordedCalls]) -> TimeAttribution:
@@ -212,6 +214,7 @@ class _Joining:
         self._overhead = 0
         self._uncovered: dict[int, tuple[HostEvent, UncoveredKernel] | None] = {}
         self._replays: dict[UnattributedCalls, set[int]] = defaultdict(set)
+        self._modules: dict[str, int] = defaultdict(int)
 
     def result(self) -> TimeAttribution:
         kind: Literal["device", "cpu"] = "device" if self._timeline.work else "cpu"
@@ -221,7 +224,7 @@ class _Joining:
             self._take_work(work)
         for key, graphs in self._replays.items():
             self._rest[key].count = len(graphs)
-        return TimeAttribution(kind, dict(self._calls), dict(self._rest), self._overhead)
+        return TimeAttribution(kind, dict(self._calls), dict(self._rest), self._overhead, dict(self._modules))
 
     def _take(self, node: HostEvent, *, timed: bool) -> None:
         """Take one operator or range of the CPU."""
@@ -283,6 +286,7 @@ class _Joining:
             self._rest[key].add(work.name, work.duration)
             return
         if node is not None:
+            self._modules[self._timeline.module_of(node)] += work.duration
             if node.aside and node.call is None:
                 self._other(node.aside).add(work.name, work.duration)
                 self._other(node.aside).count += 1

@@ -24,6 +24,7 @@ from xpuruntime.pytorch.dispatch.overrides.native import never_compile
 from xpuruntime.pytorch.explanation.attribution import Profiler, attribute_events, refuse_a_second
 from xpuruntime.pytorch.explanation.call_recorder import CallRecorder
 from xpuruntime.pytorch.explanation.explanation import Explanation, ExplanationData
+from xpuruntime.pytorch.explanation.graph_calls import replays_so_far, rows_of_replays
 from xpuruntime.pytorch.explanation.summary import build_rows
 from xpuruntime.pytorch.explanation.timeline import MODULE, RANGE
 from xpuruntime.pytorch.weights import deviations, traffic_of, weights_of
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
-    from xpuruntime.pytorch.explanation.summary import Row
-    from xpuruntime.pytorch.weights import WeightTraffic
 
 __all__ = ["Watch", "explain", "served_since"]
 
@@ -100,6 +99,7 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
             record_shapes=True, experimental_config=_private_api.ExperimentalConfig(profile_all_threads=True)
         )
         self._before = decisions()
+        self._replays = replays_so_far()
         self._start(Watch(self._recorder, profiler, self._root, ranges))
         return self._found
 
@@ -125,12 +125,15 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
         attribution = attribute_events(watch.profiler.events(), self._recorder.kinds)
         recorder = self._recorder
         rows = build_rows(recorder.kinds, attribution, served_since(self._before), recorder.asking)
+        rows = (*rows, *rows_of_replays(self._replays))
         unmatched = recorder.asking.unmatched()
         never_ran = () if partial else recorder.asking.never_ran(rows, self._root)
         generation = watch.generation
         weights = () if self._root is None else weights_of(self._root, rows)
         wrong = () if self._claimed.storage is None else deviations(self._claimed, weights, ran=not partial)
-        traffic = self._traffic(rows, attribution.kind) if not partial else None
+        traffic = None
+        if self._claimed.storage is not None and self._root is not None and not partial:
+            traffic = traffic_of(self._claimed, self._root, rows, attribution.modules)
         notes = [*unmatched, *never_ran, *generation.switches, *wrong, *recorder.asking.adapted()]
         if attribution.kind == "cpu" and any(row.device.startswith("cuda") for row in rows):
             notes.append(
@@ -155,12 +158,6 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
                 fast_path=fast_path().route,
             )
         )
-
-    def _traffic(self, rows: tuple[Row, ...], kind: str) -> WeightTraffic | None:
-        if self._claimed.storage is None or self._root is None:
-            return None
-        spent = sum(row.time_us for row in rows) if kind == "device" else None
-        return traffic_of(self._claimed, self._root, rows, spent)
 
 
 class Watch:

@@ -80,7 +80,7 @@ class Explanation(Shown):
         Where they are not as ``execution.weights`` of the policy claims; also among the notes. The sentence begins with
         ``"inconclusive"`` where no product of a layer was seen.
     weight_traffic : WeightTraffic or None
-        Whether forwards took less time than reading bf16 weights takes; ``None`` where ``execution.weights`` claims
+        Whether layers took less time than reading bf16 weights takes; ``None`` where ``execution.weights`` claims
         nothing, or `root` was not given.
     partial : bool
         Whether the block was left by an exception.
@@ -159,7 +159,7 @@ class Explanation(Shown):
 
     @property
     def weight_traffic(self) -> WeightTraffic | None:
-        """Whether forwards took less time than reading bf16 weights takes."""
+        """Whether layers took less time than reading bf16 weights takes."""
         return self._get().weight_traffic
 
     @property

@@ -24,6 +24,7 @@ from xpuruntime.pytorch.capture.captured_state import CapturedState, StateSnapsh
 from xpuruntime.pytorch.capture.graph_key import GraphInfo, GraphKey
 from xpuruntime.pytorch.capture.step_program import uncached_autocast
 from xpuruntime.pytorch.dispatch import context, tuning
+from xpuruntime.pytorch.explanation.graph_calls import watched_capture
 from xpuruntime.pytorch.generation.decode_calls import (
     NotCapturedError,
     check_prompt,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from xpuruntime.pytorch.capture.graph_recorder import CapturedGraph, GraphRecorder
+    from xpuruntime.pytorch.explanation.graph_calls import GraphCalls
     from xpuruntime.pytorch.generation.decode_calls import Choice
 
 __all__ = ["CapturedDecode", "DecodeReport"]
@@ -104,7 +106,7 @@ class _Graph:
     name: str
     #: What the graph refers to, apart from the lane: processors, tokens that end a text, the policy with its kernels.
     kept: tuple[Any, ...]
-    hits: int = 0
+    calls: GraphCalls
 
 
 class CapturedDecode:
@@ -209,7 +211,7 @@ class CapturedDecode:
             reasons=dict(self._reasons),
             notes=tuple(self._notes),
             graphs=tuple(
-                GraphInfo(key=graph.name, bytes=graph.recording.bytes, hits=graph.hits)
+                GraphInfo(key=graph.name, bytes=graph.recording.bytes, hits=graph.calls.replays)
                 for graph in self._graphs.values()
             ),
             captures=self._captures,
@@ -353,7 +355,7 @@ class CapturedDecode:
                 self._eager_tokens += 1
             else:
                 graph.recording.graph.replay()
-                graph.hits += 1
+                graph.calls.replays += 1
                 self._replays += 1
             made += 1
             if choice.sample and choice.eos is not None:
@@ -384,7 +386,7 @@ class CapturedDecode:
         while len(self._graphs) >= self._max_graphs:
             self._drop(next(iter(self._graphs)))
         try:
-            recording = self._record(lane, choice)
+            recording, calls = self._record(lane, choice)
         except Exception as error:
             reason = f"the step of {batch} rows and {extent} positions cannot be captured: {error_line(error)}"
             self._failed[key] = reason
@@ -394,10 +396,10 @@ class CapturedDecode:
         processors = [name for name, *_ in choice.key[0]]
         name = f"{batch} rows, {extent} positions, {'sampled' if choice.sample else 'greedy'}"
         name += "".join(f", {processor}" for processor in processors)
-        graph = self._graphs[key] = _Graph(recording, name, (choice, context.active_policy()))
+        graph = self._graphs[key] = _Graph(recording, name, (choice, context.active_policy()), calls)
         return graph
 
-    def _record(self, lane: Lane, choice: Choice) -> CapturedGraph:
+    def _record(self, lane: Lane, choice: Choice) -> tuple[CapturedGraph, GraphCalls]:
         """Capture a step; the lane is as before, since each run writes the keys and values of one position."""
         assert self._recorder is not None
         used = CapturedState(buffers=lane.state())
@@ -412,13 +414,15 @@ class CapturedDecode:
             uncached_autocast(),
             tuning.replayed(),
             contextlib.nullcontext() if self._compile is False else limit,
+            watched_capture(self._model, compiled=self._compile is not False) as (calls, recording),
         ):
             try:
                 with self._recorder.warming():
                     for _ in range(_WARMUP):
                         step(choice)
                         snapshot.restore()
-                return self._recorder.record(lambda: step(choice), [])
+                with recording:
+                    return self._recorder.record(lambda: step(choice), []), calls
             finally:
                 snapshot.restore()
                 if getattr(self._recorder, "cut_loose", False):
