@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Make the pictures of README and of the documentation from real runs: ``python tools/pictures.py``. It needs Chromium.
+"""Make the pictures of README and of the documentation from real runs: ``python tools/pictures.py``.
 
-Each is the top of a page that a command writes: a report with a deviation, a verification that fails, a search.
+It needs Chromium and OpenVINO. Each is of a page that a command writes: a report with a deviation, a verification that
+fails, a search, the drift of engines, what differs between two reports, and an index of reports.
 """
 
 from __future__ import annotations
@@ -37,11 +38,23 @@ _RUNS: dict[str, list[tuple[tuple[int, ...], str]]] = {
         ((1,), "verify retrained.onnx --lock model.lock --only evidence --out html=verification.html"),
     ],
     "search": [((0, 4), "tune model.onnx --input samples.npz --device cpu --budget 30s --html search.html")],
+    "drift": [((1,), "compare model.onnx --engines onnxruntime,openvino,null --device cpu --html drift.html")],
+    "changes": [
+        ((0,), "explain model.onnx --device cpu --output before.json"),
+        ((0,), "explain model.onnx --device cpu --engine openvino --output after.json"),
+        ((1,), "explain before.json after.json --html changes.html"),
+    ],
+    "index": [
+        ((0,), "explain model.onnx --device cpu --output fleet/node-a.json"),
+        ((0,), "explain model.onnx --device cpu --output fleet/node-b.json"),
+        ((0,), "explain model.onnx --device cpu --engine openvino --output fleet/node-c.json"),
+        ((0, 1), "index fleet --output index.html"),
+    ],
 }
 #: Width and height of the window.
 _SIZE = (1240, 750)
 #: Where a picture begins that does not begin at the top of the page.
-_PLACES = {"search": "#candidates"}
+_PLACES = {"search": "#front", "drift": "#drift"}
 
 
 def reader_files(folder: Path) -> None:
@@ -65,6 +78,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name, contextlib.closing(Browser(program, Path(name, "browser"))) as browser:
         folder = Path(name)
         reader_files(folder)
+        (folder / "fleet").mkdir()
         browser.resize(*_SIZE)
         browser.call("Emulation.setScrollbarsHidden", hidden=True)
         for picture, commands in _RUNS.items():

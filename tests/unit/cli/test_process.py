@@ -36,6 +36,16 @@ def test_both_names_are_installed() -> None:
         assert (done.returncode, done.stdout.split()[0]) == (0, "xpuruntime")
 
 
+def test_a_report_names_no_folder_of_the_installation(digits: str, tmp_path: Path) -> None:
+    script = Path(sys.executable).with_name("xrt")
+    if not script.exists():
+        pytest.skip("the package is not installed in this environment")
+    words = ["explain", "model.onnx", "--device", "cpu", "--output", "report.json"]
+    (tmp_path / "model.onnx").write_bytes(Path(digits).read_bytes())
+    subprocess.run([script, *words], cwd=tmp_path, check=True, capture_output=True)
+    assert json.loads((tmp_path / "report.json").read_text())["command"] == shlex.join(["xrt", *words])
+
+
 def test_help_imports_nothing_heavy() -> None:
     assert xrt("--help").returncode == 0
     code = (

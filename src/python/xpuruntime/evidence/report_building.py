@@ -10,6 +10,7 @@ import shlex
 import statistics
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -86,7 +87,7 @@ def build_report(
 
     return Report(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=shlex.join(sys.orig_argv) if command is None else command,
+        command=_command() if command is None else command,
         plan=_plain(dict(plan)),
         observations=observations(
             controls,
@@ -116,6 +117,12 @@ def build_report(
         shapes=shapes,
         determinism=determinism,
     )
+
+
+def _command() -> str:
+    """Return the command line, that of `xrt` as a reader of the report types it."""
+    name = Path(sys.argv[0]).name
+    return shlex.join([name, *sys.argv[1:]] if name in ("xrt", "xpuruntime") else sys.orig_argv)
 
 
 def _plain(value: dict[str, Any]) -> dict[str, Any]:

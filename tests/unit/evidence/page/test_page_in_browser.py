@@ -463,3 +463,15 @@ def test_two_thousand_nodes_are_filtered_and_sorted(large, deep):
     large.evaluate("[...document.querySelectorAll('#units > .body > .row:last-child button')].pop().click()")
     assert len(column(large, UNIT)) == units
     large.click(head(TIME))
+
+
+def test_units_that_share_a_pixel_are_one_bar_of_memory(large, deep):
+    bars = "[...document.querySelectorAll('#memory .live rect')].map(bar => +bar.getAttribute('height'))"
+    high = large.evaluate(bars)
+    assert 100 < len(high) <= large.evaluate("document.querySelector('#memory .live').clientWidth")
+    assert (
+        max(high)
+        == high[large.evaluate("[...document.querySelectorAll('#memory .live rect')].findIndex(e => e.matches('.k1'))")]
+    )
+    large.click("#units tbody tr .link")
+    assert large.evaluate("document.querySelectorAll('#memory .live rect.on').length") == 1

@@ -10,11 +10,11 @@ const GROUPS = DATA.groups.map((group, index) => ({ ...group, index, named: grou
 function showHeadline() {
   const top = document.getElementById("top");
   top.classList.add(DATA.same ? "is-good" : "is-bad");
-  const said = DATA.same ? "The same ran; times, memory and surroundings may differ." : "Not the same ran.";
+  const said = DATA.same ? "The same ran; times, memory and environment may differ." : "Something else ran.";
   const known = DATA.sides.map((side, i) =>
     [i ? "After" : "Before", `${side.engine}@${side.device}`, `precision ${side.precision}; ${side.headline}${side.partial ? ", incomplete" : ""}`]);
   known.push(...DATA.speeds.slice(0, 1).map(([name, change, verdict]) => [sentence(name), verdict, change]),
-    ["Nodes that differ", whole.format(GROUPS.reduce((sum, group) => sum + group.nodes.length, 0)), `about ${whole.format(DATA.unchanged)} others nothing differs`]);
+    ["Nodes that differ", whole.format(GROUPS.reduce((sum, group) => sum + group.nodes.length, 0)), `no difference in ${count(DATA.unchanged, "other")}`]);
   top.append(
     make("h1", {}, make("span", { class: "mark", "aria-hidden": "true", text: DATA.same ? "✓" : "✕" }), sentence(DATA.headline)),
     make("p", { class: "says", text: said }),

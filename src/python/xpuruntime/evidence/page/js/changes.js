@@ -8,6 +8,7 @@ showReports();
 showSpeed();
 showNodes();
 showRest();
+foldEmpty();
 showNav();
 showPrint();
 document.documentElement.dataset.ready = "true";

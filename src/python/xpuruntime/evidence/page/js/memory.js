@@ -75,14 +75,18 @@ function showLive(body) {
       draw("text", { x: LIVE_LEFT - 8, y: y + 4, "text-anchor": "end", text: bytes(Math.round(most * part)) }));
   }
   svg.append(draw("text", { x: LIVE_LEFT, y: LIVE_HIGH - 4, text: "units, in the order of execution" }));
-  const bars = places.map((place, i) => {
+  const each = Math.ceil(Math.max(1, 1 / step)); // units that share a pixel, of which the one with the most is drawn
+  const bars = Array.from({ length: Math.ceil(places.length / each) }, (_, column) => {
+    const own = during.slice(column * each, (column + 1) * each), i = column * each + own.indexOf(Math.max(...own)), place = places[i];
     const high = Math.max(1, (during[i] / most) * (LIVE_HIGH - 34));
-    return draw("rect", { class: `unit ${i === peak ? "k1" : "k2"}${step < 4 ? " thin" : ""}`, "data-live": i, x: LIVE_LEFT + i * step, width: Math.max(0.4, step),
-      y: LIVE_HIGH - 20 - high, height: high, onclick: () => place >= 0 && choose({ unit: UNITS[place] }) }, draw("title", { text: words(i) }));
+    return draw("rect", { class: `unit ${i === peak ? "k1" : "k2"}${step < 4 ? " thin" : ""}`, "data-live": i,
+      x: LIVE_LEFT + column * each * step, width: step * each, y: LIVE_HIGH - 20 - high, height: high,
+      onclick: () => place >= 0 && choose({ unit: UNITS[place] }) }, draw("title", { text: words(i) }));
   });
   svg.append(...bars);
   body.append(scrolling("Live tensors", { class: "lanes live" }, svg), says);
-  listeners.push(({ unit }) => bars.forEach((bar, i) => bar.classList.toggle("on", unit !== null && places[i] === unit.index)));
+  listeners.push(({ unit }) => bars.forEach((bar, column) =>
+    bar.classList.toggle("on", unit !== null && places.slice(column * each, (column + 1) * each).includes(unit.index))));
   const order = places.map((_, i) => i).sort((a, b) => during[b] - during[a] || a - b).slice(0, TOP);
   const button = (i) => make("button", { type: "button", class: "link", onclick: () => { choose({ unit: UNITS[places[i]] }); enterInspector(); }, text: nameOf(places[i]) });
   body.append(make("details", {}, make("summary", { text: `Units around which most is live (${order.length})` }),

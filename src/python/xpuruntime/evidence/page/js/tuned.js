@@ -38,15 +38,15 @@ function plot(across, up) {
   const points = CANDIDATES.filter((one) => one.ran && one[across.key] !== null && one[up.key] !== null);
   if (points.length < 2) return nothing(`Fewer than two candidates have a ${up.name}.`);
   const { width, height, left, right, top, bottom } = PLOT;
-  const xs = points.map((one) => one[across.key]), ys = points.map((one) => one[up.key]);
+  const endsOf = ({ interval, [across.key]: figure }) => (interval ? [interval.high, interval.low].map((end) => figure * interval.value / end) : []);
+  const xs = points.flatMap((one) => [one[across.key], ...endsOf(one)]), ys = points.map((one) => one[up.key]);
   const [x, logAcross] = scale(xs, left, width - right), [y, logUp] = scale(ys, height - bottom, top);
   const label = (where, anchor, text) => draw("text", { ...where, "text-anchor": anchor, "font-size": 11, fill: "currentColor" }, text);
   const dots = points.map((one) => {
     const shown = `${one.id} ${one.name}: ${across.name} ${one[across.text]}, ${up.name} ${one[up.text]}`;
-    const fill = one.front ? "currentColor" : "none", at = y(one[up.key]), { interval } = one;
-    const ends = interval ? [interval.high, interval.low].map((end) => x(one[across.key] * interval.value / end).toFixed(1)) : null;
+    const fill = one.front ? "currentColor" : "none", at = y(one[up.key]), ends = endsOf(one).map((end) => x(end).toFixed(1));
     return draw("g", {},
-      ends ? draw("path", { d: `M${ends[0]} ${at}H${ends[1]}M${ends[0]} ${at - 4}v8M${ends[1]} ${at - 4}v8`, stroke: "currentColor", opacity: 0.6 }) : null,
+      ends.length ? draw("path", { d: `M${ends[0]} ${at}H${ends[1]}M${ends[0]} ${at - 4}v8M${ends[1]} ${at - 4}v8`, stroke: "currentColor", opacity: 0.6 }) : null,
       draw("circle", { cx: x(one[across.key]), cy: at, r: one.code === "winner" ? 7 : 4.5, fill, stroke: "currentColor", "stroke-width": 1.5 },
         draw("title", {}, shown)));
   });
