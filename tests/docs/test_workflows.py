@@ -83,6 +83,7 @@ def test_a_command_that_fails_stops_the_job(folder: Path):
 
 
 ACTION = ROOT / "action.yml"
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
 def run_action(folder: Path, **given: str) -> tuple[int, str]:
@@ -104,9 +105,11 @@ def run_action(folder: Path, **given: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_the_action_fits_the_schema_of_github():
+@pytest.mark.parametrize("path", [ACTION, *WORKFLOWS], ids=lambda path: path.stem)
+def test_actions_and_workflows_fit_the_schemas_of_github(path: Path):
     pytest.importorskip("check_jsonschema", reason="pip install check-jsonschema")
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-actions", str(ACTION)]
+    schema = f"vendor.github-{'actions' if path == ACTION else 'workflows'}"
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -125,7 +128,7 @@ def test_the_action_fails_with_annotations(reader_folder: Path):
     assert (code, "::error file=policy.yaml,line=1," in printed) == (1, True), printed
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_the_jobs_of_the_repository_run_targets_that_exist(path: Path):
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
     for name, job in yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].items():
