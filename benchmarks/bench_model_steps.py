@@ -29,10 +29,13 @@ if TYPE_CHECKING:
 
     Batch = dict[str, torch.Tensor]
 
-OPS = ("attention", "rms_norm", "layer_norm", "swiglu", "geglu", "rope", "cross_entropy")
+OPS = (
+    "attention", "rms_norm", "layer_norm", "swiglu", "geglu", "rope", "softmax", "cross_entropy",
+    "linear_cross_entropy",
+)  # fmt: skip
 MODES = (
-    "eager", "eager liger", "eager auto", "compile", "compile auto", "reduce-overhead", "capture compile",
-    "capture compile auto",
+    "eager", "eager liger", "eager auto", "eager auto logits", "compile", "compile auto", "reduce-overhead",
+    "capture compile", "capture compile auto",
 )  # fmt: skip
 #: Largest relative difference of a loss from that of the plain eager step.
 LOSS_BOUND = 0.02
@@ -115,10 +118,13 @@ def build(name: str, device: str, quick: bool) -> tuple[torch.nn.Module, list[Ba
 
 
 def policy_of(mode: str) -> Any:
-    """Return the policy of a mode: nothing named, all measured."""
+    """Return the policy of a mode: all measured but products; with `logits` the loss is computed of logits."""
     from xpuruntime.policies import KernelPolicy
 
-    return KernelPolicy(**dict.fromkeys(OPS, "auto"), auto_strategy="best_performance") if "auto" in mode else None
+    if "auto" not in mode:
+        return None
+    ops = [op for op in OPS if op != "linear_cross_entropy" or "logits" not in mode]
+    return KernelPolicy(matmul="torch", **dict.fromkeys(ops, "auto"), auto_strategy="best_performance")
 
 
 def make_step(mode: str, model: torch.nn.Module, batch: Batch, device: str) -> Callable[[Batch], torch.Tensor]:

@@ -78,6 +78,8 @@ class Under:
         self.held = None if policy is None else CompiledPolicy(Policy(kernels=policy, mode="strict"))
 
     def __enter__(self) -> None:
+        if self.held is not None and torch.cuda.is_current_stream_capturing():
+            self.held.forget_tuned()  # in a graph, the time on the device decides
         install_policy(self.held)
 
     def __exit__(self, *_: object) -> None:

@@ -160,6 +160,22 @@ def test_a_package_that_is_not_installed_is_neither_measured_nor_imported(work, 
     assert "foreign_norms" not in sys.modules
 
 
+def test_a_kernel_that_raises_is_left_out_with_a_warning(monkeypatch):
+    computed = package.ForeignNorm.forward
+
+    def forward(kernel, call, x, weight):
+        if len(x) == 4:  # a size that no comparison with float64 has
+            raise RuntimeError("no tile fits")
+        return computed(kernel, call, x, weight)
+
+    monkeypatch.setattr(package.ForeignNorm, "forward", forward)
+    monkeypatch.setattr(tuning, "route_cost", lambda *_: 0.0)
+    x, weight = torch.randn(4, 80), torch.randn(80)
+    expected = F.rms_norm(x, (80,), weight, 1e-6)
+    with xt.kernel_policy(fastest(rms_norm="auto")), pytest.warns(xrt.XpuRuntimeWarning, match="no tile fits"):
+        torch.testing.assert_close(F.rms_norm(x, (80,), weight, 1e-6), expected)
+
+
 def test_a_kernel_may_keep_out(measured, monkeypatch):
     monkeypatch.setattr(package.ForeignNorm, "automatic", False)
     with xt.kernel_policy(fastest(rms_norm="auto")):

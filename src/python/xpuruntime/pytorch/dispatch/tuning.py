@@ -9,6 +9,7 @@ import math
 import statistics
 import threading
 import time
+import warnings
 from contextlib import contextmanager, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,12 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from xpuruntime import _core
-from xpuruntime.errors import InputError, UnsupportedOperationError
+from xpuruntime.error_text import error_line
+from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.measuring.rounds import KernelTiming, Replacement, choose, time_calls
 from xpuruntime.measuring.tuning_watch import TuningStep
 from xpuruntime.ops import tuned_records
 from xpuruntime.ops.plugins import facts_of_kernel
-from xpuruntime.ops.torch_kernels import automatic_torch_kernels, environment_values
+from xpuruntime.ops.torch_kernels import automatic_torch_kernels, environment_values, is_torch_kernel
 from xpuruntime.policies import TuningPolicy
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch import context
@@ -370,6 +372,12 @@ def _measure(
             for _ in range(2):  # what is made on the first calls is not measured
                 run()
         except (UnsupportedOperationError, InputError):
+            continue
+        except Exception as error:
+            if not is_torch_kernel(name):
+                raise
+            msg = f"{name} is not measured, since it raised {type(error).__name__}: {error_line(error)}"
+            warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
             continue
         working[name] = run
     native = candidates[0][0]
