@@ -16,7 +16,6 @@ import statistics
 import sys
 import time
 import warnings
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -33,7 +32,6 @@ from xpuruntime.pytorch.dispatch.policy_scope import install_policy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PACKAGES = ("flash-attn-4", "quack-kernels", "liger-kernel", "nvidia-cutlass-dsl", "apache-tvm-ffi", "triton")
 #: `auto` to the best of the others; a norm to a copy of its bytes.
 BEHIND_BEST, OVER_COPY = 1.02, 1.06
 #: Microseconds of an eager cross entropy of 8192 x 32000 bf16, forward and backward.
@@ -335,11 +333,6 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="one row of each: does it run?")
     options = parser.parse_args()
-    versions = {}
-    for name in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    print("installed:", "  ".join(f"{name} {version}" for name, version in versions.items()), flush=True)
     rows: list[dict[str, Any]] = []
     missed: list[str] = []
     torch.manual_seed(0)
@@ -347,7 +340,7 @@ def main() -> int:
         for row in SECTIONS[name](3 if options.quick else options.rounds, options.quick):
             rows.append(row)
             missed += show(row)
-            body = {"dtype": "bfloat16", "versions": versions, "cases": rows, "missed": missed}
+            body = {"dtype": "bfloat16", "cases": rows, "missed": missed}
             write("providers_cuda", body, options.out)
     return int(bool(missed))
 

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 RESULTS = Path(__file__).parent / "results"
-_PACKAGES = ("xpuruntime", "onnxruntime", "onnxruntime-gpu", "numpy", "torch", "torchvision", "cupy-cuda13x", "onnx")
+_PACKAGES = (
+    "xpuruntime", "onnxruntime", "onnxruntime-gpu", "numpy", "torch", "torchvision", "cupy-cuda13x", "onnx",
+    "transformers", "triton", "liger-kernel", "quack-kernels", "flash-attn-4", "nvidia-cutlass-dsl",
+)  # fmt: skip
 
 
 def environment() -> dict[str, Any]:

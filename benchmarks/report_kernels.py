@@ -193,8 +193,7 @@ def providers(record: dict[str, Any]) -> Section:
     text = (
         "How fast are kernels of Liger, quack and FlashAttention 4 through a policy, beside PyTorch's, Inductor's and "
         "this library's, and does `auto` take the fastest? bfloat16; each kernel was compared with float64 before it "
-        f"was timed.\n\n{machine(record)}\nPackages: "
-        f"{', '.join(f'{name} {version}' for name, version in record['versions'].items())}. "
+        f"was timed.\n\n{machine(record)}\n"
         "`python benchmarks/bench_providers.py`: cases of a row run in turns.\n\n" + "\n".join(parts)
         + (f"\nLongest first call, comparing and compiling included: {longest}.\n" if longest else "")
         + (f"\nDid not serve:\n\n{notes}" if notes else "")
