@@ -299,8 +299,9 @@ class CapturedDecode:
             raise NotCapturedError(f"{end} tokens do not fit into max_length={self._max_length}")
         if batch not in self._batches:
             raise NotCapturedError(f"there is no cache for {batch} rows, only for {', '.join(map(str, self._batches))}")
+        here = torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()
         # Buffers outlive a block of inference mode around one call.
-        with torch.inference_mode(False), torch.no_grad():
+        with here, torch.inference_mode(False), torch.no_grad():
             mask = _moved(model_kwargs.get("attention_mask"), self._device)
             choice = choice_of(logits_processor, stopping_criteria, generation_config, mask, self._device)
             ids = input_ids.to(self._device)

@@ -22,6 +22,8 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 #: Positions of the cache that a program of attention reads at once.
 _TILE = 64
 _WARPS = 4
+#: Bytes of keys and values that a program of attention reads at once, at most.
+_STAGE = 64 << 10
 #: Bytes of shared memory that the stages of a product may take.
 _SHARED = 160 << 10
 
@@ -333,7 +335,7 @@ def product(
 def _tiles(rows: int, normed: bool, gated: bool, size: int) -> dict[str, int]:
     """Return tiles for elements of so many bytes."""
     if rows == 1:
-        return {"BLOCK_N": 4, "BLOCK_K": 1024 if normed else 2048, "num_warps": 4}
+        return {"BLOCK_N": 4, "BLOCK_K": 1024 if normed else 2048, "num_warps": 2 if gated else 4}
     stage = 4 * 64 * size * (16 * (1 + gated) + _padded(rows))
     return {"BLOCK_N": 16, "BLOCK_K": 64, "SHARES": 4, "STAGES": min(6, 1 + _SHARED // stage), "num_warps": 4}
 
@@ -382,8 +384,9 @@ def attend(
     splits = splits_for(rows, kv_heads, extent)
     early = _early(qkv)
     q_norm, k_norm, eps = norms or (qkv, qkv, 0.0)
+    tile = min(_TILE, _STAGE // (2 * size * keys.element_size()))
     _attend[rows * kv_heads, splits](
         qkv, keys, values, *turns, mask, length, position, q_norm, k_norm, out, *scratch, scale, eps, room,
         KV_HEADS=kv_heads, GROUP=group, HALF=size // 2, SPLITS=splits, NORM=norms is not None,
-        TILE=_TILE, EARLY=early, num_warps=_WARPS, **({"launch_pdl": True} if early else {}),
+        TILE=tile, EARLY=early, num_warps=_WARPS, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip

@@ -98,7 +98,7 @@ class FusedDecoder:
             raise NotFusedError(f"weights of {str(dtype).removeprefix('torch.')} are not fused, or have several types")
         if (getattr(model.config, "sliding_window", None) or max_length) < max_length:
             raise NotFusedError("a layer has a sliding window")
-        if any(_is_changed(part) for part in model.modules() if not list(part.children())):
+        if any(map(_is_changed, model.modules())):
             raise NotFusedError("a module has hooks, or a forward of its own")
         self._proved: dict[int, str] = {}
         #: By rows, how many pieces of a split head are made; zeros between kernels.
