@@ -83,8 +83,8 @@ def _products(count: int = 2) -> dict[str, str]:
 
     with xrt_torch.explain() as found:
         for size in range(1, count + 1):
-            torch.mm(torch.ones(16 * size, 32), torch.ones(32, 8))
-    return {str(row.shapes): row.resolved for row in found.rows if row.op == "matmul"}
+            torch.mm(torch.ones(16 * size, 32), torch.ones(32, 8, requires_grad=True)).sum().backward()
+    return {f"{row.shapes} {row.phase}": row.resolved for row in found.rows if row.op == "matmul"}
 
 
 def _measured(place: Path, rank: int) -> list[str]:
@@ -103,6 +103,16 @@ def auto(place: Path, rank: int) -> dict[str, Any]:
     import xpuruntime.pytorch as xrt_torch
 
     with xrt_torch.RankAgreement(WORLD_SECONDS), _auto():
+        kernels = _products()
+    return {"kernels": kernels, "measured": _measured(place, rank)}
+
+
+def cancelled(place: Path, rank: int) -> dict[str, Any]:
+    """Run under `auto` where nobody may measure: no rank waits for another."""
+    import xpuruntime as xrt
+    import xpuruntime.pytorch as xrt_torch
+
+    with xrt_torch.RankAgreement(WORLD_SECONDS), _auto(), xrt.watch_tuning(cancel=lambda: True):
         kernels = _products()
     return {"kernels": kernels, "measured": _measured(place, rank)}
 

@@ -30,11 +30,19 @@ def test_one_rank_measures_and_all_run_what_it_chose(tmp_path: Path) -> None:
     ranks = run_ranks("auto", tmp_path, 3)
     assert [rank["code"] for rank in ranks] == [0, 0, 0], ranks
     kernels = ranks[0]["kernels"]
-    assert len(kernels) == 2
+    assert len(kernels) == 4
     assert all(rank["kernels"] == kernels for rank in ranks), ranks
     measured = [key for rank in ranks for key in rank["measured"]]
     assert measured
     assert len(measured) == len(set(measured)), "a kind of call was measured by more than one rank"
+
+
+def test_no_rank_waits_for_what_nobody_measures(tmp_path: Path) -> None:
+    ranks = run_ranks("cancelled", tmp_path, 2)
+    assert [rank["code"] for rank in ranks] == [0, 0], ranks
+    assert ranks[0]["kernels"] == ranks[1]["kernels"]
+    assert set(ranks[0]["kernels"].values()) == {"torch.mm"}
+    assert ranks[0]["measured"] == ranks[1]["measured"] == []
 
 
 def test_a_rank_with_another_library_is_named_by_all(tmp_path: Path) -> None:

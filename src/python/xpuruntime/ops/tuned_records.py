@@ -26,7 +26,7 @@ from xpuruntime.policies.kernel_rules import ARRAY_OPS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Exchange", "SharedTimes", "keep", "recall", "rule_suffix", "validators"]
+__all__ = ["Exchange", "SharedTimes", "keep", "recall", "rule_suffix", "settle", "validators"]
 
 _LEAST_US = 1e-3
 _USUAL = TuningPolicy()
@@ -39,7 +39,7 @@ class Exchange(Protocol):
         """Return which rank has measured, and its entry; ``None`` where there is none to wait for."""
 
     def measures(self, key: str) -> bool:
-        """Say whether this rank measures the key for all."""
+        """Say whether this rank is to measure the key for all."""
 
     def give(self, key: str, entry: Mapping[str, Any]) -> None:
         """Pass on what this rank has measured."""
@@ -74,6 +74,8 @@ class SharedTimes:
         taken = self._exchange.take(key)
         if taken is not None:
             rank, entry = taken
+            if not entry["times"]:  # that rank could not measure
+                return entry, ""
             theirs = entry["validators"]
             differences = [
                 f"{name} is {validators.get(name, 'not there')!r} here and {theirs.get(name, 'not there')!r} there"
@@ -91,11 +93,29 @@ class SharedTimes:
         self._exchange.give(key, found)
         return found, note
 
+    def settle(self, key: str) -> None:
+        """Pass on that nothing was measured, where this rank was to."""
+        if self._exchange.measures(key):
+            self._exchange.give(key, {"times": [], "validators": {}})
+
     def put(self, key: str, entry: Mapping[str, Any]) -> str:
         """Keep what was measured, and pass it on; as `TuningCache.put`."""
         note = "" if self._cache is None else self._cache.put(key, entry)
         self._exchange.give(key, {**entry, "seconds": 1e9})  # no rank measures an undecided one again
         return note
+
+
+def settle(key: str) -> None:
+    """Have ranks that wait for what this one measures go on without, where it has kept nothing."""
+    shared = SharedTimes.current()
+    if shared is not None:
+        shared.settle(key)
+
+
+def _store_of(key: str) -> TuningCache | SharedTimes | None:
+    """Return where times are kept: those that choose kernels of PyTorch's operators are shared by ranks."""
+    chooses = key.startswith("torch;") and not key.startswith("torch;route;")
+    return (SharedTimes.current() if chooses else None) or _open_store()
 
 
 @functools.cache
@@ -157,7 +177,7 @@ def validators(op: str, device: str, versions: Mapping[str, str], libraries: Seq
 
 def recall(key: str, held_by: Mapping[str, str], rule: TuningPolicy) -> Replacement | None:
     """Return what was measured, as far as it still holds; ``None`` where it was undecided with a smaller budget."""
-    store = SharedTimes.current() or _open_store()
+    store = _store_of(key)
     if store is None:
         return None
     entry, _ = store.find(key, held_by)
@@ -174,7 +194,7 @@ def recall(key: str, held_by: Mapping[str, str], rule: TuningPolicy) -> Replacem
 
 def keep(key: str, held_by: Mapping[str, str], measured: Replacement) -> str:
     """Keep what was measured. Returns why it is not kept, or nothing."""
-    store = SharedTimes.current() or _open_store()
+    store = _store_of(key)
     if store is None or measured.cancelled:
         return ""
     times = [

@@ -42,7 +42,9 @@ _SIGNS, _LONGEST = 20, 1.0
 #: How many signs of life a rank may miss after a collective has failed; each of a second at least.
 _MISSED = 5
 #: How an error of a collective reads whose peer is gone.
-_OF_COLLECTIVES = re.compile(r"gloo|NCCL|Connection (closed|reset)|process group|Broken pipe|store", re.IGNORECASE)
+_OF_COLLECTIVES = re.compile(
+    r"gloo|NCCL|CUDA error|Connection (closed|reset)|process group|Broken pipe|store", re.IGNORECASE
+)
 
 _entered = itertools.count()
 
@@ -355,34 +357,42 @@ class _Exchange:
 
     def __init__(self, ranks: RankAgreement) -> None:
         self._ranks = ranks
+        #: What this rank measures, and what it has given of that.
         self._own: set[str] = set()
+        self._given: set[str] = set()
 
     def take(self, key: str) -> tuple[int, dict[str, Any]] | None:
         """Return which rank has measured, and what; ``None`` where this one is to measure, or cannot wait."""
         store = self._ranks._store
-        if key in self._own:
+        if self.measures(key):
             return None
         times = f"times/{key}"
         if not store.check([times]):
-            if not may_measure():
+            if not may_measure() or self._claim(key):
                 return None
             claimed = f"claim/{key}"
-            if store.add(f"{claimed}/count", 1) == 1:
-                self._own.add(key)
-                store.set(claimed, str(self._ranks.rank))
-                return None
             self._ranks._wait_for([claimed], [0])
             self._ranks._wait_for([times], [int(store.get(claimed))])
         found: tuple[int, dict[str, Any]] = tuple(json.loads(store.get(times)))
         return found
 
+    def _claim(self, key: str) -> bool:
+        """Say whether this rank is the first one."""
+        store, claimed = self._ranks._store, f"claim/{key}"
+        if store.add(f"{claimed}/count", 1) != 1:
+            return False
+        self._own.add(key)
+        store.set(claimed, str(self._ranks.rank))
+        return True
+
     def measures(self, key: str) -> bool:
-        """Say whether this rank measures the key for all."""
-        return key in self._own
+        """Say whether this rank is to measure the key for all."""
+        return key in self._own and key not in self._given
 
     def give(self, key: str, entry: Mapping[str, Any]) -> None:
         """Give the others what this rank has measured."""
-        if key in self._own:
+        if self.measures(key) or (key not in self._own and self._claim(key)):
+            self._given.add(key)
             self._ranks._set(f"times/{key}", json.dumps([self._ranks.rank, dict(entry)]).encode())
 
     def refuse(self, rank: int, key: str, differences: str) -> None:

@@ -267,10 +267,12 @@ def pick(
         # Who holds PyTorch's switches, or a thread of autograd, does not wait for one that may be waiting for them.
         here = _core.in_sdp_backend_scope() or _private_api.running_backward() != -1
         if here and not _measuring.acquire(blocking=False):
+            tuned_records.settle(_text(mark))
             return None
         try:
             found = _measured_once(f"{op}: {key}", mark, candidates, device, passes, active, rule)
         finally:
+            tuned_records.settle(_text(mark))
             if here:
                 _measuring.release()
         if found.cancelled:
@@ -306,10 +308,10 @@ def _measured_once(
                     return _CANCELLED
                 costs = {name: route * n for name, _ in candidates[1:] if (n := passes.get(name, 1))}
                 once = _measure(candidates, device, mark[2], costs, rule, step)
-                _keep(mark, once, device, known=route < math.inf)
                 if mark[2] and device.type == "cuda" and not once.cancelled:  # a graph may be captured of it later on
                     by_device = _measure(candidates, device, False, {}, rule, TuningStep("torch", what))
                     _keep((*mark[:2], False), by_device, device, known=True)
+                _keep(mark, once, device, known=route < math.inf)  # last, since other ranks go on then
     return once
 
 
