@@ -146,6 +146,9 @@ def test_a_lock_holds_for_other_prompts_and_breaks_with_the_weights(
         for prompt in ([1], list(range(40))):
             statuses = {one.key: one.status for one in session.explain(prompt, runs=1).observations}
             assert statuses["execution.lock"] == "honoured", statuses
+    for target in ("torch", "kserve"):
+        with pytest.raises(xrt.UnsupportedOperationError, match="Fix: copy the folder with its lock"):
+            xrt.export_lock(tmp_path / "model.lock", target, tmp_path / target, model=folder)
     path = folder / "model.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1

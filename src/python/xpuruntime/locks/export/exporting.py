@@ -176,6 +176,11 @@ def _job(lock: Lock, where: Path, model: Any, calibration: Any, *, trust: bool) 
     path = model_beside(lock, where) if model is None else user_path(model, "the model")
     policy = policy_of(stated, where)
     info = with_shapes(read_model(path, trust=trust), policy)
+    if info.graph_file is not None:
+        raise UnsupportedOperationError(
+            f"{info.path} is a folder, and an export holds a model of one file",
+            fix="copy the folder with its lock, and open it there with lock=",
+        )
     inputs = calibration_of(calibration, policy, info, lock=str(where))
     _check_same(lock, where, info, inputs)
     facts: Any = next(

@@ -45,11 +45,6 @@ class PortableExporter(NativeExporter):
                 f"the session of {info.path} is quantized from calibration inputs as it is opened, which an export for "
                 "servers does not have. Fix: export it to ort-python or openvino-json, whose graph is quantized"
             )
-        if info.graph_file is not None:
-            raise UnsupportedOperationError(
-                f"{info.path} is a folder, and an export holds a model of one file",
-                fix="copy the folder with its lock, and open it there with lock=",
-            )
         folder.mkdir(parents=True, exist_ok=True)
         model = Path(info.file)
         names = [model.name, *(file.location for file in info.external_files)]
