@@ -106,6 +106,7 @@ class Case(NamedTuple):
     feeds: dict[str, Any]
 
 
+@cache
 def bases() -> list[Base]:
     """Return a base for each operator, attributes, and ranks of inputs that the test cases of `onnx` have."""
     found: dict[str, Base] = {}
@@ -210,15 +211,27 @@ def _text(attribute: Any) -> str:
 
 
 @cache
+def _newest() -> int:
+    """Return the newest opset that ONNX Runtime takes: onnx may have newer ones, in which nothing would be compared."""
+    value = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    graph = helper.make_graph([], "g", [value], [value])
+    for opset in range(defs.onnx_opset_version(), OLDEST, -1):
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+        with contextlib.suppress(Exception):
+            directly("onnxruntime", model)
+            return opset
+    return OLDEST
+
+
+@cache
 def _opsets(op: str) -> list[int]:
-    """Return an opset for each version of an operator from `OLDEST` on."""
+    """Return an opset for each version of an operator from `OLDEST` to `_newest`."""
     found = {
-        max(OLDEST, one.since_version)
-        for one in defs.get_all_schemas_with_history()
-        if (one.name, one.domain) == (op, "")
+        max(OLDEST, schema.since_version)
+        for schema in defs.get_all_schemas_with_history()
+        if (schema.name, schema.domain) == (op, "") and schema.since_version <= _newest()
     }
-    last = max(found)
-    return sorted(one for one in found if not defs.get_schema(op, min(one, last)).deprecated)
+    return sorted(opset for opset in found if not defs.get_schema(op, opset).deprecated)
 
 
 def _types(node: Any, schema: Any) -> list[tuple[str, Any]]:
