@@ -78,7 +78,8 @@ class Training:
     def __init__(self, wrap: str, size: LlamaSize, tokens: int, device: torch.device) -> None:
         torch.manual_seed(0)
         self.device = device
-        self.model: torch.nn.Module = Llama(size, tokens).to(device)
+        with device:
+            self.model: torch.nn.Module = Llama(size, tokens)
         if wrap == "ddp":
             # On a stream of its own, where its gradients are summed: a capture cannot have the default stream.
             with torch.cuda.stream(torch.cuda.Stream()) if device.type == "cuda" else nullcontext():
