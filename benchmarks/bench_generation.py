@@ -37,7 +37,9 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_key_value_heads": 32,
     },
 }  # fmt: skip
-PROMPT, TOKENS, ROOM = 128, 256, 1024
+PROMPT, TOKENS = 128, 256
+#: Replays of one graph that are timed.
+STEPS = 100
 #: Options of `capture_decode`; others are no captures of ours.
 CAPTURED: dict[str, dict[str, Any]] = {
     "captured": {"fuse": False, "compile": False},
@@ -46,7 +48,7 @@ CAPTURED: dict[str, dict[str, Any]] = {
     "fused-eager-choice": {"compile": False},
     "fused": {},
 }
-MODES = ("plain", "static", "anchor", *CAPTURED)
+MODES = ("plain", "static-eager", "static", "anchor", *CAPTURED)
 #: On an NVIDIA H200, microseconds a token at one row; a bar of the design.
 TARGETS = {"1b": 900.0}
 
@@ -155,20 +157,21 @@ def measure(mode: str, shape: str, batch: int, device: str, repeats: int, gate: 
     options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": TOKENS}
     captured = generate = None
     if mode in CAPTURED:
-        captured = xrt_torch.capture_decode(model, max_length=ROOM, batch=batch, **CAPTURED[mode])
+        captured = xrt_torch.capture_decode(model, max_length=PROMPT + TOKENS, batch=batch, **CAPTURED[mode])
         generate = captured.generate
     elif mode == "anchor":
         generate = Anchor(model, batch).generate
     else:
         generate = model.generate
-        if mode == "static":
-            options["cache_implementation"] = "static"
+        if mode.startswith("static"):
+            options |= {"cache_implementation": "static", "disable_compile": mode == "static-eager"}
     with torch.no_grad():
         first_call = seconds(lambda: generate(ids, **options), device)
         tokens = generate(ids, **options)
         times = [seconds(lambda: generate(ids, **options), device) for _ in range(repeats)]
         firsts = [seconds(lambda: generate(ids, **{**options, "max_new_tokens": 1}), device) for _ in range(repeats)]
         first = statistics.median(firsts)
+        peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
         top1 = agreement(model, tokens)
         record: dict[str, Any] = {
             "mode": mode, "shape": shape, "batch": batch, "first_call_s": round(first_call, 2),
@@ -182,25 +185,27 @@ def measure(mode: str, shape: str, batch: int, device: str, repeats: int, gate: 
         if gate:
             record["top1_plain"] = agreement(model, model.generate(ids, **{**options, "cache_implementation": None}))
         if device == "cuda":
-            record["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 3)
+            record["peak_gib"] = round(peak / 2**30, 3)
             if captured is not None:
-                record["step_us"] = bare_step(captured, lambda: generate(ids, **options))
+                record["step_us"] = bare_step(
+                    captured, lambda: generate(ids, **{**options, "max_new_tokens": TOKENS - STEPS - 1})
+                )
             if mode != "plain":
                 record["kernels"] = profile(lambda: generate(ids, **options))
     return record
 
 
 def bare_step(captured: Any, call: Any) -> float:
-    """Return the time of the graph of the second range, replayed at the end of a text, where its cache has room."""
+    """Return the time of the graph of the last range, replayed after a text for which the cache has room."""
     call()
     graph = list(captured._graphs.values())[-1].recording.graph
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
-    for _ in range(100):
+    for _ in range(STEPS):
         graph.replay()
     end.record()
     end.synchronize()
-    return round(start.elapsed_time(end) * 10, 1)
+    return round(start.elapsed_time(end) / STEPS * 1e3, 1)
 
 
 def main() -> int:
