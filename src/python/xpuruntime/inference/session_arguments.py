@@ -35,19 +35,7 @@ __all__ = [
 
 
 class PolicyAliases(TypedDict, total=False):
-    """Other ways to state a part of the policy, beside `policy`, `engine` and `precision`.
-
-    Attributes
-    ----------
-    kernel_policy : KernelPolicy
-        Replaces the policy's kernels.
-    exec_policy : ExecutionPolicy
-        Replaces the policy's execution section.
-    backend : str or sequence of str
-        The same as `engine`.
-    fp16 : bool
-        The same as ``precision="fp16"``.
-    """
+    """Other ways to state a part of the policy, beside `policy`, `engine` and `precision`."""
 
     kernel_policy: KernelPolicy | None
     exec_policy: ExecutionPolicy | None

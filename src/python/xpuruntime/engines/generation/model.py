@@ -158,13 +158,7 @@ class GenerationModel(HostModel):
         return array.astype(np.int32)
 
     def search_of(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
-        """Return search options for `temperature`, `top_k`, `top_p` and `seed`; those left out are the folder's.
-
-        Raises
-        ------
-        InputError
-            A value that the engine would accept and misread, or that has no effect on the choice of the best token.
-        """
+        """Return search options for `temperature`, `top_k`, `top_p` and `seed`; those left out are the folder's."""
         stated = {name: value for name, value in sampling.items() if value is not None}
         for name, value in stated.items():
             kind, low, high, words = _SAMPLING[name]

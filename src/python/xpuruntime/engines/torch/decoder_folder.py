@@ -43,14 +43,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def inspect_decoder(folder: Path) -> ModelInfo:
-    """Read and check the configuration and the headers of the weights. The model takes tokens and gives logits.
-
-    Raises
-    ------
-    ModelError
-        It is no decoder, needs code of its own, has quantized weights, or a file is missing, cut off or none of its
-        kind.
-    """
+    """Read and check the configuration and the headers of the weights. The model takes tokens and gives logits."""
     file = ConfigFile(folder, MODEL_CONFIG, _AGAIN)
     config = file.values
     for name, source in ((MODEL_CONFIG, config), ("tokenizer_config.json", _values(folder, "tokenizer_config.json"))):

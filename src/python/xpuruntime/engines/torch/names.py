@@ -178,17 +178,7 @@ class TorchSettings(EngineSettings, frozen=True, kw_only=True):
 
 
 class DecoderSettings(TorchSettings, frozen=True, kw_only=True):
-    """What a decoder of transformers is loaded with.
-
-    Attributes
-    ----------
-    dtype : str or None
-        Precision that weights are loaded in; ``None``: as the folder states.
-    max_length : int
-        Most tokens of a text, prompt included, that captured steps have a cache for.
-    transformers : str
-        Its version.
-    """
+    """What a decoder of transformers is loaded with."""
 
     dtype: str | None = None
     max_length: int = 0

@@ -41,23 +41,7 @@ _LEAST = 256
 
 
 class Formula(NamedTuple):
-    """How a class computes a norm.
-
-    Attributes
-    ----------
-    op : str
-        ``"rms_norm"`` or ``"layer_norm"``.
-    scale : str
-        ``"after"``: the norm is rounded to the type of the input, then multiplied by the weight. ``"inside"``: rounded
-        after that, as ``F.rms_norm`` does it. ``"plus_one"``: as `inside`, by one plus the weight. ``"widest"``: as
-        `after`, but rounded only where the weight is a half. ``"none"``: there is no weight.
-    gate : str
-        Where a gate is applied: ``"before"`` the norm, ``"after"`` it, or nowhere.
-    activation : str
-        Of the gate: ``"silu"`` or ``"sigmoid"``.
-    group_size : int
-        Columns that are normalized together; 0 for all of them.
-    """
+    """How a class computes a norm."""
 
     op: str
     scale: str
@@ -67,17 +51,7 @@ class Formula(NamedTuple):
 
 
 class NormState(NamedTuple):
-    """What the forward of an instance depends on, all of it constants.
-
-    Attributes
-    ----------
-    attributes : tuple
-        Names and values of those that its code reads.
-    parameters : tuple
-        Names and types of its parameters, each with one value for each column.
-    constants : tuple of float
-        Numbers that its code states.
-    """
+    """What the forward of an instance depends on, all of it constants."""
 
     attributes: tuple[tuple[str, Any], ...]
     parameters: tuple[tuple[str, torch.dtype], ...]
@@ -148,22 +122,7 @@ def recognize(
     *,
     gated: bool,
 ) -> tuple[Formula, float] | None:
-    """Return the formula of a class and its epsilon, or ``None`` where it is none of those known.
-
-    Parameters
-    ----------
-    kind : type
-        Of the instance, whose methods `forward` calls.
-    forward : callable
-        The forward of the class, as a function.
-    state : NormState
-    dtype : torch.dtype
-        Of the input.
-    columns, dims : int
-        Size of the last dimension of the input, and how many it has.
-    gated : bool
-        Whether the call has a gate.
-    """
+    """Return the formula of a class and its epsilon, or ``None`` where it is none of those known."""
     if dtype not in (torch.float32, *_HALVES) or columns < 1 or dims < 1:
         return None
     found: list[tuple[Formula, float] | None] = []

@@ -106,13 +106,7 @@ class _Layer(_Function):
 
 @functools.lru_cache(maxsize=256)
 def kernel_of_source(word: str, op: str) -> TorchKernel:
-    """Return the kernel that a word names by its source, for an operation.
-
-    Raises
-    ------
-    InputError
-        It is missing, cannot be imported, or is another one than the word names.
-    """
+    """Return the kernel that a word names by its source, for an operation."""
     kind, _, rest = word.partition(":")
     if kind == "hf":
         return _Layer(word, op, _layer_of(rest))
@@ -154,13 +148,7 @@ def _layer_of(source: str) -> Any:
 
 
 def source_facts(word: str) -> dict[str, str]:
-    """Return the digest of the files of a repository in a folder, or of the file of a module; a commit as it is.
-
-    Raises
-    ------
-    InputError
-        It is missing.
-    """
+    """Return the digest of the files of a repository in a folder, or of the file of a module; a commit as it is."""
     kind, _, rest = word.partition(":")
     if kind == "hf":
         repository, _, pin = rest.rpartition("/")[0].rpartition("@")
@@ -174,13 +162,7 @@ def source_facts(word: str) -> dict[str, str]:
 
 
 def folder_digest(folder: Path) -> str:
-    """Return the SHA-256 of the names and contents of all files in a folder, but for compiled bytecode.
-
-    Raises
-    ------
-    InputError
-        A file cannot be read, or there is none.
-    """
+    """Return the SHA-256 of the names and contents of all files in a folder, but for compiled bytecode."""
     digest = hashlib.sha256()
     files = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     if not files:
