@@ -19,7 +19,7 @@ from xpuruntime.pytorch.capture.captured_state import (  # noqa: E402
     obstacles,
     scaler_obstacle,
 )
-from xpuruntime.pytorch.capture.grad_accumulators import (  # noqa: E402
+from xpuruntime.pytorch.capture.step_program import (  # noqa: E402
     forget_accumulators,
     leave_torch_graph,
     patch_torch_graph,

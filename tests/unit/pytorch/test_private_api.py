@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 import xpuruntime  # noqa: E402
 from xpuruntime.errors import UnsupportedOperationError  # noqa: E402
 from xpuruntime.pytorch import _private_api as private  # noqa: E402
-from xpuruntime.pytorch._private_api import lookup, messages  # noqa: E402
+from xpuruntime.pytorch._private_api import lookup  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -198,16 +198,16 @@ def test_messages_are_those_of_this_pytorch():
     y.backward()
     with pytest.raises(RuntimeError) as second:
         y.backward()
-    assert messages.is_second_backward(second.value)
-    assert not messages.is_capture_error(second.value)
+    assert lookup.is_second_backward(second.value)
+    assert not lookup.is_capture_error(second.value)
     q = torch.ones(1, 2, 4, 8)
     on_cuda = torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.CUDNN_ATTENTION])
     with on_cuda, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(RuntimeError) as none:
             torch.nn.functional.scaled_dot_product_attention(q, q, q)
-    assert messages.has_no_sdp_backend(none.value)
-    assert messages.sdp_reasons(["A not used because:", "B (Triggered internally at x)", "C"]) == [
+    assert lookup.has_no_sdp_backend(none.value)
+    assert lookup.sdp_reasons(["A not used because:", "B (Triggered internally at x)", "C"]) == [
         ("A not used because:", "B")
     ]
     library, kernels = (torch.library.Library("private_api_test", kind) for kind in ("DEF", "IMPL"))
@@ -219,7 +219,7 @@ def test_messages_are_those_of_this_pytorch():
     with pytest.raises(RuntimeError) as gone:
         call(keys, x)
     private.remove_library(library)
-    assert messages.is_kernel_gone(gone.value)
+    assert lookup.is_kernel_gone(gone.value)
 
 
 PRIVATE_NAME = re.compile(r"\btorch\._[a-zA-Z](?!\w*__)|from torch(\.\w+)*\._\w|from torch[\w.]* import _\w")

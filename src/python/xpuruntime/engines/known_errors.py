@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
+from xpuruntime.engines.model.digests import inline_functions
 from xpuruntime.engines.model.graph import name_nodes, normal_domain, subgraphs, without_weights
-from xpuruntime.engines.model.limits import inline_functions
 from xpuruntime.engines.saturation import saturates_on, saturating_nodes
 from xpuruntime.evidence.records import Control
 

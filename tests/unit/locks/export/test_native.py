@@ -19,7 +19,7 @@ from locked_cases import make_case, with_entry
 from onnx import TensorProto, helper
 
 import xpuruntime as xrt
-from xpuruntime.engines.native_export.model_files import free_place
+from xpuruntime.engines.native_export.native_process import free_place
 from xpuruntime.engines.onnxruntime.native_config import OnnxRuntimeExporter
 from xpuruntime.lockfile.canonical import load_lock, save_lock
 from xpuruntime.lockfile.records import Identity, Lock

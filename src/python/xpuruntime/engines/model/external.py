@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from xpuruntime.engines.model.digests import element_count
 from xpuruntime.engines.model.file import refuse
-from xpuruntime.engines.model.limits import element_count
 from xpuruntime.files.paths import reason_of
 from xpuruntime.files.reading import open_regular
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from xpuruntime.engines.model.digests import element_count
 from xpuruntime.engines.model.graph import graphs, normal_domain, reads, subgraphs, tensors
-from xpuruntime.engines.model.limits import element_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -15,6 +15,7 @@ import msgspec
 
 from xpuruntime.engines.model import external as model_external
 from xpuruntime.engines.model.check import check_graph, check_text
+from xpuruntime.engines.model.digests import check_limits
 from xpuruntime.engines.model.external import ExternalFile
 from xpuruntime.engines.model.facts import (
     NodeInfo,
@@ -27,7 +28,6 @@ from xpuruntime.engines.model.facts import (
 )
 from xpuruntime.engines.model.file import parse, read, refuse
 from xpuruntime.engines.model.graph import NamedNode, fix_shapes, name_nodes, normal_domain, sort_nodes, tensors
-from xpuruntime.engines.model.limits import check_limits
 from xpuruntime.evidence.metadata import KERNEL_KEY, LOCK_KEY, RESULT_KEY, onnx_digest
 from xpuruntime.files.digests import open_file_digest
 from xpuruntime.files.paths import folder_of

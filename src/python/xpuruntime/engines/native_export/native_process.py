@@ -1,24 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`native_call`: a function of a stand-alone file, called in an interpreter that cannot import xpuruntime."""
+"""Files of a model in an export, and `native_call`: a function of a stand-alone file, called without xpuruntime."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from xpuruntime.engines.model.external import is_external
+from xpuruntime.engines.model.graph import tensors
 from xpuruntime.engines.native_export import native_side
 from xpuruntime.engines.native_export.native_side import read_arrays, write_arrays
-from xpuruntime.errors import EngineFailed, EngineUnavailable, InputError
+from xpuruntime.errors import EngineFailed, EngineUnavailable, InputError, ModelError
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.runtime.worker import Worker, WorkerFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["NativeAnswer", "native_call"]
+    from xpuruntime.engines.model_source import ModelSource
+
+__all__ = [
+    "NativeAnswer",
+    "free_place",
+    "native_call",
+    "write_model",
+]
 
 #: Seconds that loading and running a model may take.
 _TIMEOUT = 600.0
@@ -67,3 +77,41 @@ def native_call(
                 ) from None
             raise EngineFailed(f"{script} does not run: {failure}", engine=engine) from None
         yield NativeAnswer(value, read_arrays(outputs), folder)
+
+
+def write_model(source: ModelSource, folder: Path, *, also: Sequence[str] = ()) -> None:
+    """Write a prepared model as ``model.onnx``, and its external data at the same relative places, into a folder."""
+    import onnx
+
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / "model.onnx"
+    if isinstance(source.model, bytes):
+        target.write_bytes(source.model)
+        base = source.folder
+    else:
+        shutil.copyfile(source.model, target)
+        base = str(Path(source.model).resolve().parent) if source.folder is None else source.folder
+    proto = onnx.load(str(target), load_external_data=False)
+    places = {
+        entry.value
+        for tensor in tensors(proto)
+        if is_external(tensor)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    for place in sorted(places):
+        if Path(place).is_absolute() or ".." in Path(place).parts or base is None:
+            raise ModelError(f"{source.label}: its data {place!r} is outside of its folder. Fix: save the model again")
+        target = free_place(folder, place, also=also)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(Path(base) / place, target)
+
+
+def free_place(folder: Path, name: str, *, also: Sequence[str] = ()) -> Path:
+    """Return the place of a file of a model in an export."""
+    if os.path.normpath(name) in also or os.path.lexists(folder / name):
+        raise ModelError(
+            f"{name!r} is a file of the model, and an export writes a file of that name. Fix: save the model again "
+            "with its data in a file of another name, such as weights.bin"
+        )
+    return folder / name

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from xpuruntime.engines.input_binding import ConversionLog
-from xpuruntime.engines.native_export.model_files import write_model
 from xpuruntime.engines.native_export.native_config import (
     RECORD,
     KeyOutcomes,
@@ -24,6 +23,7 @@ from xpuruntime.engines.native_export.native_config import (
     requirements,
     script_main,
 )
+from xpuruntime.engines.native_export.native_process import write_model
 from xpuruntime.engines.native_export.triton_config import TRITON_COMMAND, ModelConfig, tensor_configs
 from xpuruntime.engines.onnxruntime.loading import model_source, source_graph_of
 from xpuruntime.engines.onnxruntime.opening import LEVELS, NO_CPU

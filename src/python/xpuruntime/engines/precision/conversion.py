@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Literal
 
 from xpuruntime.engines.model import external as model_external
 from xpuruntime.engines.model.check import complaint_about
+from xpuruntime.engines.model.digests import inline_functions
 from xpuruntime.engines.model.file import MAX_PROTOBUF, refuse
 from xpuruntime.engines.model.graph import name_nodes, normal_domain, subgraphs, tensors
-from xpuruntime.engines.model.limits import inline_functions
 from xpuruntime.engines.precision.judge import choose
 from xpuruntime.engines.precision.rewrite import Rewriter
 from xpuruntime.engines.precision.types import BFLOAT16, FLOAT, FLOAT16, node_types

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpuruntime.engines.model import external as model_external
+from xpuruntime.engines.model.digests import inline_functions
 from xpuruntime.engines.model.file import MAX_PROTOBUF, refuse
 from xpuruntime.engines.model.graph import fresh_name, graphs, name_nodes, normal_domain, tensors
-from xpuruntime.engines.model.limits import inline_functions
 from xpuruntime.engines.quantisation.style import HEAVY
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 """Private API of PyTorch: every name that it does not promise to keep, why it is used, and what is done without it.
 
 Nothing outside of this folder uses such a name. Each is taken when this module is imported, or on first use where its
-module takes seconds to import. `lookup` has the table, `attributes` what is private of PyTorch's objects,
-`messages` the texts that are read, and `fully_sharded` the private state of FSDP2.
+module takes seconds to import. `lookup` has the table, the texts that are read and the private state of FSDP2, and
+`attributes` the private names of PyTorch's objects.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ from xpuruntime.pytorch._private_api.attributes import (
     varlen_uses_cudnn,
     wrapped_backend,
 )
-from xpuruntime.pytorch._private_api.fully_sharded import reset_fully_sharded
-from xpuruntime.pytorch._private_api.lookup import REFUSES, TABLE, PrivateName, later, take
+from xpuruntime.pytorch._private_api.lookup import REFUSES, TABLE, PrivateName, later, reset_fully_sharded, take
 
 if TYPE_CHECKING:
     from collections.abc import Callable

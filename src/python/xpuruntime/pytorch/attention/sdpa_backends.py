@@ -14,7 +14,7 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch._private_api import messages
+from xpuruntime.pytorch._private_api import lookup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -187,15 +187,15 @@ def rejection(kernel: str, *args: Any, scale: float | None, enable_gqa: bool) ->
                 if _can_use(kernel, False, *args, enable_gqa):
                     return ""
                 _warning_here(lambda: _can_use(kernel, True, *args, enable_gqa))
-                return next((messages.without_source(str(one.message)) for one in caught), _unknown(kernel))
+                return next((lookup.without_source(str(one.message)) for one in caught), _unknown(kernel))
             number = _private_api.sdp_choice(*args, scale=scale, enable_gqa=enable_gqa)
         except RuntimeError as error:
-            if not messages.has_no_sdp_backend(error):
+            if not lookup.has_no_sdp_backend(error):
                 return ""  # the call itself is wrong, and says so when it is made
         said = [str(one.message) for one in caught]
     if number == BACKENDS[kernel]:
         return ""
-    reasons = (why for what, why in messages.sdp_reasons(said) if _named(kernel, what))
+    reasons = (why for what, why in lookup.sdp_reasons(said) if _named(kernel, what))
     return next(reasons, _unknown(kernel))
 
 

@@ -12,11 +12,10 @@ import torch
 
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning
-from xpuruntime.pytorch._private_api import messages
+from xpuruntime.pytorch._private_api import lookup
 from xpuruntime.pytorch.capture.captured_state import RandomState
-from xpuruntime.pytorch.capture.grad_accumulators import forget_accumulators, leaves_on
 from xpuruntime.pytorch.capture.graph_recorder import CudaRecorder
-from xpuruntime.pytorch.capture.step_program import uncached_autocast
+from xpuruntime.pytorch.capture.step_program import forget_accumulators, leaves_on, uncached_autocast
 from xpuruntime.pytorch.dispatch import context
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class GraphBlock:
         try:
             if error is not None:
                 self._recorder.abandon()
-                if messages.is_capture_error(error):
+                if lookup.is_capture_error(error):
                     raise _refusal(error) from error
                 return
             try:

@@ -16,7 +16,6 @@ from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch._private_api import pytree
 from xpuruntime.pytorch.capture.captured_state import StateSnapshot
-from xpuruntime.pytorch.capture.grad_accumulators import forget_accumulators
 from xpuruntime.pytorch.capture.graph_key import (
     CaptureReport,
     GraphInfo,
@@ -30,7 +29,7 @@ from xpuruntime.pytorch.capture.graph_key import (
     structure_key,
     unflatten,
 )
-from xpuruntime.pytorch.capture.step_program import uncached_autocast
+from xpuruntime.pytorch.capture.step_program import forget_accumulators, uncached_autocast
 from xpuruntime.pytorch.dispatch import context, tuning
 from xpuruntime.pytorch.rank_agreement import note_step
 

@@ -12,13 +12,18 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.import_hook import WhenImported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["StrictExports"]
+__all__ = [
+    "StrictExports",
+    "is_traced_for_a_program",
+]
 
 _NAME = _private_api.TRACED_FUNCTION
 _FRAMES, _EXPORT = _private_api.TRACED_FUNCTION_MODULES
@@ -66,3 +71,18 @@ class StrictExports:
 def _are_xpuruntime_hooks() -> bool:
     hooks = _private_api.global_module_hooks()
     return all(str(getattr(hook, "__module__", "")).startswith("xpuruntime.") for hook in hooks)
+
+
+_mode = _private_api.dispatch_mode
+_PROXY = _private_api.mode_keys.PROXY
+_FAKE = _private_api.mode_keys.FAKE
+
+
+def is_traced_for_a_program() -> bool:
+    """Say whether a graph is traced now that becomes the user's own, and is no code of ``torch.compile``.
+
+    Such a graph has PyTorch's operators, since it is kept, saved and run where no policy holds.
+    """
+    if _mode(_PROXY) is None and _mode(_FAKE) is None:
+        return bool(torch.compiler.is_exporting())
+    return bool(torch.compiler.is_exporting()) or _private_api.compile_context.try_get() is None

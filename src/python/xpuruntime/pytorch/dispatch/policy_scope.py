@@ -16,7 +16,7 @@ from xpuruntime.errors import InputError, PolicyError
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch.attention.advised import warn_of_any_choice
 from xpuruntime.pytorch.call_scope import function_phases, generation_phases, module_paths
-from xpuruntime.pytorch.capture.grad_accumulators import leave_torch_graph, patch_torch_graph
+from xpuruntime.pytorch.capture.step_program import leave_torch_graph, patch_torch_graph
 from xpuruntime.pytorch.compiler.compile_hooks import policy_changed
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy, coerce_policy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, PolicyFrame

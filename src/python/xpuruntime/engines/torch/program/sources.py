@@ -94,7 +94,7 @@ class ExportedSource:
         _private_api.forward_pre_hooks(module).clear()  # they check the shapes once more, which the session has done
         if convert is None:
             return module
-        from xpuruntime.engines.torch.program.retyping import retype
+        from xpuruntime.engines.torch.program.recording import retype
 
         target = getattr(torch, _DTYPES[convert])
         return retype(_convert(module, target), target, self.where)

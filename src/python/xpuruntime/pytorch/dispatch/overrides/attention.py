@@ -18,14 +18,14 @@ import torch
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch._private_api import messages
+from xpuruntime.pytorch._private_api import lookup
 from xpuruntime.pytorch.attention.advised import may_concern
 from xpuruntime.pytorch.attention.call import Arguments, AttentionCall, kind_of, traits
 from xpuruntime.pytorch.attention.limits import transforms_and_tangents, xrt_call_rejection
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
 from xpuruntime.pytorch.attention.selection import find_route, four
 from xpuruntime.pytorch.call_scope import module_paths
-from xpuruntime.pytorch.compiler.program_tracing import is_traced_for_a_program
+from xpuruntime.pytorch.compiler.strict_exports import is_traced_for_a_program
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy, call_key
@@ -126,7 +126,7 @@ def attend(
             try:
                 return _natively(route, natively, (query, key, value))
             except RuntimeError as error:
-                if not assumed or not messages.has_no_sdp_backend(error):
+                if not assumed or not lookup.has_no_sdp_backend(error):
                     raise
             assumed = False  # the lengths or strides are such that this kernel cannot serve
             call = AttentionCall(*given, needs_grad, phase=phase, module=module)

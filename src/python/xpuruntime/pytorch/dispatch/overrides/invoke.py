@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.pytorch._private_api import messages
+from xpuruntime.pytorch._private_api import lookup
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.native import qualified
@@ -44,7 +44,7 @@ def prefer_native_error(natively: Callable[[], Any]) -> Iterator[None]:
         except NotImplementedError:  # which is no fault of the arguments
             pass
         except RuntimeError as error:
-            if not messages.has_no_sdp_backend(error):  # which the policy has turned off
+            if not lookup.has_no_sdp_backend(error):  # which the policy has turned off
                 raise
         raise refused
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch._private_api import messages
+from xpuruntime.pytorch._private_api import lookup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +100,7 @@ class Native:
 
     def again(self, error: RuntimeError, keyset: Any, *args: Any, **kwargs: Any) -> Any:
         """Call what is below the override now, where `error` states that the former kernel is gone. Else raise it."""
-        if not messages.is_kernel_gone(error):
+        if not lookup.is_kernel_gone(error):
             raise error
         self.refresh(self)
         return self.call(keyset, *args, **kwargs)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.compiler.program_tracing import is_traced_for_a_program
+from xpuruntime.pytorch.compiler.strict_exports import is_traced_for_a_program
 from xpuruntime.pytorch.coverage.gaps import CoverageGap, report_gaps
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
