@@ -102,7 +102,7 @@ class CollectivePolicy(PolicyValue, frozen=True, kw_only=True):
     network: str | None = field(Text("Network between machines.", what="the name of a network"), default=None)
     blocking: bool = field(Flag("Whether calls run in the calling thread."), default=False)
 
-    def check_together(self) -> None:
+    def _check_together(self) -> None:
         """Check fields against each other. Raises `Refused`."""
         if self.min_channels is not None and self.max_channels is not None and self.min_channels > self.max_channels:
             raise Refused(f"min_channels {self.min_channels} is more than max_channels {self.max_channels}")

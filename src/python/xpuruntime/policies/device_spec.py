@@ -43,7 +43,7 @@ class DeviceSpec(PolicyValue, frozen=True, kw_only=True):
     kind: DeviceKind = field(Choice(_KINDS, "Kind of device.", what="kinds"))
     index: int | None = field(Integer(0, _MOST, "Index of the device, from 0."), default=None)
 
-    def check_together(self) -> None:
+    def _check_together(self) -> None:
         """Refuse an index for a kind that has none."""
         if self.index is not None and self.kind not in _INDEXED:
             raise Refused(f"'{self.kind}' takes no index; write '{self.kind}'", "index")

@@ -102,7 +102,7 @@ class WeightsPolicy(PolicyValue, frozen=True, kw_only=True):
         OneOrMore(Text(what="a pattern of modules"), "Patterns of modules that keep floats.", empty=True), default=()
     )
 
-    def check_together(self) -> None:
+    def _check_together(self) -> None:
         """Refuse claims about weights that are not stated, and types that do not go together."""
         if self.storage is None:
             if stated := next((name for name in ("compute", "group", "exclude") if getattr(self, name)), None):
@@ -267,7 +267,7 @@ class ExecutionPolicy(PolicySection, frozen=True, kw_only=True):
         listed = () if self.fallback == "error" else self.fallback
         return tuple(EngineOnDevice(engine, device) for engine, _, device in (one.partition("@") for one in listed))
 
-    def check_together(self) -> None:
+    def _check_together(self) -> None:
         """Refuse fields that contradict each other."""
         if self.tf32 is False and self.precision == "tf32":
             raise Refused("false contradicts precision 'tf32'; leave 'tf32' out, or state precision 'fp32'", "tf32")

@@ -309,7 +309,7 @@ class KernelRule(PolicyValue, frozen=True, kw_only=True):
         Choice(_PRECISIONS, "Precision to compute in.", what="precisions"), default=None
     )
 
-    def check_together(self) -> None:
+    def _check_together(self) -> None:
         """Refuse rules that ask for nothing or match everything, and kernels of another operation."""
         if self.use is None and self.precision is None:
             raise Refused("asks for nothing; state 'use', 'precision' or both")

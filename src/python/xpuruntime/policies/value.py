@@ -132,11 +132,11 @@ class PolicyValue(msgspec.Struct, metaclass=_PolicyMeta, frozen=True, kw_only=Tr
                     raise refused.under(name) from None
                 if canonical is not value:
                     msgspec.structs.force_setattr(self, name, canonical)
-            self.check_together()
+            self._check_together()
         except Refused as refused:
             raise PolicyError(_message(refused, type(self))) from None
 
-    def check_together(self) -> None:
+    def _check_together(self) -> None:
         """Check fields against each other. Raises `Refused`."""
 
     @classmethod

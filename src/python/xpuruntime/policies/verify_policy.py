@@ -195,7 +195,7 @@ class VerifyGeneration(PolicyValue, frozen=True, kw_only=True):
         Integer(0, 65536, "How many greedy tokens after each text are compared, as a report."), default=0
     )
 
-    def check_together(self) -> None:
+    def _check_together(self) -> None:
         """Refuse limits on no text, and a text without a limit."""
         if self.text is None:
             raise Refused("states no 'text'; a JSON list of texts, such as [[1, 5, 7], [1, 9]]")
@@ -296,7 +296,7 @@ class AccuracyPolicy(PolicyValue, frozen=True, kw_only=True):
     atol: float | None = field(Number(0.0, math.inf, "Largest absolute error."), default=None)
     cosine: float | None = field(Number(0.0, 1.0, "Least cosine similarity of each output."), default=None)
 
-    def check_together(self) -> None:
+    def _check_together(self) -> None:
         """Refuse a policy that would accept any result."""
         if self.rtol is None and self.atol is None and self.cosine is None:
             raise Refused("states no limit; state 'rtol', 'atol' or 'cosine'")
@@ -339,7 +339,7 @@ class CalibrationPolicy(PolicyValue, frozen=True, kw_only=True):
     )
     samples: int | None = field(Integer(1, _MOST, "How many samples there are."), default=None)
 
-    def check_together(self) -> None:
+    def _check_together(self) -> None:
         """Refuse inputs that are not named, or that nothing identifies."""
         for name in ("path", "digest"):
             if getattr(self, name) is None:

@@ -159,7 +159,7 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
         """The level of a request that states none."""
         return self.default_priority_level or (self.priority_levels + 1) // 2
 
-    def check_together(self) -> None:
+    def _check_together(self) -> None:
         """Refuse fields that contradict each other."""
         too_large = [size for size in self.preferred_batch_size if size > max(self.max_batch_size, 1)]
         if too_large:

@@ -178,7 +178,7 @@ class ModelSettings(PolicyValue, frozen=True, kw_only=True):
         Nested(ShadowSettings, "A second policy on a share of the requests."), default=None
     )
 
-    def check_together(self) -> None:
+    def _check_together(self) -> None:
         """Refuse fields that contradict each other."""
         if self.devices and self.device is not None:
             raise Refused("is stated beside 'device'; leave one of them out", "devices")

@@ -132,7 +132,7 @@ class AdminSettings(PolicyValue, frozen=True, kw_only=True):
     shared_memory: bool = field(Flag("true is refused: memory shared with clients is not supported."), default=False)
     key_file: str | None = field(FilePath("File with the key that admin routes require.", what="a path"), default=None)
 
-    def check_together(self) -> None:
+    def _check_together(self) -> None:
         """Refuse what is not served."""
         if self.shared_memory:
             raise Refused("true, but memory shared with clients is not served; leave it out", "shared_memory")
@@ -208,7 +208,7 @@ class ServeSettings(PolicyValue, frozen=True, kw_only=True):
         default=FrozenDict(),
     )
 
-    def check_together(self) -> None:
+    def _check_together(self) -> None:
         """Refuse names that no model has."""
         for name in self.memory.keep:
             if self.models and name not in self.models:

@@ -66,7 +66,7 @@ class Objective(PolicyValue, frozen=True, kw_only=True):
         default=None,
     )
 
-    def check_together(self) -> None:
+    def _check_together(self) -> None:
         """Refuse two objectives, and a load where none is measured."""
         if self.minimise is not None and self.maximise is not None:
             raise Refused(f"contradicts maximise {self.maximise!r}; state one objective", "minimise")

@@ -121,7 +121,7 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
     #: The keys of a file.
     DOCUMENT: ClassVar[dict[str, Kind]]
 
-    def check_together(self) -> None:
+    def _check_together(self) -> None:
         """Refuse devices that share something or this process, and CUDA graphs where none would be used."""
         try:
             check_devices(self.devices)
