@@ -117,16 +117,20 @@ def cancelled(place: Path, rank: int) -> dict[str, Any]:
     return {"kernels": kernels, "measured": _measured(place, rank)}
 
 
-def other_library(place: Path, rank: int) -> dict[str, Any]:
-    """Measure where rank 1 has loaded another library of kernels than the others."""
+def _load_as(planted: Path) -> None:
+    """Load some library under a name that kernels are in."""
     import _json
 
+    planted.write_bytes(Path(_json.__file__).read_bytes())
+    ctypes.CDLL(str(planted))
+
+
+def other_library(place: Path, rank: int) -> dict[str, Any]:
+    """Measure where rank 1 has loaded another library of kernels than the others."""
     import xpuruntime.pytorch as xrt_torch
 
     if rank == 1:
-        planted = place / "libcudnn.so.77"
-        planted.write_bytes(Path(_json.__file__).read_bytes())
-        ctypes.CDLL(str(planted))
+        _load_as(place / "libcudnn.so.77")
     with xrt_torch.RankAgreement(RANK_TIMEOUT), _auto():
         kernels = _products(1)
         time.sleep(WORLD_SECONDS)  # until another rank is found to differ
@@ -175,6 +179,13 @@ def lock_for_all(place: Path, rank: int) -> dict[str, Any]:
     torch.distributed.barrier()
     again = _train(place / "checkpoint", lambda _: None, WORLD_SECONDS)
     return {"digest": again.lock.digest, "first": first.lock.digest, "report": again.rank_report}
+
+
+def odd_rank(place: Path, rank: int) -> dict[str, Any]:
+    """Train where rank 2 has loaded another BLAS beside the one of the others."""
+    if rank == 2:
+        _load_as(place / "libscipy_openblas.so.77")
+    return {"report": _train(None, lambda _: None, WORLD_SECONDS).rank_report}
 
 
 def _fault(kind: str, rank: int, at: int) -> Callable[[int], None]:

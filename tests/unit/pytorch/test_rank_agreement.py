@@ -68,6 +68,14 @@ def test_a_lock_made_on_one_rank_holds_on_all(count: int, tmp_path: Path) -> Non
     assert {one["lock"] for one in report["ranks"]} == {ranks[0]["digest"]}
 
 
+def test_the_report_of_all_ranks_names_the_odd_one(tmp_path: Path) -> None:
+    for rank in run_ranks("odd_rank", tmp_path, 3):
+        assert rank["report"]["odd"] == [2], rank
+        (difference,) = rank["report"]["differences"]
+        assert difference.startswith("library libscipy_openblas.so.77: rank 2 has "), difference
+        assert difference.endswith(", rank 0 nothing")
+
+
 @pytest.mark.parametrize("place", ["tuned_step", "captured_step", "locked_step"])
 def test_a_rank_that_fails_ends_the_others_with_its_name(place: str, tmp_path: Path) -> None:
     reasons = {"killed": ("has ended", "was silent"), "hangs": ("was silent",), "out_of_memory": ("OutOfMemoryError",)}
