@@ -189,3 +189,19 @@ def test_errors_are_json_too(xrt: Xrt, digits: str, arguments: tuple[str, ...], 
     error = result.json()["error"]
     assert (result.code, error["type"], error["exit_code"]) == (code, kind, code)
     assert error["message"] in result.err.replace("\n\n", "\n") or kind == "UsageError"
+
+
+def test_a_benchmark_is_a_page_beside_earlier_ones(xrt: Xrt, digits: str, tmp_path: Path) -> None:
+    words = ("bench", digits, "-n", 40, "--device", "cpu")
+    before, page = tmp_path / "before.json", tmp_path / "bench.html"
+    before.write_text(xrt(*words, "--json").out)
+    assert xrt(*words, "--html", page, "--against", before).code == 0
+    assert str(before) in page.read_text(encoding="utf-8")
+    for found, why in (
+        (xrt(*words, "--against", before), "--html"),
+        (xrt(*words, "--html", page, "--against", digits), "this is no result of a benchmark"),
+        (xrt(*words, "--html", page, "--against", tmp_path / "nowhere"), "No such file"),
+        (xrt(*words, "--html", before, "--against", before), "would replace a baseline"),
+    ):
+        assert found.code == 2
+        assert why in found.err

@@ -94,7 +94,8 @@ def test_what_is_no_file_is_not_looked_at(tmp_path: Path) -> None:
 
 OPTIONS = [
     ("explain", "-o", "there"), ("explain", "--html", "there"), ("run", "-o", "there.npz"),
-    ("profile", "--trace", "there.json"), ("compare", "--html", "there"), ("lock", "--statement", "there"),
+    ("profile", "--trace", "there.json"), ("compare", "--html", "there"), ("bench", "--html", "there"),
+    ("lock", "--statement", "there"),
     ("tune", "-o", "there"), ("tune", "--lock", "there"), ("tune", "--html", "there"), ("tune", "--journal", "there"),
     *(("verify", "--out", f"{verification}=there") for verification in VERIFICATIONS),
 ]  # fmt: skip

@@ -68,7 +68,7 @@ SPELLINGS: dict[str, Callable[[Path, str], str]] = {
 }
 OPTIONS = [
     ("explain", "--output", ".json"), ("explain", "--html", ".html"), ("run", "--output", ".npz"),
-    ("profile", "--trace", ".json"), ("compare", "--html", ".html"),
+    ("profile", "--trace", ".json"), ("compare", "--html", ".html"), ("bench", "--html", ".html"),
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import enum
 import math
+from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -28,6 +29,7 @@ __all__ = [
     "growing_rounds",
     "holm",
     "look_rounds",
+    "median_interval",
     "paired_ratio",
     "require_runs",
     "runs_required",
@@ -164,6 +166,16 @@ def look_rounds(first: int, last: int, *, most: int = 0, confidence: float = 0.9
         if len(looks) <= len(found) or looks == found:
             return tuple(looks)
         found = looks
+
+
+def median_interval(values: Sequence[float], *, confidence: float = 0.99) -> Interval | None:
+    """Return the median and its interval by order statistics; ``None`` of fewer values than that can be said of."""
+    ordered, number = np.sort(values), len(values)
+    reach = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(number) / 2
+    below, above = math.floor(number / 2 - reach), math.ceil(number / 2 + reach)
+    if below < 0 or above >= number:
+        return None
+    return Interval(float(np.median(ordered)), float(ordered[below]), float(ordered[above]))
 
 
 def sign_test(agree: np.ndarray, looks: int = 1) -> float:

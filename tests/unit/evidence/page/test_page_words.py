@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import test_index_page
+import test_timings_page
 import test_tuning_page
 import test_verification_page
 from chromium import axe_script
@@ -90,13 +91,15 @@ def axe() -> str:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
-@pytest.mark.parametrize("page", ["report", "mixed", "comparison", "changes", "tuning", "verification", "index"])
+@pytest.mark.parametrize(
+    "page", ["report", "mixed", "comparison", "changes", "tuning", "verification", "index", "timings"]
+)
 def test_axe_finds_nothing(
     look: Callable[..., Browser], shown: Any, mixed: Report, axe: str, page: str, width: int, scheme: str
 ) -> None:
     others = {
         "mixed": lambda: mixed, "tuning": test_tuning_page.result, "verification": test_verification_page.result,
-        "index": test_index_page.index,
+        "index": test_index_page.index, "timings": test_timings_page.page,
     }  # fmt: skip
     browser = look(others[page]() if page in others else shown[page])
     browser.resize(width, 900)

@@ -20,6 +20,7 @@ from xpuruntime.cli.options import (
     ModelArgument,
     PolicyOption,
     SessionOptions,
+    html_option,
     output_option,
     runs_option,
     text_option,
@@ -141,6 +142,15 @@ BenchWarmupOption = Annotated[
         "Untimed runs before the timed ones. Default: 20, and 2 of a language model in a folder.", 10_000_000
     ),
 ]
+BenchHtmlOption = Annotated[str | None, html_option("Also write a page with each run and intervals of the medians.")]
+BenchAgainstOption = Annotated[
+    list[str] | None,
+    text_option(
+        "--against",
+        metavar="FILE",
+        help="With --html: what `xrt bench --json` printed before. The first is the baseline.",
+    ),
+]
 _CHUNKS = 50
 
 
@@ -157,6 +167,8 @@ def bench(
     dim: DimOption = None,
     new_tokens: NewTokensOption = None,
     prompt: PromptOption = None,
+    html: BenchHtmlOption = None,
+    against: BenchAgainstOption = None,
     json: JsonOption = False,
 ) -> None:
     """Time a model: `run` with arrays given each time, and `bind` with fixed buffers.
@@ -165,11 +177,21 @@ def bench(
     arrays, `run_device` device arrays. Of a language model in a folder, the first token and those after it are timed.
     """
     from xpuruntime.cli.generating import NEW_TOKENS, check_generation, time_generation
-    from xpuruntime.cli.output import console, print_json, progress
+    from xpuruntime.cli.output import check_outputs, console, print_json, progress, refuse_other_kinds
+    from xpuruntime.cli.results import check_target
     from xpuruntime.cli.session import open_session, prepare
     from xpuruntime.engines.model.file import GENERATION_FORMATS
     from xpuruntime.evidence.render_text.tables import duration_text
 
+    if against and html is None:
+        raise InputError("--against is for the page of --html", fix="add --html FILE")
+    check_target("--html", html)
+    read = [("the lock", lock)] if lock is not None else []
+    check_outputs(
+        {"--html": html}, model, session_options, input, read + [("a baseline", one) for one in against or ()]
+    )
+    refuse_other_kinds({"--html": (html, "page")})
+    baselines = [(one, _saved_timings(one)) for one in against or ()]
     info, feeds = prepare(model, input, dim, trust=session_options.trust)
     generates = info.format in GENERATION_FORMATS
     new_tokens = (new_tokens or NEW_TOKENS) if generates else new_tokens
@@ -194,29 +216,30 @@ def bench(
                 session, there, lambda call: _time(_then(call, wait), warmup, runs, bar, "bind"), samples
             )
     found = {name: _latency(values) for name, values in samples.items()}
+    result = {
+        "schema": "xpuruntime.bench/1",
+        "model": model,
+        "engine": plan.engine,
+        "engine_version": plan.engine_version,
+        "device": plan.device,
+        "precision": plan.precision,
+        "request_hash": plan.request_hash,
+        "execution_hash": plan.execution_hash,
+        "policy": plan.policy,
+        "warnings": plan.warnings,
+        "probe_inputs": feeds.probed,
+        "shapes": {name: list(array.shape) for name, array in arrays.items()},
+        "load_us": load_us,
+        "warmup": warmup,
+        "cuda_graph": graph,
+        "latency": found,
+        "samples_us": samples,
+        **generated,
+    }
+    if html is not None:
+        _write_page(html, result, baselines)
     if json:
-        print_json(
-            {
-                "schema": "xpuruntime.bench/1",
-                "model": model,
-                "engine": plan.engine,
-                "engine_version": plan.engine_version,
-                "device": plan.device,
-                "precision": plan.precision,
-                "request_hash": plan.request_hash,
-                "execution_hash": plan.execution_hash,
-                "policy": plan.policy,
-                "warnings": plan.warnings,
-                "probe_inputs": feeds.probed,
-                "shapes": {name: list(array.shape) for name, array in arrays.items()},
-                "load_us": load_us,
-                "warmup": warmup,
-                "cuda_graph": graph,
-                "latency": found,
-                "samples_us": samples,
-                **generated,
-            }
-        )
+        print_json(result)
         return
     console().print(_table(found))
     if generated:
@@ -230,6 +253,37 @@ def bench(
         f"loaded in {duration_text(load_us)}, CUDA graph: {graph}",
         soft_wrap=True,
     )
+
+
+def _saved_timings(path: str) -> dict[str, Any]:
+    """Return what ``xrt bench --json`` printed into a file."""
+    import msgspec
+
+    from xpuruntime.files.paths import reason_of, user_path
+    from xpuruntime.files.reading import decode_json, open_regular
+
+    fix = "name a file with what `xrt bench --json` printed"
+    try:
+        with open_regular(user_path(path, "--against")) as file:
+            found = decode_json(file.read(), dict[str, Any])
+        samples = msgspec.convert(found.get("samples_us"), dict[str, list[float]])
+    except OSError as error:
+        raise InputError(f"--against {path}: {reason_of(error)}", fix=fix) from error
+    except msgspec.MsgspecError as error:
+        raise InputError(f"--against {path}: this is no result of a benchmark", fix=fix) from error
+    if not samples or not all(values and min(values) > 0 for values in samples.values()):
+        raise InputError(f"--against {path}: it has no timed runs", fix=fix)
+    return {"samples_us": samples}
+
+
+def _write_page(path: str, result: dict[str, Any], baselines: list[tuple[str, dict[str, Any]]]) -> None:
+    import msgspec
+
+    from xpuruntime.evidence.documents import write_whole
+    from xpuruntime.evidence.page.document import render_timings
+
+    page = render_timings(msgspec.to_builtins(result, enc_hook=str), baselines)
+    write_whole(path, page, "the page of a benchmark")
 
 
 def _time_bound(

@@ -17,9 +17,9 @@ from xpuruntime.notebook import escaped, fragment, fragment_style, fragment_tabl
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["assemble", "render_serving"]
+__all__ = ["assemble", "render_serving", "render_timings"]
 
 _HERE = Path(__file__).parent
 #: How each template begins; the frame says it for the whole page.
@@ -82,3 +82,57 @@ def render_serving(plain: Mapping[str, Any]) -> str:
         )
     )
     return assemble("serving.html", "status", _PARTS, f"{state} - xpuruntime", dict(plain), told)
+
+
+_TIMED = ("elements", "intervals", "shell", "timings")
+#: Runs of one call that are drawn.
+_DRAWN = 1000
+
+
+def render_timings(plain: Mapping[str, Any], baselines: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """Return the page of a benchmark beside earlier ones. The first of those is the baseline, else its first call."""
+    own = plain["samples_us"]
+    base = baselines[0][1]["samples_us"] if baselines else dict.fromkeys(own, next(iter(own.values())))
+    named = [(call, call, samples) for call, samples in own.items()]
+    named += [(f"{name}: {call}", call, held) for name, one in baselines for call, held in one["samples_us"].items()]
+    rows = [_timed_row(name, samples, base.get(call)) for name, call, samples in named]
+    headline = ", ".join(f"{call} {plain['latency'][call]['median_us']:,.1f} us" for call in own)
+    facts = {"version": "engine_version", "CUDA graph": "cuda_graph"}
+    data = {
+        "headline": headline,
+        "known": [
+            [name, str(plain[facts.get(name, name)])]
+            for name in ("model", "engine", "version", "device", "precision", "CUDA graph")
+        ],
+        "baseline": baselines[0][0] if baselines else next(iter(own)),
+        "rows": rows,
+        "notes": [str(note) for note in plain["warnings"]],
+    }
+    shown = [
+        (row["name"], *(f"{row[key]:,.1f}" for key in ("median", "p90", "p99", "min")), row["runs"]) for row in rows
+    ]
+    told = fragment([fragment_table("Microseconds", ("call", "median", "p90", "p99", "min", "runs"), shown)])
+    return assemble("timings.html", "benchmark", _TIMED, f"{headline} - {Path(plain['model']).name}", data, told)
+
+
+def _timed_row(name: str, samples: Sequence[float], base: Sequence[float] | None) -> dict[str, Any]:
+    import numpy as np
+
+    from xpuruntime.measuring.statistics import median_interval
+
+    found, other = median_interval(samples), None if base is None or base is samples else median_interval(base)
+    ratio = None
+    if found is not None and other is not None:
+        ratio = {"value": found.ratio / other.ratio, "low": found.low / other.high, "high": found.high / other.low}
+    return {
+        "name": name,
+        "points": [round(float(one), 2) for one in samples[:: -(-len(samples) // _DRAWN)]],
+        **{
+            key: float(np.percentile(samples, share))
+            for key, share in (("median", 50), ("p90", 90), ("p99", 99), ("min", 0))
+        },
+        "interval": None if found is None else [found.low, found.high],
+        "runs": len(samples),
+        "ratio": ratio,
+        "ratioText": "" if ratio is None else f"{ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]",
+    }
