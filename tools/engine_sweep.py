@@ -183,8 +183,9 @@ def variants(ops: Collection[str] = (), *, static: bool = False) -> Iterator[Cas
         if not opsets or (ops and node.op_type not in ops):
             continue
         newest = defs.get_schema(node.op_type, opsets[-1])
+        taken = max((opset for opset in opsets if opset <= _newest()), default=opsets[-1])
         for opset in opsets:
-            kinds = _types(node, newest) if opset == opsets[-1] else [("", None)]
+            kinds = _types(node, newest) if opset in (taken, opsets[-1]) else [("", None)]
             for variable, kind in kinds:
                 for edge in (False, True) if node.op_type not in NO_EDGES else (False,):
                     feeds = _feeds(node, newest, base.feeds, variable, kind, edge=edge)
@@ -212,7 +213,7 @@ def _text(attribute: Any) -> str:
 
 @cache
 def _newest() -> int:
-    """Return the newest opset that ONNX Runtime takes: onnx may have newer ones, in which nothing would be compared."""
+    """Return the newest opset that ONNX Runtime takes: onnx may have newer ones, which few engines take."""
     value = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
     graph = helper.make_graph([], "g", [value], [value])
     for opset in range(defs.onnx_opset_version(), OLDEST, -1):
@@ -225,11 +226,11 @@ def _newest() -> int:
 
 @cache
 def _opsets(op: str) -> list[int]:
-    """Return an opset for each version of an operator from `OLDEST` to `_newest`."""
+    """Return an opset for each version of an operator from `OLDEST` on."""
     found = {
         max(OLDEST, schema.since_version)
         for schema in defs.get_all_schemas_with_history()
-        if (schema.name, schema.domain) == (op, "") and schema.since_version <= _newest()
+        if (schema.name, schema.domain) == (op, "")
     }
     return sorted(opset for opset in found if not defs.get_schema(op, opset).deprecated)
 

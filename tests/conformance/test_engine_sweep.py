@@ -80,7 +80,5 @@ def test_an_engine_that_computes_wrong_is_found(planted: float, said: bool, monk
 
 def test_types_vary_in_a_version_that_onnx_runtime_takes() -> None:
     """The package onnx may know newer opsets, in which no case would be compared."""
-    typed = [case for case in engine_sweep.variants(["Cast"], static=True) if " | uint8 | " in case.name]
-    assert typed
-    for case in typed[:3]:
-        engine_sweep.directly("onnxruntime", case.model)
+    typed = [case for case in engine_sweep.variants(["Cast"], static=True) if case.name.endswith(" | uint8 | to=1")]
+    engine_sweep.directly("onnxruntime", typed[0].model)
