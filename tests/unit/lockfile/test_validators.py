@@ -24,6 +24,8 @@ from xpuruntime.lockfile.drift import ValidatorKind, drift_error, lacking
 from xpuruntime.lockfile.entries import compiler_packages, libraries_of
 from xpuruntime.lockfile.records import CallEntry, Identity, LockedModel, UnitEntry, Validator
 from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
+from xpuruntime.ops import plugins
+from xpuruntime.ops.torch_kernels import forget_torch_kernels
 from xpuruntime.runtime.libraries.identity import find_file, library_identity, mapped_libraries, path_in_packages
 from xpuruntime.runtime.libraries.search import read_elf
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
@@ -112,6 +114,34 @@ def lock(kind: str, **facts: Any) -> Callable[[], tuple[Identity, Surroundings]]
     return deviation
 
 
+class Foreign(plugins.TorchKernel):
+    """A kernel of another package, whose adapter and comparison a lock has."""
+
+    id, op = "lock_test.rms_norm", "rms_norm"
+
+
+@pytest.fixture(autouse=True)
+def _foreign():
+    plugins.register(plugins.KernelBackend("lock_test", "cpu", "1"), Foreign())
+    yield
+    forget_torch_kernels("lock_test")
+    plugins._sources.pop("lock_test", None)
+
+
+def foreign(kind: str = "", here: Surroundings = HERE, **facts: str) -> Callable[[], tuple[Identity, Surroundings]]:
+    """Plant a deviation where a kernel of another package ran."""
+
+    def deviation() -> tuple[Identity, Surroundings]:
+        identity = identity_of(HERE, Foreign.id)
+        validators = tuple(
+            msgspec.structs.replace(one, expect={**one.expect, **facts}) if one.kind == kind else one
+            for one in identity.validators
+        )
+        return msgspec.structs.replace(identity, validators=validators), here
+
+    return deviation
+
+
 ON_CUDA = replace(HERE, device="cuda:0")
 COMPILED = replace(HERE, engine="torch", settings={"mode": "compile"}, environment={"CXX": sys.executable})
 GENERATES = replace(
@@ -143,6 +173,13 @@ DEVIATIONS: dict[str, tuple[Callable[[], tuple[Identity, Surroundings]], str, st
     "engine": (here(machine=machine(engines={"onnxruntime": EngineFacts(name="x", version="1.32.0")})), "31", "1.32"),
     "library": (lock("library", build_id="0" * 40), "build_id 0", "build_id "),
     "kernel_source": (lock("kernel_source", build_id="0" * 40), "build_id 0", "build_id "),
+    "adapter": (foreign("adapter", code="sha256 0"), "code sha256 0", "code sha256 "),
+    "canary": (foreign("canary", cases="sha256 0"), "cases sha256 0", "cases sha256 "),
+    "canary off": (
+        foreign(here=replace(HERE, environment={**HERE.environment, "XPURUNTIME_CANARY": "off"})),
+        "result passed",
+        "result not compared",
+    ),
     "package": (lock("package", expect="0.9"), "0.9", str(xrt.__version__)),
     "compiler": (here(COMPILED, environment={"CXX": "no-such-compiler"}), "Python 3", "nothing"),
     "environment": (here(environment={"ORT_A": "3", "ORT_X": "1"}), "ORT_A 2, ORT_X", "ORT_X 1"),

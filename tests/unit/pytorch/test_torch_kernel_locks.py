@@ -8,7 +8,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime.errors import LockError
-from xpuruntime.ops import plugins
+from xpuruntime.ops import plugins, torch_kernels
 
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
@@ -48,6 +48,22 @@ def test_lock_has_the_distributions_and_replays_the_kernel(site, tmp_path):
     with xt.kernel_policy(lock=tmp_path / "step.lock"), xt.explain() as found:
         norm()
     assert {row.resolved for row in found.rows if row.op} == {WORD}
+
+
+def test_lock_has_the_adapter_and_what_its_kernel_was_compared_by(site, tmp_path, monkeypatch):
+    made = locked(tmp_path / "step.lock")
+    facts = {one.kind: one.expect for one in made.identity.validators if one.key == WORD}
+    assert facts["adapter"]["class"] == "torch_kernels.ForeignNorm"
+    assert facts["adapter"]["code"].startswith("sha256 ")
+    assert facts["canary"]["result"] == "passed"
+    monkeypatch.setenv("XPURUNTIME_CANARY", "off")
+    with pytest.raises(LockError, match="not compared"), xt.kernel_policy(lock=tmp_path / "step.lock"):
+        norm()
+    monkeypatch.delenv("XPURUNTIME_CANARY")
+    monkeypatch.setattr(torch_kernels, "module_digest", lambda name: f"sha256 of another {name}")
+    with pytest.raises(LockError) as broken, xt.kernel_policy(lock=tmp_path / "step.lock"):
+        norm()
+    assert {drift.code for drift in broken.value.drifts} == {"adapter", "canary"}
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,8 @@ _EXPECTED: dict[ValidatorKind, Any] = {
     ValidatorKind.ENGINE: dict[str, str | None],
     ValidatorKind.LIBRARY: dict[str, str | int] | None,
     ValidatorKind.KERNEL_SOURCE: dict[str, str | int] | None,
+    ValidatorKind.ADAPTER: dict[str, str] | None,
+    ValidatorKind.CANARY: dict[str, str] | None,
     ValidatorKind.CPU_ISA: list[str] | None,
     ValidatorKind.ENVIRONMENT: dict[str, str],
     ValidatorKind.PACKAGE: str | dict[str, str] | None,

@@ -45,7 +45,7 @@ _RELOCK = "xrt lock MODEL --upgrade-unit"
 #: Kinds of which locks of earlier releases have fewer.
 _ADDED = (
     ValidatorKind.LIBRARY, ValidatorKind.PACKAGE, ValidatorKind.COMPILER, ValidatorKind.KERNEL_SOURCE,
-    ValidatorKind.GENERATION, ValidatorKind.TOKENIZER,
+    ValidatorKind.ADAPTER, ValidatorKind.CANARY, ValidatorKind.GENERATION, ValidatorKind.TOKENIZER,
 )  # fmt: skip
 
 

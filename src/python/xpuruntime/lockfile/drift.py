@@ -29,6 +29,8 @@ class ValidatorKind(Code):
     ENGINE = "engine", "The engine: its version or its files."
     LIBRARY = "library", "A native library that the engine or a kernel uses."
     KERNEL_SOURCE = "kernel_source", "The build of xpuruntime's own kernels, or the code of a plugin's."
+    ADAPTER = "adapter", "The class that calls a kernel of another package: its name and code."
+    CANARY = "canary", "The comparison of a kernel with float64 before its first use: its inputs and its result."
     CPU_ISA = "cpu_isa", "The instruction sets of the processor."
     ENVIRONMENT = "environment", "Environment variables that change what runs."
     PACKAGE = "package", "The version of a Python package."
@@ -54,6 +56,8 @@ class DriftCode(Code):
     ENGINE = _of(ValidatorKind.ENGINE)
     LIBRARY = _of(ValidatorKind.LIBRARY)
     KERNEL_SOURCE = _of(ValidatorKind.KERNEL_SOURCE)
+    ADAPTER = _of(ValidatorKind.ADAPTER)
+    CANARY = _of(ValidatorKind.CANARY)
     CPU_ISA = _of(ValidatorKind.CPU_ISA)
     ENVIRONMENT = _of(ValidatorKind.ENVIRONMENT)
     PACKAGE = _of(ValidatorKind.PACKAGE)

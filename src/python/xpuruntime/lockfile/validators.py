@@ -30,7 +30,14 @@ from xpuruntime.lockfile.entries import (
     variables_of,
 )
 from xpuruntime.lockfile.records import Validator, stable_id
-from xpuruntime.ops.torch_kernels import distribution_facts, packages_of_kernel, source_of
+from xpuruntime.ops.torch_kernels import (
+    CANARY_VARIABLE,
+    adapter_facts,
+    canary_facts,
+    distribution_facts,
+    packages_of_kernel,
+    source_of,
+)
 from xpuruntime.policies.kernel_rules import SOURCE_PREFIXES
 from xpuruntime.runtime.cpu_and_memory import cpu_cores, cpu_quota
 from xpuruntime.runtime.libraries.identity import (
@@ -157,6 +164,9 @@ def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tu
         key = kernel if kernel.startswith(SOURCE_PREFIXES) else kernel.partition(".")[0]
         if not packages_of_kernel(kernel) or _plugin(key) is not None:
             expected[ValidatorKind.KERNEL_SOURCE, key] = _plugin(key)
+        if (adapter := adapter_facts(kernel)) is not None:
+            expected[ValidatorKind.ADAPTER, kernel] = adapter
+            expected[ValidatorKind.CANARY, kernel] = canary_facts(here.environment)
     return tuple(
         Validator(id=stable_id(kind, key), kind=kind, key=key, expect=value)
         for (kind, key), value in sorted(expected.items())
@@ -269,6 +279,10 @@ def _found(one: Validator, here: Surroundings, identity: Identity) -> Any:
         return _compiler(key, here.environment)
     if kind == ValidatorKind.KERNEL_SOURCE:
         return _core_identity() if key == CORE else _plugin(key)
+    if kind == ValidatorKind.ADAPTER:
+        return adapter_facts(key)
+    if kind == ValidatorKind.CANARY:
+        return canary_facts(here.environment)
     if kind == ValidatorKind.CALIBRATION:
         return None if here.calibration is None else dict(here.calibration)
     if kind in (ValidatorKind.GENERATION, ValidatorKind.TOKENIZER):
@@ -353,7 +367,12 @@ def _restore_command(one: Validator, expected: Any, found: Any, identity: Identi
         pin = expected.get("package")
         brought = f"the kernels {one.key} {expected.get('version', '')}".rstrip()
         return f"pip install {shlex.quote(pin)}" if pin else f"register {brought} that the lock was made with"
-    if kind == ValidatorKind.KERNEL_SOURCE:
+    if kind == ValidatorKind.CANARY and isinstance(found, dict) and expected["result"] != found["result"]:
+        off = expected["result"] != "passed"
+        return f"export {CANARY_VARIABLE}=off" if off else f"unset {CANARY_VARIABLE}"
+    if kind == ValidatorKind.ADAPTER and not expected["class"].startswith("xpuruntime."):
+        return f"install the package of {expected['class']} that the lock was made with"
+    if kind in (ValidatorKind.KERNEL_SOURCE, ValidatorKind.ADAPTER, ValidatorKind.CANARY):
         version = next(
             (v.expect for v in identity.validators if v.kind == ValidatorKind.PACKAGE and v.key == "xpuruntime"), None
         )

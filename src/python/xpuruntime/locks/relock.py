@@ -29,7 +29,14 @@ if TYPE_CHECKING:
 __all__ = ["LockResult", "lock"]
 
 #: Kinds of validators that an upgrade of a package may change.
-_OF_PACKAGES = (DriftCode.ENGINE, DriftCode.LIBRARY, DriftCode.PACKAGE, DriftCode.KERNEL_SOURCE)
+_OF_PACKAGES = (
+    DriftCode.ENGINE,
+    DriftCode.LIBRARY,
+    DriftCode.PACKAGE,
+    DriftCode.KERNEL_SOURCE,
+    DriftCode.ADAPTER,
+    DriftCode.CANARY,
+)
 #: Of entries and outputs: what follows from a change of the surroundings.
 _FOLLOWS = frozenset(DriftCode).difference(ValidatorKind, (DriftCode.SHAPES,))
 
@@ -295,7 +302,7 @@ def _packages(drift: Difference, old: Lock) -> set[str]:
     """Return the packages that a validator is of."""
     if drift.code == DriftCode.PACKAGE:
         return {drift.subject}
-    if drift.code == DriftCode.KERNEL_SOURCE:
+    if drift.code in (DriftCode.KERNEL_SOURCE, DriftCode.ADAPTER, DriftCode.CANARY):
         return {"xpuruntime"}
     return _engine_packages(old) | ({drift.subject} if drift.code == DriftCode.ENGINE else set())
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
 import os
@@ -25,6 +24,7 @@ from xpuruntime.ops.torch_kernels import (
     distribution_facts,
     environment_values,
     forget_torch_kernels,
+    module_digest,
     packages_of_kernel,
     register_torch_kernels,
     source_of,
@@ -47,7 +47,6 @@ __all__ = [
     "include_folder",
     "load_library",
     "load_plugins",
-    "module_digest",
     "plugin_facts",
     "register",
 ]
@@ -213,16 +212,6 @@ def facts_of_kernel(kernel: TorchKernel) -> dict[str, str]:
     if (facts := plugin_facts(kernel.id.partition(".")[0])) is not None:
         found["plugin"] = " ".join(facts.values())
     return found | environment_values(kernel)
-
-
-@functools.lru_cache(maxsize=256)
-def module_digest(name: str) -> str:
-    """Return the digest of the file of a module that is imported."""
-    file = getattr(sys.modules.get(name), "__file__", None)
-    try:
-        return "unreadable" if file is None else f"sha256 {file_digest(file)}"
-    except OSError:
-        return "unreadable"
 
 
 def _code_of(source: Any) -> Iterator[str]:

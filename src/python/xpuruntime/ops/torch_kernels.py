@@ -8,8 +8,10 @@ Nothing here imports PyTorch or a package that has such kernels: that happens wh
 from __future__ import annotations
 
 import fnmatch
+import functools
 import importlib
 import os
+import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +26,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = [
+    "CANARY_VARIABLE",
     "Operand",
     "Saved",
     "TorchCall",
     "TorchKernel",
+    "adapter_facts",
     "automatic_torch_kernels",
+    "canary_facts",
+    "compares",
     "distribution_facts",
     "environment_of",
     "environment_values",
@@ -36,6 +42,7 @@ __all__ = [
     "forget_torch_kernels",
     "is_torch_kernel",
     "missing_distributions",
+    "module_digest",
     "packages_of_kernel",
     "register_torch_kernels",
     "registered_torch_kernels",
@@ -55,6 +62,9 @@ _ADAPTERS = {
 }
 #: What loads kernels that are named by where they come from.
 _SOURCES = "xpuruntime.pytorch.providers.sources"
+
+#: ``off`` leaves the comparison with float64 out.
+CANARY_VARIABLE = "XPURUNTIME_CANARY"
 
 _lock = threading.RLock()
 _registered: dict[str, TorchKernel] = {}
@@ -308,6 +318,43 @@ def environment_of(word: str) -> tuple[str, ...]:
     if not is_torch_kernel(word):
         return ()
     return tuple(dict.fromkeys(pattern for kernel in _every(word) for pattern in kernel.environment))
+
+
+@functools.lru_cache(maxsize=256)
+def module_digest(name: str) -> str:
+    """Return the digest of the file of a module, which is not imported for that."""
+    loaded = sys.modules.get(name)
+    file = getattr(loaded, "__file__", None) if loaded is not None else _file_of(name)
+    try:
+        return "unreadable" if file is None else f"sha256 {file_digest(file)}"
+    except OSError:
+        return "unreadable"
+
+
+def _file_of(name: str) -> str | None:
+    package, *rest = name.split(".")
+    folder = getattr(sys.modules.get(package), "__path__", [None])[0]
+    return None if folder is None else f"{Path(folder, *rest)}.py"
+
+
+def adapter_facts(word: str) -> dict[str, str] | None:
+    """Return the class that calls a kernel of another package, and the digest of its code; ``None`` for no such."""
+    kernel = next(iter(_every(word)), None) if is_torch_kernel(word) else None
+    if kernel is None:
+        return None
+    kind = type(kernel)
+    return {"class": f"{kind.__module__}.{kind.__qualname__}", "code": module_digest(kind.__module__)}
+
+
+def compares(environment: Mapping[str, str] = os.environ) -> bool:
+    """Say whether kernels of other packages are compared with float64 before their first use."""
+    return environment.get(CANARY_VARIABLE, "").strip().lower() != "off"
+
+
+def canary_facts(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return what a kernel that serves was compared by, and that it passed; a kernel that fails cannot serve."""
+    cases = " ".join(module_digest(f"xpuruntime.pytorch.providers.{name}") for name in ("canary", "operations"))
+    return {"cases": cases, "result": "passed" if compares(environment) else "not compared"}
 
 
 def distribution_facts(name: str) -> dict[str, str] | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from xpuruntime import _core
+from xpuruntime.ops.torch_kernels import compares
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.call import last_of_range, phase_of
 from xpuruntime.pytorch.call_scope import module_paths
@@ -29,7 +30,7 @@ from xpuruntime.pytorch.explanation.requested import (
     uncertain,
 )
 from xpuruntime.pytorch.providers.bound import BoundKernel
-from xpuruntime.pytorch.providers.canary import NOT_COMPARED, compares
+from xpuruntime.pytorch.providers.canary import NOT_COMPARED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

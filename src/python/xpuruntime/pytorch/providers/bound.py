@@ -17,6 +17,7 @@ from xpuruntime.ops.torch_kernels import (
     TorchCall,
     TorchKernel,
     automatic_torch_kernels,
+    compares,
     find_torch_kernel,
     is_torch_kernel,
     missing_distributions,
@@ -24,7 +25,7 @@ from xpuruntime.ops.torch_kernels import (
 from xpuruntime.policies.advisories import AdvisedCall, Platform, advisories, holding
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import thread_policy
-from xpuruntime.pytorch.providers.canary import canary_rejection, compares
+from xpuruntime.pytorch.providers.canary import canary_rejection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,7 +11,6 @@ times, for the same packages, variables, device and driver.
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,13 +20,13 @@ import torch
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.measuring.rounds import KernelTiming, Replacement
 from xpuruntime.ops import tuned_records
-from xpuruntime.ops.plugins import facts_of_kernel, module_digest
-from xpuruntime.ops.torch_kernels import Saved
+from xpuruntime.ops.plugins import facts_of_kernel
+from xpuruntime.ops.torch_kernels import CANARY_VARIABLE, Saved, canary_facts
 from xpuruntime.policies import TuningPolicy
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import thread_policy
 from xpuruntime.pytorch.dispatch.tuning import as_tuning
-from xpuruntime.pytorch.providers.operations import OPERATIONS, rope
+from xpuruntime.pytorch.providers.operations import OPERATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,12 +35,10 @@ if TYPE_CHECKING:
 
     from xpuruntime.ops.torch_kernels import TorchCall, TorchKernel
 
-__all__ = ["CASES", "NOT_COMPARED", "VARIABLE", "canary_rejection", "cases_digest", "compares"]
+__all__ = ["CASES", "NOT_COMPARED", "canary_rejection"]
 
-#: ``off`` leaves the comparison out.
-VARIABLE = "XPURUNTIME_CANARY"
-#: What evidence says of a call then.
-NOT_COMPARED = f"not compared with float64: {VARIABLE} is off"
+#: What evidence says of a call that is served without the comparison.
+NOT_COMPARED = f"not compared with float64: {CANARY_VARIABLE} is off"
 
 #: Largest error, as a share of the largest number of the result in float64.
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 8e-3, torch.bfloat16: 4e-2}
@@ -65,11 +62,6 @@ class Case(NamedTuple):
     what: str
     operands: dict[str, Tensor]
     attributes: dict[str, Any]
-
-
-def compares() -> bool:
-    """Say whether kernels of other packages are compared with float64 before their first use."""
-    return os.environ.get(VARIABLE, "").strip().lower() != "off"
 
 
 def canary_rejection(kernel: TorchKernel, call: TorchCall, describe: Callable[..., TorchCall]) -> str:
@@ -118,12 +110,7 @@ def _held_by(kernel: TorchKernel) -> dict[str, str]:
     from xpuruntime import __version__
 
     versions = {"xpuruntime": __version__, "torch": str(torch.__version__), "cuda": str(torch.version.cuda)}
-    return versions | facts_of_kernel(kernel) | {"cases": cases_digest()}
-
-
-def cases_digest() -> str:
-    """Return digests of the files with the cases and with the definitions that these are compared with."""
-    return f"{module_digest(__name__)} {module_digest(rope.__module__)}"
+    return versions | facts_of_kernel(kernel) | {"cases": canary_facts()["cases"]}
 
 
 def _apart(run: Callable[[], tuple[str, bool]], device: str) -> tuple[str, bool]:
@@ -172,7 +159,10 @@ def _verdict(
         if wrong:
             return f"it is wrong for {case.what}: {wrong}", True
     if not compared:
-        return f"it supports none of the inputs that it is compared for; {VARIABLE}=off leaves the comparison out", True
+        return (
+            f"it supports none of the inputs that it is compared for; {CANARY_VARIABLE}=off leaves the comparison out",
+            True,
+        )
     return "", True
 
 

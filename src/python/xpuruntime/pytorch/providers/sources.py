@@ -104,12 +104,11 @@ class _Layer(_Function):
         return super().supports(call)
 
 
-@functools.lru_cache(maxsize=256)
 def kernel_of_source(word: str, op: str) -> TorchKernel:
     """Return the kernel that a word names by its source, for an operation."""
     kind, _, rest = word.partition(":")
     if kind == "hf":
-        return _Layer(word, op, _layer_of(rest))
+        return _made(_Layer, word, op, _layer_of(rest))
     module, _, name = rest.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name, None)
@@ -117,9 +116,16 @@ def kernel_of_source(word: str, op: str) -> TorchKernel:
         raise InputError(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise InputError(f"{module} has no operator {name}")
-    return _Function(word, op, found)
+    return _made(_Function, word, op, found)
 
 
+@functools.lru_cache(maxsize=256)
+def _made(kind: type[_Function], word: str, op: str, found: Any) -> TorchKernel:
+    """Return the kernel of what a word names now: a module may have been imported anew."""
+    return kind(word, op, found)
+
+
+@functools.lru_cache(maxsize=256)
 def _layer_of(source: str) -> Any:
     place, _, name = source.rpartition("/")
     repository, _, pin = place.rpartition("@")
