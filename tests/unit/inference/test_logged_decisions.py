@@ -150,12 +150,14 @@ def test_run_is_untouched_without_a_provider() -> None:
         assert session.run.__module__.startswith("xpuruntime.engines.")
 
 
-def test_steps_of_long_operations_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_steps_of_long_operations_are_logged(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     caplog.set_level(logging.INFO, logger="xpuruntime.steps")
     xrt.verify(MODEL, POLICY, only=["evidence", "start"])
     xrt.compare_engines(MODEL, ["null", "onnxruntime@cpu"], device="cpu", runs=1, search=False)
     xrt.determinism(MODEL, "run_to_run", trials=2, **POLICY["execution"])
-    steps = logged(caplog, "steps", "step")
+    xrt.lock(MODEL, POLICY, tmp_path / "model.lock")
+    *steps, observing, running, measuring = logged(caplog, "steps", "step")
+    assert [one["of"] for one in (observing, running, measuring)] == [3, 3, 3]
     assert [(one["step"], one["number"], one["of"]) for one in steps] == [
         ("evidence", 1, 2), ("start", 2, 2), ("null", 1, 2), ("onnxruntime@cpu", 2, 2), ("run_to_run", 1, 1),
     ]  # fmt: skip

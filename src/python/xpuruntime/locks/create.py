@@ -25,6 +25,7 @@ from xpuruntime.locks.figures import check_batches, measure_ratios, memory_of_se
 from xpuruntime.measuring.conditions import between, moment
 from xpuruntime.measuring.rounds import rounds_of
 from xpuruntime.policies import Policy
+from xpuruntime.runtime.telemetry import log_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,6 +60,8 @@ def create_lock(
     options.pop("lock", None)
     batches = check_batches(batches)
     stated = None if policy is None else without_lock(Policy.coerce(policy))
+    steps = 3 if measure else 2
+    log_step("observing", 1, steps)
     with InferenceSession(model, policy=stated, **options) as first:
         source = first.policy
         feeds = _feeds(first, shapes, inputs, before)
@@ -71,6 +74,7 @@ def create_lock(
         engine, device, machine = first.plan.engine, first.plan.device, first._machine
     pinned = locked_policy(source, engine, device, calls)
     again = {name: options[name] for name in ("calibration", "trust", "registry", "machine") if name in options}
+    log_step("running as locked", 2, steps)
     with InferenceSession(model, policy=pinned, **again) as session:
         report = session.explain(feeds, runs=1)
         _check_same_kernels(calls, call_entries(report.decisions, ()))
@@ -90,6 +94,7 @@ def create_lock(
         outputs, samples = _outputs(runs, source, session.model.random_outputs)
         measured = Measured(samples=samples)
         if measure:
+            log_step("measuring", 3, steps)
             measured = _measured(session, model, feeds, source, samples, {**options, "policy": stated}, call)
             if batches:
                 measured = _with_batches(measured, session, model, at.inputs, batches, bool(options.get("trust")))
