@@ -314,6 +314,8 @@ def _model(node: Any, opset: int, feeds: dict[str, Any], *, fixed: bool, opened:
             inner.attribute.append(helper.make_attribute(formal, feeds[name].tolist()))
     if any(one.name not in schema.attributes for one in inner.attribute):
         return None
+    if inner.op_type == "Mod" and feeds[inner.input[0]].dtype.kind == "f" and not any(a.i for a in inner.attribute):
+        return None  # ONNX wants fmod for floats
     used = list(dict.fromkeys(name for name in inner.input if name))
     constants = used[1:] if fixed else []
     if fixed and not constants:

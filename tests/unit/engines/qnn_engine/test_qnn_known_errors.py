@@ -149,6 +149,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"x": np.int32([[777777777, -999999999]]), "k": np.int32([[1900000000, 5]])},
         {},
     ),
+    "mod-of-8-bits": (
+        "uint8[1, 3] x, uint8[1, 3] k) => (uint8[1, 3] y) { y = Mod (x, k) }",
+        {"x": np.uint8([[7, 8, 9]]), "k": np.uint8([[4, 3, 2]])},
+        {},
+    ),
     "pow-of-negative-zero": (
         "float[1, 3] x) => (float[1, 3] y) { y = Pow (x, k) }",
         {"x": F32([[-0.0, -1e-9, 2.5]])},
