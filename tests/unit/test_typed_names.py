@@ -57,3 +57,22 @@ def test_no_public_name_is_any_and_a_wrong_keyword_is_an_error(tmp_path: Path) -
     errors = [line for line in found.splitlines() if " error: " in line and line.startswith("user.py")]
     assert len(errors) == 3, errors
     assert "fp17" in errors[0]
+
+
+def test_results_have_the_types_of_what_goes_in(tmp_path: Path) -> None:
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    text = """
+import numpy as np
+import xpuruntime as xrt
+import xpuruntime.pytorch as xrt_torch
+x = np.ones((2, 2), np.float32)
+def step(rows: int) -> float: ...
+def run(session: xrt.InferenceSession, buffers: dict[str, memoryview]) -> None:
+    reveal_type(session.run({"x": x})["y"])
+    reveal_type(session.run(buffers)["y"])
+reveal_type(xrt.ops.matmul(x, x))
+reveal_type(xrt.ops.conv2d(x, x))
+reveal_type(xrt_torch.capture_graph(step, [1])(1))
+"""
+    kinds = re.findall(r'Revealed type is "([\w.]*)', check(tmp_path, text))
+    assert [kind.rpartition(".")[2] for kind in kinds] == ["ndarray", "memoryview", "ndarray", "ndarray", "float"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Never, Unpack
 
+    from numpy.typing import NDArray
+
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.base import Binding, LoadedModel
     from xpuruntime.engines.model import ModelInfo, TensorInfo
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["InferenceSession"]
+
+ArrayT = TypeVar("ArrayT")
 
 
 class InferenceSession:
@@ -234,6 +238,14 @@ class InferenceSession:
         """The lock that the session was opened under, if any."""
         return None if self._lock is None else self._lock.lock
 
+    @overload
+    def run(
+        self, inputs: Mapping[str, NDArray[Any]], stream: Any = None, outputs: Sequence[str] | None = None
+    ) -> dict[str, NDArray[Any]]: ...
+    @overload
+    def run(
+        self, inputs: Mapping[str, ArrayT], stream: Any = None, outputs: Sequence[str] | None = None
+    ) -> dict[str, ArrayT]: ...
     def run(
         self, inputs: Mapping[str, Any], stream: Any = None, outputs: Sequence[str] | None = None
     ) -> dict[str, Any]:

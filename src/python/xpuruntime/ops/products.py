@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from xpuruntime import _core
 from xpuruntime.argument_types import FLAG, check_types
@@ -25,9 +25,42 @@ __all__ = [
     "matmul",
 ]
 
+ArrayT = TypeVar("ArrayT")
 _op_matmul = _core.op_matmul
 
 
+@overload
+def matmul(
+    a: ArrayT,
+    b: Any,
+    bias: Any = ...,
+    activation: str | None = ...,
+    out: Any = ...,
+    *,
+    scale_a: Any = ...,
+    scale_b: Any = ...,
+    out_dtype: None = ...,
+    kernel: str | Sequence[str] | None = ...,
+    policy: Any = ...,
+    stream: Any = ...,
+    phase: str | None = ...,
+) -> ArrayT: ...
+@overload
+def matmul(
+    a: Any,
+    b: Any,
+    bias: Any = ...,
+    activation: str | None = ...,
+    out: Any = ...,
+    *,
+    scale_a: Any = ...,
+    scale_b: Any = ...,
+    out_dtype: str,
+    kernel: str | Sequence[str] | None = ...,
+    policy: Any = ...,
+    stream: Any = ...,
+    phase: str | None = ...,
+) -> Any: ...
 def matmul(
     a: Any,
     b: Any,
@@ -92,7 +125,7 @@ def matmul(
 
 
 def conv2d(
-    x: Any,
+    x: ArrayT,
     weight: Any,
     bias: Any = None,
     *,
@@ -106,7 +139,7 @@ def conv2d(
     policy: Any = None,
     stream: Any = None,
     phase: str | None = None,
-) -> Any:
+) -> ArrayT:
     """Return ``activation(x convolved with weight + bias)``, by PyTorch's convention: the kernel is not flipped.
 
     Parameters
@@ -137,13 +170,14 @@ def conv2d(
         As for `matmul`.
     """
     here = call_context(policy, kernel, "conv")
-    return _core.op_conv2d(
+    result: ArrayT = _core.op_conv2d(
         here, x, weight, bias, out, *_window(stride, padding, dilation, groups), activation, phase, stream
     )
+    return result
 
 
 def conv2d_input_gradient(
-    grad_out: Any,
+    grad_out: ArrayT,
     weight: Any,
     input_size: int | Sequence[int],
     *,
@@ -155,7 +189,7 @@ def conv2d_input_gradient(
     kernel: str | Sequence[str] | None = None,
     policy: Any = None,
     stream: Any = None,
-) -> Any:
+) -> ArrayT:
     """Return the gradient of `conv2d` for x.
 
     Parameters
@@ -182,14 +216,15 @@ def conv2d_input_gradient(
         As for `matmul`.
     """
     here = call_context(policy, kernel, "conv")
-    return _core.op_conv2d_input_gradient(
+    result: ArrayT = _core.op_conv2d_input_gradient(
         here, grad_out, weight, grad_x, (_integers(input_size, "input_size", (1, 2)) * 2)[:2],
         *_window(stride, padding, dilation, groups), stream,
     )  # fmt: skip
+    return result
 
 
 def conv2d_weight_gradient(
-    grad_out: Any,
+    grad_out: ArrayT,
     x: Any,
     kernel_size: int | Sequence[int],
     *,
@@ -201,7 +236,7 @@ def conv2d_weight_gradient(
     kernel: str | Sequence[str] | None = None,
     policy: Any = None,
     stream: Any = None,
-) -> Any:
+) -> ArrayT:
     """Return the gradient of `conv2d` for weight.
 
     That for the bias needs no kernel: it is the sum of `grad_out` over all dimensions but the second.
@@ -230,10 +265,11 @@ def conv2d_weight_gradient(
         As for `matmul`.
     """
     here = call_context(policy, kernel, "conv")
-    return _core.op_conv2d_weight_gradient(
+    result: ArrayT = _core.op_conv2d_weight_gradient(
         here, grad_out, x, grad_weight, (_integers(kernel_size, "kernel_size", (1, 2)) * 2)[:2],
         *_window(stride, padding, dilation, groups), stream,
     )  # fmt: skip
+    return result
 
 
 def _window(

@@ -165,7 +165,7 @@ class EngineSuite:
     def test_inputs_not_a_dict(self, mlp: Path) -> None:
         """An array instead of a dict is refused with the form that works."""
         with self.open(mlp) as session, pytest.raises(xrt.InputError, match="dict of name to array"):
-            session.run(self._x())  # type: ignore[arg-type]
+            session.run(self._x())  # type: ignore[call-overload]
 
     def test_non_contiguous(self, mlp: Path) -> None:
         """Copied once and said so; refused under strict."""

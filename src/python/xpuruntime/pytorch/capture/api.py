@@ -17,7 +17,7 @@ from xpuruntime.pytorch.capture.captured_state import captured_state_of, obstacl
 from xpuruntime.pytorch.capture.captured_state import make_capturable as change
 from xpuruntime.pytorch.capture.graph_recorder import CudaRecorder
 from xpuruntime.pytorch.capture.scoped_capture import GraphBlock
-from xpuruntime.pytorch.capture.step import CapturedStep
+from xpuruntime.pytorch.capture.step import CapturedStep, R
 from xpuruntime.pytorch.capture.step_program import StepProgram
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def capture_graph(
 ) -> GraphBlock: ...
 @overload
 def capture_graph(
-    fn: Callable[..., Any],
+    fn: Callable[..., R],
     sample_inputs: Any = None,
     *,
     optimizer: Any = None,
@@ -61,7 +61,7 @@ def capture_graph(
     capture_optimizer: bool = True,
     make_capturable: bool = False,
     compile: bool | Mapping[str, Any] = False,
-) -> CapturedStep: ...
+) -> CapturedStep[R]: ...
 
 
 def capture_graph(
@@ -81,7 +81,7 @@ def capture_graph(
     make_capturable: bool = False,
     compile: bool | Mapping[str, Any] = False,
     warmup_iters: int = _BLOCK_WARMUP,
-) -> GraphBlock | CapturedStep:
+) -> GraphBlock | CapturedStep[Any]:
     """Capture a whole training step, or a ``with`` block, into a CUDA graph, so that the host launches it at once.
 
     ``step = capture_graph(fn, sample_inputs, optimizer=optimizer)`` returns a step; ``step(*batch)`` does what
@@ -213,7 +213,7 @@ def capture_graph(
             raise UnsupportedOperationError(msg)
         if not capture_optimizer:
             notes.append("the optimizer steps after each replay, as capture_optimizer=False asks")
-    step = CapturedStep(
+    step: CapturedStep[Any] = CapturedStep(
         work,
         used,
         device,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.capture.step_program import StepProgram
 
 __all__ = ["CapturedStep"]
+
+R = TypeVar("R")
 
 #: A first step may have to run eagerly, because the optimizer makes its state there. More say that it always does.
 _MOST_POSTPONED = 3
@@ -77,7 +79,7 @@ class _Graph:
                 parameter.grad = gradient
 
 
-class CapturedStep:
+class CapturedStep(Generic[R]):
     """A step that replays a graph where it can, and runs eagerly where it must. Made by `capture_graph`.
 
     One thread at a time calls it. See `capture_graph` for what a call does.
@@ -124,7 +126,7 @@ class CapturedStep:
         for reason in [*self._first_reasons, *([why_eager] if why_eager else [])]:
             self._warn(reason)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
         """Do one step on these inputs. Returns what ``fn`` returned, apart from autograd."""
         if self._lock.locked():
             msg = (
@@ -133,7 +135,8 @@ class CapturedStep:
             )
             raise UnsupportedOperationError(msg)
         with self._lock:  # an exception between a call of acquire() and a try block would leave it locked
-            return self._call(args, kwargs)
+            result: R = self._call(args, kwargs)
+            return result
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._order()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch.nn import functional
@@ -34,6 +34,28 @@ _COMPILED_TRANSFORM = (
 )
 
 
+@overload
+def fused_layernorm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = ...,
+    bias: Tensor | None = ...,
+    eps: float = ...,
+    *,
+    residual: None = ...,
+    kernel: str | None = ...,
+) -> Tensor: ...
+@overload
+def fused_layernorm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = ...,
+    bias: Tensor | None = ...,
+    eps: float = ...,
+    *,
+    residual: Tensor,
+    kernel: str | None = ...,
+) -> tuple[Tensor, Tensor]: ...
 def fused_layernorm(
     input: Tensor,
     normalized_shape: int | Sequence[int],
@@ -98,6 +120,26 @@ def fused_layernorm(
     return out if residual is None else (out, total)
 
 
+@overload
+def fused_rms_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = ...,
+    eps: float | None = ...,
+    *,
+    residual: None = ...,
+    kernel: str | None = ...,
+) -> Tensor: ...
+@overload
+def fused_rms_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = ...,
+    eps: float | None = ...,
+    *,
+    residual: Tensor,
+    kernel: str | None = ...,
+) -> tuple[Tensor, Tensor]: ...
 def fused_rms_norm(
     input: Tensor,
     normalized_shape: int | Sequence[int],
