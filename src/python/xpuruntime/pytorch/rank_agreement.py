@@ -156,25 +156,38 @@ class RankAgreement:
         if self._store is None:
             return
         RankAgreement.active = self._outer
-        self._hook.remove()
+        if self._hook is not None:
+            self._hook.remove()
         if self._times is not None:
             self._times.close()
         if error is not None and self._failure is None and _is_of_collective(error):
             self._find_lost()
+        if error is None and self._failure is None:
+            self._leave()
         with self._guard:
             failed, reason = self._failure or (-1, "")
             if error is not None and self._failure is None:
                 failed, reason = self.rank, _shown(error)
             self._mine = self._mine._replace(left=True, failed=failed, reason=reason)
         self._ended.set()
-        try:
-            self._write()
-        except Exception:  # the store is gone, with whoever keeps it
-            if error is None and self._failure is None:
-                raise
+        if error is not None or self._failure is not None:
+            with contextlib.suppress(Exception):  # of a store that is gone
+                self._write()
         self._store = None
         if self._failure is not None and self._failure[0] != self.rank and (error is None or _is_of_collective(error)):
             raise self._error() from error
+
+    def _leave(self) -> None:
+        """Say that this rank has done all; the first one, which may keep the store, waits until all have."""
+        with self._guard:
+            self._mine = self._mine._replace(left=True)
+        try:
+            self._write()
+            while self.rank == 0 and self._failure is None and not all(sign.left for sign, _, _ in self._seen.values()):
+                time.sleep(0.005)
+                self._look()
+        except Exception as error:
+            self._store_lost(error)
 
     def note(self, text: str) -> None:
         """Have others that wait for this rank say what it met."""
@@ -334,14 +347,16 @@ class RankAgreement:
 
     def _find_lost(self) -> None:
         """Find the rank because of which a collective has failed: one that says so, or gives no sign of life."""
-        patience = min(_SILENT * self._timeout, _MISSED * _LONGEST)
         begun = time.monotonic()
+        patience = min(_SILENT * self._timeout, _MISSED * _LONGEST)
+        before = {rank: sign.written for rank, (sign, _, _) in self._seen.items()}
         while self._failure is None and not self._ended.wait(0.02):
-            silent = [rank for rank, (sign, living, _) in self._seen.items() if living < begun and not sign.left]
+            silent = [  # one sign may have been written before
+                rank for rank, (sign, _, _) in self._seen.items() if sign.written < before[rank] + 2 and not sign.left
+            ]
             if not silent:
-                if time.monotonic() - begun > min(self._timeout / _SIGNS, _LONGEST):
-                    return
-            elif time.monotonic() - begun > patience:
+                return
+            if time.monotonic() - begun > patience:
                 self._fail(silent[0], self._silence(silent[0], patience))
 
     def _error(self) -> EngineError:
