@@ -113,6 +113,7 @@ COLUMNS = (
 )
 PAGES = {"onnxruntime": "onnxruntime", "openvino": "openvino", "qnn": "qnn", "tensorrt": "tensorrt"}
 PAGES |= {"tensorrt-rtx": "tensorrt", "torch": "torch", "null": "null", "onnxruntime-genai": "onnxruntime-genai"}
+PAGES |= {"openvino-genai": "openvino-genai"}
 
 #: The models that are planned, with a size for each open dimension: engines that compile for sizes need them.
 SIZES = {"encoder.onnx": {"ids": [2, 16]}, "convnet.onnx": {"image": [2, 3, 32, 32]}}
@@ -265,6 +266,7 @@ CLASSES = {
     "tensorrt-rtx": "tensorrt.model:TensorRtModel",
     "torch": "torch.model:TorchModel",
     "onnxruntime-genai": "onnxruntime_genai.model:GenAiModel",
+    "openvino-genai": "openvino_genai.model:PipelineModel",
     "null": "null:NullModel",
 }
 
@@ -285,7 +287,7 @@ def facts_table() -> Iterator[str]:
             continue
         words = ", ".join(f"`{word}`" for word in (engine.name, *engine.aliases))
         formats = {"onnx": "ONNX", "pt2": "`.pt2`", "torch": "`nn.Module`", "genai": "a folder"}
-        formats["transformers"] = "a folder of transformers"
+        formats |= {"transformers": "a folder of transformers", "openvino-genai": "a folder of OpenVINO"}
         yield (
             f"| [{engine.name}]({PAGES[engine.name]}.md) | {words} | {', '.join(formats[f] for f in engine.formats)} "
             f"| {f'`xpuruntime[{engine.extra}]`' if engine.extra else 'the core'} "

@@ -29,6 +29,7 @@ from xpuruntime.engines.openvino.options import CPU_OPTIONS as OPENVINO_CPU_OPTI
 from xpuruntime.engines.openvino.options import GPU_OPTIONS as OPENVINO_GPU_OPTIONS
 from xpuruntime.engines.openvino.options import GRAPH_OPTIONS as OPENVINO_GRAPH_OPTIONS
 from xpuruntime.engines.openvino.options import NPU_OPTIONS as OPENVINO_NPU_OPTIONS
+from xpuruntime.engines.openvino_genai.controls import OPTIONS as PIPELINE_OPTIONS
 from xpuruntime.engines.qnn.options import GRAPH_OPTIONS as QNN_GRAPH_OPTIONS
 from xpuruntime.engines.qnn.options import OPTIONS as QNN_OPTIONS
 from xpuruntime.engines.qnn.options import SOCS
@@ -152,6 +153,7 @@ PARTS: dict[str, tuple[tuple[str, Mapping[str, Option]], ...]] = {
     ),
     "torch.md": (("Of the session", TORCH_OPTIONS),),
     "onnxruntime-genai.md": (("Of the session", GENAI_OPTIONS),),
+    "openvino-genai.md": (("Of the pipeline", PIPELINE_OPTIONS),),
 }
 
 
@@ -163,6 +165,7 @@ TITLES = {
     "tensorrt.md": "TensorRT",
     "torch.md": "PyTorch",
     "onnxruntime-genai.md": "ONNX Runtime GenAI",
+    "openvino-genai.md": "OpenVINO GenAI",
 }
 
 

@@ -53,7 +53,7 @@ def test_words_are_completed(shell: str, line: str, words: list[str]) -> None:
 
 def test_engines_of_a_list_are_completed_once() -> None:
     found = complete("bash", "xrt compare model.onnx --engines openvino,o").split()
-    assert found == ["openvino,onnxruntime", "openvino,onnxruntime-genai"]
+    assert found == ["openvino,onnxruntime", "openvino,onnxruntime-genai", "openvino,openvino-genai"]
 
 
 @pytest.mark.parametrize("shell", [*SHELLS, "unknown"])

@@ -100,8 +100,10 @@ def test_switches_take_no_value(xrt: Callable[..., Any], command: str, wide: int
 
 
 def test_values_are_completed() -> None:
-    assert set(engines("o")) == {"onnxruntime", "onnxruntime-genai", "openvino"}
-    assert set(engines("openvino,o")) == {"openvino,onnxruntime", "openvino,onnxruntime-genai"}
+    assert set(engines("o")) == {"onnxruntime", "onnxruntime-genai", "openvino", "openvino-genai"}
+    assert set(engines("openvino,o")) == {
+        f"openvino,{name}" for name in ("onnxruntime", "onnxruntime-genai", "openvino-genai")
+    }
     assert devices("cu") == ["cuda:0"]
     assert set(devices("")) >= {"cpu", "npu", "gpu", "auto"}
     assert precisions("f") == ["fp32", "fp16"]

@@ -54,6 +54,7 @@ _FACTS = (
         loadable=True,
         providers=("CUDAExecutionProvider", "CPUExecutionProvider"),
     ),
+    EngineFacts(name="openvino-genai", version="2026.4.1", loadable=True, detail={"openvino": "2026.4.1"}),
 )
 _GPU = CudaFacts(
     index=0, name="GPU", compute_capability=(8, 9), total_memory=1 << 34, sm_count=80, driver_version=(13, 0),
@@ -93,6 +94,7 @@ _ASKED: dict[tuple[str, str], dict[str, Any]] = {
         "threads": 2,
         "provider_options": {"onnxruntime-genai": {"enable_mem_pattern": False}},
     },
+    ("openvino-genai", "cpu"): {"threads": 2, "provider_options": {"openvino-genai": {"ATTENTION_BACKEND": "SDPA"}}},
 }
 _KERNELS = {"rules": [{"match": {"node": "mm*"}, "precision": "fp32"}]}
 
@@ -114,6 +116,12 @@ def _request(engine: str, device: str, folder: Path) -> Request:
         info = inspect_module(torch.nn.Linear(4, 4).eval(), (torch.zeros(2, 4),))
     elif engine == "onnxruntime-genai":
         info = read_model(write_folder(folder / "decoder"))
+    elif engine == "openvino-genai":
+        for name in ("openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.xml"):
+            (folder / name).touch()
+        sizes = '{"model_type": "llama", "vocab_size": 8, "max_position_embeddings": 8}'
+        (folder / "config.json").write_text(sizes)
+        info = read_model(folder)
     else:
         info = inspect_model(models.save(models.mlp(batch=2), folder))
     policy = Policy.coerce({"execution": _ASKED[engine, device], "kernels": {} if engine == "torch" else _KERNELS})
@@ -134,6 +142,7 @@ def test_every_engine_is_swept() -> None:
         "onnxruntime",
         "onnxruntime_genai",
         "openvino",
+        "openvino_genai",
         "qnn",
         "tensorrt",
         "torch",

@@ -104,6 +104,7 @@ _BUILTIN = (
     ("xpuruntime.engines.qnn", "QnnEngine"),
     ("xpuruntime.engines.torch", "TorchEngine"),
     ("xpuruntime.engines.onnxruntime_genai", "OnnxRuntimeGenAiEngine"),
+    ("xpuruntime.engines.openvino_genai", "OpenVinoGenAiEngine"),
     ("xpuruntime.engines.null", "NullEngine"),
 )
 

@@ -55,6 +55,10 @@ _LIBRARIES: dict[str, tuple[str, ...]] = {
     ),
     "onnxruntime-genai": ("libonnxruntime-genai*.so*", "libonnxruntime.so*", "libonnxruntime_providers_cuda.so*"),
     "openvino": ("libopenvino.so*", "libopenvino_intel_*_plugin.so*", "libopenvino_onnx_frontend.so*", "libtbb.so*"),
+    "openvino-genai": (
+        "libopenvino_genai*.so*", "libopenvino.so*", "libopenvino_intel_cpu_plugin.so*", "libopenvino_tokenizers.so*",
+        "libtbb.so*",
+    ),
     "qnn": (
         "onnxruntime_pybind11_state*", "libonnxruntime_providers_qnn.so*", "libQnnHtp.so*", "libQnnHtpPrepare.so*",
         "libHtpPrepare.so*", "libQnnCpu.so*", "libQnnGpu.so*", "libQnnIr.so*",
@@ -81,6 +85,7 @@ _VARIABLES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("ORT_*", "ONNX_*", "ONNXRUNTIME_*", "MLAS_*"),
     "onnxruntime-genai": ("ORTGENAI_*", "ORT_*", "ONNX_*", "ONNXRUNTIME_*", "MLAS_*"),
     "openvino": ("OV_*", "OPENVINO_*", "ONEDNN_*", "DNNL_*", "TBB_*"),
+    "openvino-genai": ("OV_*", "OPENVINO_*", "ONEDNN_*", "DNNL_*", "TBB_*"),
     "qnn": ("QNN_*", "ORT_*", "ADSP_LIBRARY_PATH"),
     "tensorrt": ("TRT_*", "TENSORRT_*"),
     "torch": (
@@ -121,6 +126,7 @@ _PACKAGES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("onnxruntime-gpu", "onnxruntime-rocm", "onnxruntime-directml", "onnxruntime"),
     "onnxruntime-genai": ("onnxruntime-genai", "onnxruntime-genai-cuda"),
     "openvino": ("openvino",),
+    "openvino-genai": ("openvino-genai",),
     "qnn": ("onnxruntime-qnn",),
     "tensorrt": ("tensorrt-rtx", "tensorrt-cu13", "tensorrt-cu12", "tensorrt"),
     "torch": ("torch",),

@@ -44,7 +44,7 @@ GENERATION_CONFIG = "genai_config.json"
 #: Configuration of a model of transformers.
 MODEL_CONFIG = "config.json"
 #: Formats of folders with a language model that engines generate with.
-GENERATION_FORMATS = ("genai", "transformers")
+GENERATION_FORMATS = ("genai", "transformers", "openvino-genai")
 
 _REEXPORT = "export the model to ONNX (.onnx) and give that file"
 
