@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["Generation", "GenerationSession"]
 
 _FOLDERS = (
-    "name a folder that `python -m onnxruntime_genai.models.builder` or save_pretrained of transformers wrote; "
-    "InferenceSession runs others"
+    "name a folder that `python -m onnxruntime_genai.models.builder`, save_pretrained of transformers or "
+    "`optimum-cli export openvino` wrote; InferenceSession runs others"
 )
 
 
@@ -80,7 +80,7 @@ class GenerationSession:
     ----------
     folder : path
         With ``genai_config.json``, a decoder in ONNX and its tokenizer, as ``onnxruntime_genai.models.builder`` writes
-        it; or of transformers, with a decoder in safetensors.
+        it; of transformers, with a decoder in safetensors; or of OpenVINO, with ``openvino_model.xml``.
     policy, device, engine, precision, plan, lock, frozen, registry, machine, **aliases
         As for `InferenceSession`.
 
