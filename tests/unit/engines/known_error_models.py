@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Models that engines compute wrongly, one or more for each row of the known errors, and neighbours that are right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto as T
+from onnx import helper as h
+from onnx import numpy_helper as nh
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RNG = np.random.default_rng(0)
+F32 = {"INFERENCE_PRECISION_HINT": "f32"}
+
+
+def floats(*shape: int) -> Any:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+BOXES, SCORES = np.float32([[[0, 0, 2, 2], [4, 4, 5, 5], [7, 7, 8, 8]]]), np.float32([[[0.9, 0.8, 0.7]]])
+X3, X4, IMAGE, SEQUENCE = floats(2, 3, 4), floats(2, 3, 4, 5), floats(1, 2, 7, 6), floats(4, 2, 3)
+
+
+def one(op: str, x: Any, opset: int, weights: dict[str, Any] | None = None, *more: str, **attributes: Any) -> Any:
+    """Return a model of one node; `more` are inputs after ``x``."""
+    node = h.make_node(op, ["x", *more], ["y"], name="node", **attributes)
+    given = h.make_tensor_value_info("x", T.FLOAT, x.shape)
+    made = h.make_tensor_value_info("y", T.FLOAT, None)
+    tensors = [nh.from_array(np.asarray(value), name) for name, value in (weights or {}).items()]
+    graph = h.make_graph([node], "g", [given], [made], tensors)
+    return h.make_model(graph, opset_imports=[h.make_opsetid("", opset)], ir_version=8)
+
+
+def integers(op: str, x: Any, by: Any = None, *, open_: bool = False, opset: int = 18, **attributes: Any) -> Any:
+    """Return a model of one node that computes in the type of ``x``."""
+    more = {} if by is None else {"by": np.asarray(by, x.dtype)}
+    model = one(op, x, opset, more, *more, **attributes)
+    code = h.np_dtype_to_tensor_dtype(x.dtype)
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.elem_type = code
+    if open_:
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    VALUES[model.SerializeToString()] = x
+    return model
+
+
+def lengths(op: str, gates: int) -> Any:
+    """Return a recurrent model whose batch is open, with the length of each sequence."""
+    weights = {"w": floats(1, gates * 5, 3), "r": floats(1, gates * 5, 5), "n": np.int32([4, 2])}
+    model = one(op, SEQUENCE, 14, weights, "w", "r", "", "n", hidden_size=5)
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "batch"
+    VALUES[model.SerializeToString()] = SEQUENCE
+    return model
+
+
+def inside(model: Any) -> Any:
+    """Move the nodes of a model into a branch of an If that depends on its input."""
+    graph, branch = model.graph, h.make_graph(model.graph.node, "then", [], model.graph.output)
+    other = h.make_graph([h.make_node("Identity", ["x"], ["y"], name="other")], "else", [], model.graph.output)
+    nodes = [
+        h.make_node("ReduceMax", ["x"], ["m"], name="max", keepdims=0),
+        h.make_node("Greater", ["m", "low"], ["c"], name="greater"),
+        h.make_node("If", ["c"], ["y"], name="if", then_branch=branch, else_branch=other),
+    ]
+    low = nh.from_array(np.float32(-1e9), "low")
+    whole = h.make_graph(nodes, "g", graph.input, graph.output, [low])
+    return h.make_model(whole, opset_imports=model.opset_import, ir_version=8)
+
+
+def recurrent(op: str, gates: int, *, peepholes: bool = False, x: Any = SEQUENCE, **attributes: Any) -> Any:
+    hidden = 5
+    weights = {"w": floats(1, gates * hidden, 3), "r": floats(1, gates * hidden, hidden)}
+    names = ["w", "r"]
+    if peepholes:
+        weights["p"] = floats(1, 3 * hidden)
+        names += ["", "", "", "", "p"]
+    return one(op, x, 14, weights, *names, hidden_size=hidden, **attributes)
+
+
+def resize(opset: int = 19, sizes: Any = None, scale: float = 0.6, **attributes: Any) -> Any:
+    if sizes is not None:
+        return one("Resize", IMAGE, opset, {"n": np.int64(sizes)}, "", "", "n", **attributes)
+    factors = np.float32([1, 1, scale, scale])
+    return one("Resize", IMAGE, opset, {"s": factors}, "", "s", **attributes)
+
+
+def roi_align() -> Any:
+    weights = {"rois": np.float32([[0, 0, 5, 5], [1, 1, 4, 3]]), "batch": np.int64([0, 0])}
+    where = {"coordinate_transformation_mode": "half_pixel", "output_height": 2, "output_width": 2}
+    return one("RoiAlign", IMAGE, 16, weights, "rois", "batch", mode="max", sampling_ratio=2, **where)
+
+
+def typed(op: str, inputs: list[Any], outputs: int = 1, opset: int = 18, open_: bool = False, **attributes: Any) -> Any:
+    """Return a model of one node whose first input is fed; others are constants, or fed where they are in a tuple."""
+    names = [name if value is not None else "" for name, value in zip("xabcdef", inputs, strict=False)]
+    fed = {
+        n: v[0] if isinstance(v, tuple) else v
+        for n, v in zip(names, inputs, strict=False)
+        if n == "x" or isinstance(v, tuple)
+    }
+    fixed = [nh.from_array(v, n) for n, v in zip(names, inputs, strict=False) if n and n not in fed]
+    made = [f"y{i}" if i else "y" for i in range(outputs)]
+    values = [h.make_tensor_value_info(n, h.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in fed.items()]
+    graph = h.make_graph(
+        [h.make_node(op, names, made, name="node", **attributes)], "g", values,
+        [onnx.ValueInfoProto(name=name) for name in made], fixed,
+    )  # fmt: skip
+    if open_:
+        graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    model = h.make_model(graph, opset_imports=[h.make_opsetid("", opset)], ir_version=8 if opset < 23 else 10)
+    kinds = {one.name: one.type for one in onnx.shape_inference.infer_shapes(model).graph.output}
+    for value in model.graph.output:
+        value.type.CopyFrom(kinds[value.name])
+    VALUES[model.SerializeToString()] = fed
+    return model
+
+
+def attention(keys: int, *, past: int = 0, open_: bool = False, **attributes: Any) -> Any:
+    """Return an Attention of four queries; open lengths that are equal have the same name."""
+    heads: list[Any] = [floats(1, 2, 4, 8), floats(1, 2, keys, 8), floats(1, 2, keys, 8)]
+    if open_:
+        heads[1:] = [(head,) for head in heads[1:]]
+    more = [None, floats(1, 2, past, 8), floats(1, 2, past, 8)] if past else []
+    model = typed("Attention", [*heads, *more], 3 if past else 1, 25 if not past else 23, **attributes)
+    fed = VALUES[model.SerializeToString()]
+    for value in model.graph.input if open_ else ():
+        length = value.type.tensor_type.shape.dim[2]
+        length.dim_param = f"n{length.dim_value}"
+    VALUES[model.SerializeToString()] = fed
+    return model
+
+
+#: The input of models whose values matter, by the model.
+VALUES: dict[bytes, Any] = {}
+U8, S8, LARGE = np.arange(1, 9, dtype=np.uint8), np.int8([-7, -5, 5, 7]), [777777777, 1900000001, 33554435, 3]
+WIDE = [np.array(LARGE, kind) for kind in (np.int32, np.int64)]
+TIES = (np.arange(192, dtype=np.float32) % 3).reshape(3, 64)
+POOL = {"kernel_shape": [3, 3], "strides": [2, 2]}
+#: Row to models that it is about.
+OPENVINO: dict[str, Callable[[], list[Any]]] = {
+    "softmax-of-opset-11-in-a-subgraph": lambda: [
+        inside(one("Softmax", x, opset, **({} if axis is None else {"axis": axis})))
+        for opset in (11, 12)
+        for x, axis in ((X3, None), (X3, 0), (X4, 2))
+    ],
+    "recurrent-layout": lambda: [recurrent(op, gates, layout=1) for op, gates in (("LSTM", 4), ("GRU", 3), ("RNN", 1))],
+    "lstm-peepholes": lambda: [
+        recurrent("LSTM", 4, peepholes=True),
+        recurrent("LSTM", 4, peepholes=True, direction="reverse"),
+    ],
+    "lstm-input-forget": lambda: [recurrent("LSTM", 4, input_forget=1)],
+    "average-pool-ceil-with-padding": lambda: [
+        one("AveragePool", floats(1, 2, 6, 6), opset, ceil_mode=1, count_include_pad=1, pads=[1, 1, 1, 1], **POOL)
+        for opset in (10, 19)
+    ],
+    "max-pool-ceil-outside": lambda: [
+        one("MaxPool", floats(1, 2, 6, 6), 19, kernel_shape=[k, k], strides=[s, s], pads=[p] * 4, ceil_mode=1)
+        for k, s, p in ((1, 2, 0), (2, 3, 0))
+    ],
+    "reduce-with-axes-as-attribute": lambda: [
+        one(op, np.abs(X3), opset, axes=[1], keepdims=0)
+        for op in ("ReduceL1", "ReduceLogSum", "ReduceLogSumExp")
+        for opset in (13, 17)
+    ],
+    "attention-windows": lambda: [
+        attention(6, left_window_size=1, right_window_size=1),
+        attention(6, is_causal=1, left_window_size=2),
+    ],
+    "attention-causal-with-past": lambda: [
+        attention(6, past=12, is_causal=1),
+        attention(6, past=12, is_causal=1, open_=True),
+    ],
+    "conv-transpose-same-with-open-sizes": lambda: [
+        typed("ConvTranspose", [floats(1, 1, 3, 3), floats(1, 2, 3, 3)], strides=[2, 2], auto_pad=pad, open_=True)
+        for pad in ("SAME_UPPER", "SAME_LOWER")
+    ],
+    "dft-onesided": lambda: [
+        typed("DFT", [floats(1, 6, 10, 2)], opset=17, axis=1, inverse=1, onesided=1),
+        typed("DFT", [floats(1, 6, 10, 1)], opset=17, axis=1, onesided=1),
+    ],
+    "gemm-of-integers-with-fractions": lambda: [
+        typed("Gemm", [np.int32([[1, 2], [3, 5]]), np.int32([[3, 1], [2, 7]])], alpha=0.5)
+    ],
+    "lp-normalization-of-small-numbers": lambda: [
+        typed("LpNormalization", [np.float32([[size, size / 2]])], axis=1, p=p) for size, p in ((1e-3, 2), (1e-5, 1))
+    ],
+    "mod-of-floats": lambda: [typed("Mod", [np.float32([33, 6, 1]), np.float32([-1e-3, 0.1, 0.1])], fmod=1)],
+    "suppression-without-overlap": lambda: [
+        typed("NonMaxSuppression", [BOXES, SCORES, np.int64([4]), *threshold])
+        for threshold in ([], [np.float32([0])], [(np.float32([0]),)])
+    ],
+    "tile-with-variable-repeats": lambda: [typed("Tile", [X4, (np.int64([1, 2, 2, 2]),)])],
+    "top-k-of-equal-values": lambda: [
+        typed("TopK", [np.zeros((1, 64), np.float32), np.int64([10])], 2),
+        typed("TopK", [TIES, np.int64([1])], 2),
+        typed("TopK", [TIES, (np.int64([5]),)], 2),
+        typed("TopK", [np.zeros((4, 8), np.int32), np.int64([3])], 2, open_=True),
+    ],
+    "unique-along-an-axis": lambda: [
+        typed("Unique", [np.int8([[127, -127, 5, -1], [3, 5, 2, 0]]).reshape(2, 4, 1)], 4, axis=1)
+    ],
+    "resize-antialias": lambda: [resize(mode=mode, antialias=1) for mode in ("linear", "cubic")],
+    "resize-cubic-exclude-outside": lambda: [
+        resize(opset, scale=2.0, mode="cubic", exclude_outside=1, coordinate_transformation_mode=mode)
+        for opset in (13, 19)
+        for mode in ("half_pixel", "asymmetric")
+    ],
+    "resize-keep-aspect-ratio": lambda: [
+        resize(sizes=[4, 9], axes=[2, 3], mode="nearest", keep_aspect_ratio_policy=policy)
+        for policy in ("not_larger", "not_smaller")
+    ],
+    "roi-align-max": lambda: [roi_align()],
+    "recurrent-lengths-with-open-sizes": lambda: [
+        lengths(op, gates) for op, gates in (("LSTM", 4), ("GRU", 3), ("RNN", 1))
+    ],
+    "saturating-8-bits": lambda: [
+        integers("Sub", U8, 5),
+        integers("Add", U8, 250),
+        integers("Mul", S8, 100),
+        integers("Mul", S8, 100, open_=True),
+    ],
+    "div-of-8-bits-with-open-sizes": lambda: [integers("Div", U8, 4, open_=True), integers("Div", S8, 2, open_=True)],
+    "bit-shift-left-of-8-bits": lambda: [
+        integers("BitShift", x, 6, opset=opset, direction="LEFT") for x, opset in ((U8, 18), (S8, 28))
+    ],
+    "bit-shift-left-by-31": lambda: [
+        integers("BitShift", np.array([2, 4], kind), bits, direction="LEFT")
+        for kind, bits in (("uint32", 31), ("uint64", 63))
+    ],
+    "bit-shift-left-of-signed-by-31": lambda: [integers("BitShift", np.int64([-1, 0]), 31, opset=28, direction="LEFT")],
+    "bit-shift-right-of-signed": lambda: [
+        integers("BitShift", np.array(S8, kind), 1, opset=28, direction="RIGHT")
+        for kind in ("int8", "int16", "int32", "int64")
+    ],
+    "bit-shift-right-of-8-bits-with-open-sizes": lambda: [integers("BitShift", U8, 1, open_=True, direction="RIGHT")],
+    "bit-shift-right-in-fp32": lambda: [
+        integers("BitShift", np.array(LARGE, kind), 1, direction="RIGHT") for kind in ("uint32", "uint64")
+    ],
+    "div-of-integers-in-fp32": lambda: [integers("Div", x, 11, open_=o) for x in WIDE for o in (False, True)],
+    "mod-of-integers-in-fp32": lambda: [integers("Mod", x, 13, open_=o) for x in WIDE for o in (False, True)],
+    "pow-of-integers-in-fp32": lambda: [integers("Pow", np.array([3, 4099], x.dtype), 2, open_=True) for x in WIDE],
+    "products-of-integers-in-fp32": lambda: [integers("MatMul", x, np.eye(4)) for x in WIDE],
+    "shrink-of-integers": lambda: [integers("Shrink", x, bias=1.5, lambd=1.5) for x in (S8, WIDE[0])],
+    "space-to-depth-crd": lambda: [one("SpaceToDepth", floats(1, 2, 4, 6), 28, blocksize=2, mode="CRD")],
+    "other-integers-in-fp32": lambda: [
+        integers(op, np.int32([[777777777, -3], [3, -16777219]])) for op in ("ReduceMax", "ReduceMin", "ReduceSum")
+    ],
+}
+#: Alike, and right.
+RIGHT: list[Callable[[], Any]] = [
+    lambda: typed("NonMaxSuppression", [BOXES, SCORES, np.int64([4]), np.float32([1e-6])]),
+    lambda: one("Softmax", X3, 12, axis=2),
+    lambda: one("Softmax", X3, 12, axis=-1),
+    lambda: one("Softmax", X3, 13, axis=1),
+    lambda: one("LogSoftmax", X3, 12),
+    lambda: one("Hardmax", X3, 12),
+    lambda: recurrent("LSTM", 4),
+    lambda: recurrent("LSTM", 4, clip=0.3),
+    lambda: recurrent("GRU", 3, linear_before_reset=1),
+    lambda: one("AveragePool", IMAGE, 19, ceil_mode=1, count_include_pad=1, **POOL),
+    lambda: one("MaxPool", IMAGE, 19, ceil_mode=1, pads=[1, 1, 1, 1], **POOL),
+    lambda: resize(mode="cubic"),
+    lambda: resize(mode="linear"),
+    lambda: integers("Div", U8, 4),
+    lambda: one("MaxPool", floats(1, 2, 6, 6), 19, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4, ceil_mode=1),
+    lambda: one("ReduceL2", X3, 13, axes=[1]),
+    lambda: attention(4, past=3, is_causal=1),
+    lambda: attention(4, past=3, is_causal=1, open_=True),
+    lambda: attention(6, left_window_size=-1, right_window_size=-1),
+    lambda: typed("DFT", [floats(1, 6, 10, 1)], opset=17, axis=1),
+    lambda: integers("BitShift", np.array(LARGE, np.uint32), 4, direction="LEFT"),
+    lambda: integers("BitShift", U8, 2, direction="RIGHT"),
+    lambda: integers("BitShift", np.uint16([65535, 7]), 2, direction="RIGHT"),
+    *(
+        lambda k=k: typed("TopK", [TIES, np.int64([k])], 2)  # type: ignore[misc]
+        for k in (2, 6)
+    ),
+    lambda: typed("Tile", [X4, np.int64([1, 2, 2, 2])]),
+    lambda: typed("Tile", [X3, (np.int64([2, 2, 2]),)]),
+    lambda: typed("Gemm", [np.int16([[1, 2], [3, 5]]).astype(np.float32), floats(2, 2)], alpha=0.5),
+    lambda: integers("Sub", WIDE[0], 5),
+    lambda: integers("Mul", np.int16([300, -181]), 3),
+]
+
+
+def feeds_of(model: Any) -> dict[str, Any]:
+    if (stated := VALUES.get(model.SerializeToString())) is not None:
+        return stated if isinstance(stated, dict) else {"x": stated}
+    shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    found = {tuple(one.shape): one for one in (X3, X4, IMAGE, SEQUENCE)}
+    return {"x": found.get(tuple(shape), floats(*shape))}
