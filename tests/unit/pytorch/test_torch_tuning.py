@@ -414,3 +414,11 @@ def test_a_checkpoint_does_not_see_what_is_measured_inside(monkeypatch):
         torch.testing.assert_close(gradient(), want)
     assert asked
     assert len(calls) == 2
+
+
+def test_what_is_measured_inside_of_a_measurement_does_not_end_it():
+    with tuning.as_tuning():
+        with tuning.as_tuning():
+            assert tuning.measuring()
+        assert tuning.measuring()  # else the rest would count as calls of the program
+    assert not tuning.measuring()

@@ -325,12 +325,12 @@ def _keep(mark: tuple[str, str, bool], found: Replacement, device: Any, *, known
 @contextmanager
 def as_tuning() -> Iterator[None]:
     """Have what runs inside known as no call of the program's: by `measuring`, and in PyTorch's profiler."""
-    CONTEXT.thread.measuring = True
+    before, CONTEXT.thread.measuring = CONTEXT.thread.measuring, True
     try:
         with torch.profiler.record_function(trace_events.TUNING), _hooks_hidden():
             yield
     finally:
-        CONTEXT.thread.measuring = False
+        CONTEXT.thread.measuring = before
 
 
 def _hooks_hidden() -> AbstractContextManager[Any]:
