@@ -42,6 +42,8 @@ NOT_COMPARED = f"not compared with float64: {CANARY_VARIABLE} is off"
 
 #: Largest error, as a share of the largest number of the result in float64.
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 8e-3, torch.bfloat16: 4e-2}
+#: What counts as the largest number of a smaller result: of a gradient that is zero, a kernel has the rounding alone.
+_LEAST = 1e-3
 _USUAL = TuningPolicy()
 #: Operations that round to the type of the inputs before they compute a result in a wider one.
 _ROUNDED = ("linear_cross_entropy",)
@@ -236,7 +238,7 @@ def _difference(
     tolerance = max(
         _TOLERANCES.get(dtype, _TOLERANCES[torch.float32]) for dtype in (found.dtype, rounded or found.dtype)
     )
-    bound = tolerance * max(largest, 1e-6)
+    bound = tolerance * max(largest, _LEAST)
     return "" if error <= bound else f"{what} differs by {error:.3g} where {bound:.3g} is the bound"
 
 
