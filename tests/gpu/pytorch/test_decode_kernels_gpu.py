@@ -75,7 +75,9 @@ def test_attention(dtype, rows, kv_heads, group, size, most, filled, normed):
         )
     cos, sin = (table.double()[position] for table in turns)
     q, k = (x * cos + torch.cat([-x[..., size // 2 :], x[..., : size // 2]], -1) * sin for x in (q, k))
-    wide = [cache.double().index_copy(2, position[-1:, 0], new[:, :, None]) for cache, new in ((keys, k), (values, v))]
+    wide = [
+        cache.double().index_copy(2, torch.tensor([filled]), new[:, :, None]) for cache, new in ((keys, k), (values, v))
+    ]
     seen = (torch.arange(most) <= filled) & (mask != 0)
     scores = torch.einsum("bhd,bhtd->bht", q, wide[0].repeat_interleave(group, 1)) * size**-0.5
     weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)

@@ -23,6 +23,7 @@ import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.pytorch.capture.captured_state import CapturedState  # noqa: E402
 from xpuruntime.pytorch.generation.captured_decode import CapturedDecode  # noqa: E402
+from xpuruntime.pytorch.generation.decode_calls import NotCapturedError, choice_of  # noqa: E402
 from xpuruntime.pytorch.generation.joined_products import JoinedProducts  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -148,6 +149,14 @@ def test_the_host_asks_every_few_tokens(llama: Any) -> None:
         captured.generate(PROMPT, max_new_tokens=32, do_sample=False, eos_token_id=63)
         reads.append(captured.report.host_reads)
     assert reads == [31, 8, 2]
+
+
+def test_penalties_that_know_no_padding() -> None:
+    processors = hf.LogitsProcessorList([hf.RepetitionPenaltyLogitsProcessor(1.3)])
+    config = hf.GenerationConfig(pad_token_id=0)
+    choice_of(processors, [], config, torch.ones_like(MASK), torch.device("cpu"))
+    with pytest.raises(NotCapturedError, match="another part of the prompt than its padding"):
+        choice_of(processors, [], config, MASK, torch.device("cpu"))
 
 
 class TestJoinedProducts:

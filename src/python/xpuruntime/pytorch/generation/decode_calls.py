@@ -88,7 +88,7 @@ def choice_of(processors: Any, criteria: Any, config: Any, mask: torch.Tensor | 
 def _without_padding(processor: Any, mask: torch.Tensor | None) -> Any:
     """Return a penalty that counts all of the history, in which a lane has no padding."""
     ignored = processor.prompt_ignore_length
-    if mask is None and ignored is None:
+    if ignored is None and (mask is None or not padding_of(mask).any()):
         return processor
     if mask is None or not isinstance(ignored, torch.Tensor) or not torch.equal(ignored, padding_of(mask).to(ignored)):
         raise NotCapturedError(f"{type(processor).__name__} leaves out another part of the prompt than its padding")
