@@ -156,7 +156,7 @@ def sharded_lock(here: Rank) -> None:
                 optimizer.step()
         return run
 
-    first = train({"kernels": {"matmul": "auto", "auto_strategy": "best_performance"}}, None)
+    first = train({"kernels": {"matmul": "auto"}, "auto_strategy": "best_performance"}, None)
     assert not first.rank_differences, first.rank_differences
     folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder, src=0)
