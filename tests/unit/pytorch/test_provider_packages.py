@@ -171,3 +171,12 @@ def linear(x=("bfloat16", 8, 16), weight=("bfloat16", 90, 16), target=("int64", 
 def test_limits_are_sentences(word, made, said):
     fits, why = find_torch_kernel(word, made.op).supports(made)
     assert (fits, said in why) == (not said, True)
+
+
+def test_liger_refuses_the_variable_that_asks_for_other_kernels(monkeypatch):
+    monkeypatch.setenv("LIGER_KERNEL_IMPL", "triton")
+    for kernel in find_torch_kernel("liger.rms_norm", "rms_norm"), find_torch_kernel("liger.swiglu", "swiglu"):
+        fits, why = kernel.supports(norm("llama") if kernel.op == "rms_norm" else unit())
+        assert (fits, why.rpartition(". ")[2]) == (False, "Fix: unset LIGER_KERNEL_IMPL")
+    monkeypatch.setenv("LIGER_KERNEL_IMPL", " ")  # which Liger takes for none
+    assert find_torch_kernel("liger.rms_norm", "rms_norm").supports(norm("llama")) == (True, "")

@@ -135,6 +135,15 @@ def test_sentence_of_its_limits_is_in_the_refusal(site):
         torch.testing.assert_close(F.rms_norm(x, (64,)), x / (x.square().mean(-1, keepdim=True) + 1.2e-7).sqrt())
 
 
+def test_fix_that_it_states_is_the_only_one_of_the_refusal(site, monkeypatch):
+    monkeypatch.setattr(
+        package.ForeignNorm, "supports", lambda *_: (False, "FOREIGN_OFF is set. Fix: unset FOREIGN_OFF")
+    )
+    with xt.kernel_policy(strict()), pytest.raises(UnsupportedOperationError) as refused:
+        norm(*operands())
+    assert str(refused.value).partition("Fix: ")[2] == "unset FOREIGN_OFF"
+
+
 @pytest.mark.parametrize(
     ("parts", "version", "reason"),
     [

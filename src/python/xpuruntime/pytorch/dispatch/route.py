@@ -219,7 +219,9 @@ def refuse(
     if route.source == BY_CALL:
         fix = "name another kernel, or several in a list that ends in 'torch', or leave kernel= out"
     key = keys.get(route.source, route.source)
-    msg = f"{description}: {key} asks for {', '.join(route.asked)}, which cannot serve it: {route.reasons}. Fix: {fix}"
+    msg = f"{description}: {key} asks for {', '.join(route.asked)}, which cannot serve it: {route.reasons}"
+    if "Fix: " not in route.reasons:
+        msg = f"{msg}. Fix: {fix}"
     error = UnsupportedOperationError(msg, engine="torch")
     error.passed_over = route.passed_over
     return error

@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Liger's Triton kernels, by its functions alone: its ``apply_liger_kernel_to_*`` change classes of the whole process.
 
-The kernels of its submodules are called, which the variable ``LIGER_KERNEL_IMPL`` does not replace.
+The kernels of its submodules are called, which the variable ``LIGER_KERNEL_IMPL`` does not replace: a call is refused
+where it is set.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ class LigerKernel(TorchKernel):
         """See `TorchKernel.supports`."""
         if not call.device.startswith("cuda") and os.environ.get("TRITON_INTERPRET") != "1":
             return False, f"it runs on CUDA, and the operands are on {call.device}"
+        if stated := os.environ.get("LIGER_KERNEL_IMPL", "").strip():
+            return (
+                False,
+                f"LIGER_KERNEL_IMPL={stated} asks Liger for another implementation. Fix: unset LIGER_KERNEL_IMPL",
+            )
         for name, one in call.operands.items():
             if one.dtype not in _TYPES:
                 return False, f"it computes {', '.join(_TYPES)}, and {name} is {one.dtype}"
