@@ -12,6 +12,7 @@ import xpuruntime as xrt
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.ops import plugins
 from xpuruntime.ops.torch_kernels import forget_torch_kernels
+from xpuruntime.runtime.profiler import TUNING
 
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
@@ -210,3 +211,28 @@ def test_variable_leaves_it_out_and_evidence_says_so(planted, monkeypatch):
     rows = [row for row in found.rows if row.op]
     assert {row.resolved for row in rows} == {"planted.rms_norm"}
     assert all("not compared with float64" in row.reason for row in rows)
+
+
+def test_comparison_inside_an_explained_block_is_no_call_of_the_program(planted):
+    planted(Norm, "none, explained")
+    with xt.kernel_policy(strict(rms_norm="planted.rms_norm")), xt.explain() as found:
+        norm()
+    rows = [row for row in found.rows if row.op]
+    assert {(row.op, row.resolved, row.status) for row in rows} == {("rms_norm", "planted.rms_norm", "honoured")}
+    assert sum(row.count for row in rows) == 2  # forward and backward
+    assert found.coverage.bypassed == 0
+    assert "xpuruntime, tuning" in {row.operator for row in found.rows}  # the time of the comparison
+
+
+def test_profiler_can_link_kernels_to_the_range_of_the_comparison(planted):
+    planted(Norm, "none, profiled")
+    options = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with (
+        xt.kernel_policy(strict(rms_norm="planted.rms_norm")),
+        torch.profiler.profile(activities=activities, experimental_config=options) as profile,
+    ):
+        norm()
+    ranges = [event for event in profile.events() if event.name == TUNING]
+    assert ranges
+    assert not any(event.is_user_annotation for event in ranges)  # to which it links none

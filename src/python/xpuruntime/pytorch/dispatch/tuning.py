@@ -324,10 +324,14 @@ def _keep(mark: tuple[str, str, bool], found: Replacement, device: Any, *, known
 
 @contextmanager
 def as_tuning() -> Iterator[None]:
-    """Have what runs inside known as no call of the program's: by `measuring`, and in PyTorch's profiler."""
+    """Have what runs inside known as no call of the program's: by `measuring`, and in PyTorch's profiler.
+
+    The range is that of an operator: the profiler links no kernel to an annotation, and Triton and CuTe launch theirs
+    in no other operator.
+    """
     before, CONTEXT.thread.measuring = CONTEXT.thread.measuring, True
     try:
-        with torch.profiler.record_function(trace_events.TUNING), _hooks_hidden():
+        with _private_api.RecordFunctionFast(trace_events.TUNING), _hooks_hidden():
             yield
     finally:
         CONTEXT.thread.measuring = before
