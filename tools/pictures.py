@@ -2,14 +2,16 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Make the pictures of README and of the documentation from real runs: ``python tools/pictures.py``.
 
-It needs Chromium and OpenVINO. Each is of a page that a command writes: a report with a deviation, a verification that
-fails, a search, the drift of engines, what differs between two reports, and an index of reports.
+It needs Chromium, OpenVINO and the packages of ``xrt serve``. Each is of a page that a command writes: a report with a
+deviation, a verification that fails, a search, the drift of engines, what differs between two reports, an index of
+reports, and a benchmark; one is the status page of a server.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -30,6 +32,7 @@ ASSETS = ROOT / "docs" / "assets"
 #: Scrolls to an element, and waits until that is drawn.
 _SHOW = """new Promise(done => { document.querySelector('%s').scrollIntoView({behavior: 'instant'});
   requestAnimationFrame(() => requestAnimationFrame(done)); })"""
+_BENCH = "bench model.onnx --device cpu"
 #: Commands by the picture that they make: exit codes and words. On a machine that is not quiet a search ends undecided.
 _RUNS: dict[str, list[tuple[tuple[int, ...], str]]] = {
     "report": [((1,), "explain model.onnx --device cpu --precision fp16 --html report.html")],
@@ -50,6 +53,11 @@ _RUNS: dict[str, list[tuple[tuple[int, ...], str]]] = {
         ((0,), "explain model.onnx --device cpu --engine openvino --output fleet/node-c.json"),
         ((0, 1), "index fleet --output index.html"),
     ],
+    "benchmark": [
+        ((0,), f"{_BENCH} --engine openvino --json > openvino.json"),
+        ((0,), f"{_BENCH} --engine onnxruntime --against openvino.json --html benchmark.html"),
+    ],
+    "serving": [],
 }
 #: Width and height of the window.
 _SIZE = (1240, 750)
@@ -69,6 +77,29 @@ def reader_files(folder: Path) -> None:
     onnx.save(model, folder / "retrained.onnx")
 
 
+def served(path: Path) -> None:
+    """Write the status page of a server with two models, of which one has a lock."""
+    from xpuruntime.serving.messages import InferRequest, InferTensor
+    from xpuruntime.serving.models.service import Models
+    from xpuruntime.serving.models.settings import ServeSettings
+    from xpuruntime.serving.monitoring.pages import status_page
+
+    model, images = str(path.with_name("model.onnx")), xrt.demo_images()[0]
+    settings = ServeSettings.coerce({
+        "schema": "xpuruntime.serve/1",
+        "memory": {"budget": {"cpu": "4GiB"}},
+        "models": {
+            "digits": {"source": model, "lock": str(path.with_name("model.lock")), "batching": {"max_batch_size": 8}},
+            "retrained": {"source": str(path.with_name("retrained.onnx"))},
+        },
+    })  # fmt: skip
+    with Models(settings) as service:
+        for name, size in (("digits", 1), ("digits", 4), ("digits", 8), ("digits", 8), ("retrained", 2)):
+            image = images[:size]
+            service.infer(InferRequest(name, [InferTensor("image", "FP32", image.shape, image)])).result(60)
+        path.write_text(status_page(service), encoding="utf-8")
+
+
 def main() -> int:
     """Run the commands and take the pictures."""
     program = find_chromium()
@@ -84,12 +115,14 @@ def main() -> int:
         for picture, commands in _RUNS.items():
             for codes, words in commands:
                 done = subprocess.run(
-                    [Path(sys.executable).with_name("xrt"), *words.split()],
-                    cwd=folder, capture_output=True, text=True, check=False,
+                    f"{shlex.quote(str(Path(sys.executable).with_name('xrt')))} {words}",
+                    shell=True, cwd=folder, capture_output=True, text=True, check=False,
                 )  # fmt: skip
                 if done.returncode not in codes:
                     print(f"xrt {words}: exit code {done.returncode}\n{done.stderr}")
                     return 1
+            if picture == "serving":
+                served(folder / "serving.html")
             target = ASSETS / f"{picture}.png"
             browser.open(folder / f"{picture}.html")
             browser.evaluate(_SHOW % _PLACES.get(picture, "#top"))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import test_index_page
+import test_serving_page
 import test_timings_page
 import test_tuning_page
 import test_verification_page
@@ -92,19 +93,20 @@ def axe() -> str:
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
 @pytest.mark.parametrize(
-    "page", ["report", "mixed", "comparison", "changes", "tuning", "verification", "index", "timings"]
+    "page", ["report", "mixed", "comparison", "changes", "tuning", "verification", "index", "timings", "serving"]
 )
 def test_axe_finds_nothing(
     look: Callable[..., Browser], shown: Any, mixed: Report, axe: str, page: str, width: int, scheme: str
 ) -> None:
     others = {
         "mixed": lambda: mixed, "tuning": test_tuning_page.result, "verification": test_verification_page.result,
-        "index": test_index_page.index, "timings": test_timings_page.page,
+        "index": test_index_page.index, "timings": test_timings_page.page, "serving": test_serving_page.page,
     }  # fmt: skip
     browser = look(others[page]() if page in others else shown[page])
     browser.resize(width, 900)
     browser.prefer(scheme)
     try:
+        browser.evaluate("document.querySelector('#refresh')?.click();")
         browser.evaluate("for (const shut of document.querySelectorAll('details')) shut.open = true;")
         browser.evaluate("document.querySelector('tbody .link')?.click();")
         assert browser.accessibility_findings(axe) == []

@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-import pytest
+from test_timings_page import Page
 
 from xpuruntime.demo import demo_model_path
 from xpuruntime.serving.messages import InferRequest, InferTensor
@@ -18,19 +16,7 @@ from xpuruntime.serving.monitoring.pages import status_page
 HOSTILE = "<b id='bad'>x</b>.onnx"
 
 
-class Page:
-    """The page of a service, as reports save theirs."""
-
-    def __init__(self, service: Models) -> None:
-        self.service = service
-
-    def save_html(self, path: Path) -> Path:
-        path.write_text(status_page(self.service), encoding="utf-8")
-        return path
-
-
-@pytest.fixture
-def service():
+def page() -> Page:
     settings = ServeSettings.coerce(
         {
             "schema": "xpuruntime.serve/1",
@@ -45,11 +31,11 @@ def service():
         image = np.zeros((2, 1, 8, 8), np.float32)
         for _ in range(3):
             service.infer(InferRequest("digits", [InferTensor("image", "FP32", image.shape, image)])).result(60)
-        yield service
+        return Page(status_page(service))
 
 
-def test_models_batches_memory_and_evidence_are_shown(look, service):
-    browser = look(Page(service))
+def test_models_batches_memory_and_evidence_are_shown(look):
+    browser = look(page())
     browser.click("#refresh")
     assert browser.evaluate("document.querySelector('#refresh').textContent") == "Paused"
     assert browser.evaluate("document.querySelector('h1').innerText").endswith("Not ready")
