@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import pytest
 from doctor_facts import DRIVER, GPU, LAPTOP, ORT, facts, only
@@ -11,6 +13,9 @@ from doctor_facts import DRIVER, GPU, LAPTOP, ORT, facts, only
 from xpuruntime import _core
 from xpuruntime.runtime.doctor import examine
 from xpuruntime.runtime.doctor.facts import BuildFacts, DriverFacts, TorchFacts, build_facts
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 GPU_CORE = bool(_core.DeviceManager.built_with_cuda())
 
@@ -95,6 +100,18 @@ class TestAdvisories:
         assert {(one.code, one.severity) for one in found} == {("kernel_advisory", "warning")}
         assert any("cudnn.sdpa" in one.what and "issues/196678" in one.why and "H200" in one.why for one in found)
         assert all("attention: auto" in str(one.fix) for one in found)
+
+    def test_package_that_the_program_calls_by_itself(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.syspath_prepend(str(tmp_path))
+        torch = TorchFacts(version="2.14.0+cu130", route="addon", cudnn=(9, 26, 0))
+        found = []
+        for version in ("0.8.1", "0.8.6"):
+            folder = tmp_path / "liger_kernel-1.dist-info"
+            folder.mkdir(exist_ok=True)
+            (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: liger-kernel\nVersion: {version}\n")
+            found.append({str(one.fix) for one in examine(facts(torch=torch)).of_kernels().findings})
+        assert found[0] - found[1] >= {'pip install "liger-kernel>=0.8.2"'}
+        assert not any("liger" in fix for fix in found[1])
 
     def test_none_without_cudnn_or_its_devices(self) -> None:
         torch = TorchFacts(version="2.14.0", route="addon", cudnn=(9, 26, 0))

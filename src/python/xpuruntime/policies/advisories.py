@@ -44,7 +44,10 @@ class AdvisedCall(NamedTuple):
 
 
 class Advisory(NamedTuple):
-    """One known error; `packages` are distributions, each with the versions that have it."""
+    """One known error; `packages` are distributions, each with the versions that have it.
+
+    `fix` is for an error that no policy avoids, as of kernels that a program calls by itself.
+    """
 
     kernels: tuple[str, ...]
     wrong: str
@@ -61,6 +64,7 @@ class Advisory(NamedTuple):
     date: str = ""
     op: str = "attention"
     packages: tuple[tuple[str, str], ...] = ()
+    fix: str = ""
 
     def holds_on(self, platform: Platform) -> bool:
         """Say whether the versions and the device are concerned."""
@@ -150,6 +154,10 @@ def holding(platform: Platform, rows: Iterable[Advisory] | None = None) -> tuple
     return tuple(row for row in (advisories() if rows is None else rows) if row.holds_on(platform))
 
 
+#: Devices that CuTe kernels are compiled for.
+_CUTE = ("sm90", "sm100", "sm103", "sm120", "sm121")
+_UPGRADE_FA4 = 'pip install "xpuruntime[fa4]"'
+
 #: Seen on an H200 with PyTorch 2.11 and cuDNN 9.19, beside what the trackers say.
 ADVISORIES = (
     Advisory(
@@ -192,5 +200,148 @@ ADVISORIES = (
         id="torch-cudnn-type-of-mask",
         torch=((2, 10), (2, 13)),
         mask="other",
+    ),
+    Advisory(
+        kernels=("torch.flex_flash",),
+        wrong="a block mask whose mask_mod hides nothing is ignored, and all blocks are computed",
+        reference="https://github.com/pytorch/pytorch/issues/188322",
+        id="flex-flash-block-mask",
+        date="2026-06-27",
+        archs=_CUTE,
+        packages=(("torch", "<2.14"), ("flash-attn-4", ">=4.0.0b3")),
+        fix="name torch.flex_triton for flex_attention, or give the mask a mask_mod that hides the same elements",
+    ),
+    Advisory(
+        kernels=("torch.flex_flash",),
+        wrong="FlashAttention 4's forward of sparse blocks does not get the lengths, and its outputs are wrong",
+        reference="https://github.com/Dao-AILab/flash-attention/pull/2563",
+        id="flex-flash-sparse-blocks",
+        date="2026-05-13",
+        archs=("sm90",),
+        packages=(("flash-attn-4", "==4.0.0b13"),),
+        fix=_UPGRADE_FA4,
+    ),
+    Advisory(
+        kernels=("fa4.attention",),
+        wrong="FlashAttention 4's gradients of two or more sequences with a head_dim of 256 are wrong",
+        reference="https://github.com/NVIDIA/TransformerEngine/issues/3216",
+        id="fa4-gradient-of-wide-heads",
+        date="2026-07-16",
+        archs=("sm100",),
+        gradient=True,
+        packages=(("flash-attn-4", "==4.0.0b11"),),
+        fix=_UPGRADE_FA4,
+    ),
+    Advisory(
+        kernels=("fa4.attention",),
+        wrong=(
+            "FlashAttention 4's gradient reads what the kernel before it has not written yet, and those of queries and "
+            "keys are wrong now and then"
+        ),
+        reference="https://github.com/Dao-AILab/flash-attention/pull/2481",
+        id="fa4-gradient-race",
+        date="2026-04-21",
+        archs=_CUTE,
+        gradient=True,
+        packages=(("flash-attn-4", "<=4.0.0b9"),),
+        fix=_UPGRADE_FA4,
+    ),
+    Advisory(
+        kernels=("fa4.attention",),
+        wrong="FlashAttention 4's elements are wrong by up to 3.9 on this device, with a norm that looks right",
+        reference="https://github.com/Dao-AILab/flash-attention/pull/2553",
+        id="fa4-forward-of-sm120",
+        date="2026-05-11",
+        archs=("sm120",),
+        packages=(("flash-attn-4", "==4.0.0b12"),),
+        fix=_UPGRADE_FA4,
+    ),
+    Advisory(
+        kernels=("quack.rms_norm",),
+        wrong="quack's cache on disk confuses kernels of two widths, and the second width gets the first's",
+        reference="https://github.com/Dao-AILab/quack/issues/162",
+        id="quack-norm-of-second-width",
+        date="2026-06-26",
+        op="rms_norm",
+        archs=_CUTE,
+        packages=(("quack-kernels", "==0.3.2"),),
+        fix='pip install "xpuruntime[quack]", and delete the folder that QUACK_CACHE_DIR names',
+    ),
+    Advisory(
+        kernels=("quack.gemm",),
+        wrong="outputs of quack's grouped matrix multiplications stay unwritten when other work runs on the GPU",
+        reference="https://github.com/marin-community/marin/pull/8959",
+        id="quack-grouped-gemm-unwritten",
+        date="2026-09-08",
+        op="matmul",
+        archs=("sm100", "sm103"),
+        packages=(("quack-kernels", ">=0.6.1,<0.6.4"),),
+        fix='pip install "quack-kernels>=0.6.4"',
+    ),
+    Advisory(
+        kernels=("LigerFusedLinearCrossEntropyFunction",),
+        wrong="Liger multiplies the gradients of all rows by that of the first where reduction is none",
+        reference="https://github.com/linkedin/Liger-Kernel/pull/1298",
+        id="liger-linear-cross-entropy-of-rows",
+        date="2025-12-06",
+        op="linear_cross_entropy",
+        gradient=True,
+        packages=(("liger-kernel", "<0.8.2"),),
+        fix='pip install "liger-kernel>=0.8.2"',
+    ),
+    Advisory(
+        kernels=("LigerCrossEntropyFunction",),
+        wrong="Liger's cross entropy writes over its logits, which the gradient of the operation before may need",
+        reference="https://github.com/linkedin/Liger-Kernel/issues/1251",
+        id="liger-cross-entropy-in-place",
+        date="2026-06-04",
+        op="cross_entropy",
+        gradient=True,
+        packages=(("liger-kernel", "<=0.8.5"),),
+        fix="state `kernels: {cross_entropy: liger.cross_entropy}` in the policy, which gives it a copy",
+    ),
+    Advisory(
+        kernels=("LIGER_KERNEL_IMPL=cutedsl",),
+        wrong="Liger's CuTe norms add Gemma's 1 to the weight in 16 bits, where 0.0039 + 1 is 1",
+        reference="https://github.com/linkedin/Liger-Kernel/pull/1462",
+        id="liger-cute-gemma-norm",
+        date="2026-09-11",
+        op="rms_norm",
+        archs=_CUTE,
+        packages=(("liger-kernel", ">=0.8.3,<0.8.5"),),
+        fix='pip install "liger-kernel>=0.8.5"',
+    ),
+    Advisory(
+        kernels=("chunk_gated_delta_rule",),
+        wrong="flash-linear-attention's gradients for beta and the gate are wrong as Triton compiles them",
+        reference="https://github.com/fla-org/flash-linear-attention/pull/826",
+        id="fla-gradient-of-gated-delta-rule",
+        date="2026-04-12",
+        op="gated_delta_rule",
+        archs=("sm90",),
+        gradient=True,
+        packages=(("fla-core", "<0.5"), ("triton", ">=3.4,<3.7.1")),
+        fix='pip install "flash-linear-attention>=0.5", which refuses such calls',
+    ),
+    Advisory(
+        kernels=("_C::fused_qk_norm_rope",),
+        wrong="vLLM's fused norm and RoPE give garbage or NaN where RoPE turns a part of head_dim alone",
+        reference="https://github.com/vllm-project/vllm/issues/51049",
+        id="vllm-norm-and-partial-rope",
+        date="2026-08-04",
+        op="rope",
+        archs=("sm90",),
+        packages=(("vllm", "==0.28.0"),),
+        fix="turn the fusion of norm and RoPE off among the passes of vLLM's compilation config",
+    ),
+    Advisory(
+        kernels=("vllm's all-reduce, norm and quantization by FlashInfer",),
+        wrong="hidden states are corrupt where the weight of the norm is fp32 and activations are not",
+        reference="https://github.com/vllm-project/vllm/issues/48324",
+        id="vllm-all-reduce-and-norm",
+        date="2026-07-11",
+        op="rms_norm",
+        packages=(("vllm", "==0.23.0"), ("flashinfer-python", ">=0")),
+        fix="turn the fusion of all-reduce and norm off among the passes of vLLM's compilation config",
     ),
 )

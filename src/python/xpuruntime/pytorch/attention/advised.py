@@ -59,12 +59,12 @@ def rows_on(device: torch.device) -> tuple[Advisory, ...]:
 
 
 def rows_here() -> tuple[Advisory, ...]:
-    """Return the advisories that hold on a device of this machine. Starts no CUDA context."""
+    """Return the advisories of attention that hold on a device of this machine. Starts no CUDA context."""
     archs = ["cpu"]
     if _rows("") and _core.DeviceManager.built_with_cuda():
         devices = _core.DeviceManager.instance().get_all_devices()[1:]
         archs += ["sm{}{}".format(*device.compute_capability) for device in devices]
-    return tuple(dict.fromkeys(row for arch in archs for row in _rows(arch)))
+    return tuple(dict.fromkeys(row for arch in archs for row in _rows(arch) if row.op == "attention"))
 
 
 def advisory_of(kernel: str, call: AttentionCall) -> Advisory | None:

@@ -198,7 +198,8 @@ def check_advisories(facts: Facts) -> Iterator[Finding]:
             severity="warning",
             what=f"{' and '.join(row.kernels)}: {row.wrong}",
             why=f"known of these versions on {', '.join(dict.fromkeys(devices))}: {row.reference}",
-            fix=f"state `kernels: {{{row.op}: auto}}` in the policy, which takes another kernel for such calls",
+            fix=row.fix
+            or f"state `kernels: {{{row.op}: auto}}` in the policy, which takes another kernel for such calls",
         )
 
 
