@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import sys
 from typing import Any
 
 import pytest
@@ -207,6 +209,49 @@ def test_kernels_without_operator_are_told_by_name(kinds):
     assert found[("uncovered", "matmul", "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNT")] == (9, 1)
     assert found[("uncovered", "attention", "void pytorch_flash::flash_fwd_kernel<...>")] == (6, 1)
     assert found[("other", "", "unknown_kernel")] == (1, 1)
+
+
+@pytest.fixture
+def triton_modules(tmp_path, monkeypatch):
+    pytest.importorskip("triton", reason="pip install triton")
+    for package, functions in (("norms_a", ("fused_scale", "shared", "tuned_rms_norm")), ("norms_b", ("shared",))):
+        code = "import triton\n"
+        for name in functions:
+            tuner = "@triton.autotune(configs=[triton.Config({})], key=[])\n" if name.startswith("tuned") else ""
+            code += f"{tuner}@triton.jit\ndef {name}(x):\n    pass\n"
+        (tmp_path / f"{package}.py").write_text(code)
+        folder = tmp_path / f"foreign_{package}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: foreign-{package}\nVersion: 1.0\n")
+        (folder / "top_level.txt").write_text(package)
+    (tmp_path / "user.py").write_text("from norms_a import fused_scale\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = ("norms_a", "norms_b", "user")
+    for name in names:
+        importlib.import_module(name)
+    yield
+    for name in names:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("triton_modules")
+def test_kernels_of_triton_are_told_by_the_loaded_function_of_their_name(kinds):
+    events = [
+        Event("step", 0, 100, number=1, annotation=True),
+        *(launch(10 * number, 500 + number) for number in range(1, 5)),
+        kernel("fused_scale", 1000, 4, 501),
+        kernel("shared", 1010, 3, 502),
+        kernel("triton_poi_fused_add_0", 1020, 1, 503),
+        kernel("tuned_rms_norm", 1030, 5, 504),
+    ]
+    joined = attribute_events(events, kinds)
+    found = rest(joined)
+    assert found[("unknown", "unknown:foreign-norms_a", "norms_a.fused_scale of foreign-norms_a")] == (4, 1)
+    both = "norms_a.shared of foreign-norms_a or norms_b.shared of foreign-norms_b"
+    assert found[("unknown", "unknown:foreign-norms_a or foreign-norms_b", both)] == (3, 1)
+    assert found[("other", "", "triton_poi_fused_add_0")] == (1, 1)
+    (norm,) = (key for key in joined.rest if key.op == "rms_norm")
+    assert norm.reason.endswith("norms_a.tuned_rms_norm of foreign-norms_a")
 
 
 def test_work_of_a_thread_without_records_is_nobodys(kinds):

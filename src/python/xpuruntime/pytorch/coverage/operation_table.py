@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -26,6 +28,7 @@ __all__ = [
     "NOT_REACHED",
     "UNKNOWN",
     "ByOperators",
+    "TritonFunction",
     "UncoveredKernel",
     "autograd_functions",
     "computed_by_operators",
@@ -35,6 +38,7 @@ __all__ = [
     "operation_of",
     "operation_of_function",
     "title_of",
+    "triton_functions",
     "uncovered_kernel",
     "uncovered_operator",
     "unserved_operator",
@@ -132,6 +136,8 @@ _FUNCTION_ROWS = tuple(
 )
 
 _RECURRENT_OPERATORS = frozenset((*(one.name for one in RECURRENT), "miopen_rnn"))
+#: Packages whose Triton functions are PyTorch's, Triton's own or this library's.
+_OWN_TRITON = frozenset(("torch", "triton", "xpuruntime"))
 #: Operators by name without namespace, and how they escape where nothing else is known.
 _OPERATORS: dict[str, UncoveredKernel] = {
     **{name: UncoveredKernel("matmul", _RECURRENT) for name in _RECURRENT_OPERATORS},
@@ -258,6 +264,39 @@ def autograd_functions() -> dict[str, UncoveredKernel]:
             found[kind.__name__] = before if before is not None and before.op == op else None
     rows = {name: row for name, row in found.items() if row is not None}
     return rows | {f"{name}Backward": row for name, row in rows.items()}
+
+
+class TritonFunction(NamedTuple):
+    """A function of another package that Triton compiles to a kernel of its name, and the distribution that has it."""
+
+    name: str
+    module: str
+    distribution: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}" + (f" of {self.distribution}" if self.distribution else "")
+
+
+def triton_functions() -> dict[str, tuple[TritonFunction, ...]]:
+    """Return the Triton functions that modules of other packages hold now, by name; several may have the same."""
+    jit: Any = sys.modules.get("triton.runtime.jit")
+    if jit is None:
+        return {}
+    found: dict[tuple[str, str], Any] = {}
+    for module in list(sys.modules.values()):
+        for value in list(getattr(module, "__dict__", {}).values()):
+            # By type: `isinstance` reads attributes, which warns or imports where a package has lazy ones.
+            while issubclass(type(value), jit.KernelInterface) and not issubclass(type(value), jit.JITFunction):
+                value = getattr(value, "fn", None)  # what tunes or specializes it
+            if issubclass(type(value), jit.JITFunction) and value.__module__.partition(".")[0] not in _OWN_TRITON:
+                found[value.__name__, value.__module__] = value
+    packages = metadata.packages_distributions() if found else {}
+    rows: dict[str, tuple[TritonFunction, ...]] = {}
+    for name, path in sorted(found):
+        owners = packages.get(path.partition(".")[0], ())
+        row = TritonFunction(name, path, " or ".join(sorted(set(owners))))
+        rows[name] = (*rows.get(name, ()), row)
+    return rows
 
 
 def decomposed_operator(name: str) -> UncoveredKernel | None:

@@ -19,10 +19,12 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.coverage.operation_table import (
     NOT_REACHED,
     UNKNOWN,
+    TritonFunction,
     UncoveredKernel,
     autograd_functions,
     decomposed_operator,
     operation_of,
+    triton_functions,
     uncovered_kernel,
     uncovered_operator,
 )
@@ -208,6 +210,7 @@ class _Joining:
         self._timeline = timeline
         self._kinds = kinds
         self._functions = autograd_functions()
+        self._triton: dict[str, tuple[TritonFunction, ...]] | None = None
         self._keys: dict[int, Called] = {}
         self._calls: dict[Called, AttributedTime] = defaultdict(AttributedTime)
         self._rest: dict[UnattributedCalls, AttributedTime] = defaultdict(AttributedTime)
@@ -309,13 +312,25 @@ class _Joining:
         elif by_name is not None:
             module = "" if node is None else self._timeline.module_of(node)
             phase = "backward" if node is not None and node.phase == "backward" else ""
-            share = self._rest[
-                UnattributedCalls("uncovered", by_name.op, work.name, module, phase, (), (), by_name.reason)
-            ]
+            sources = self._triton_sources(work.name)
+            reason = f"{by_name.reason}: {' or '.join(map(str, sources))}" if sources else by_name.reason
+            share = self._rest[UnattributedCalls("uncovered", by_name.op, work.name, module, phase, (), (), reason)]
+        elif (operator is None or unknown) and (sources := self._triton_sources(work.name)):
+            owners = dict.fromkeys(one.distribution or one.module.partition(".")[0] for one in sources)
+            names = " or ".join(map(str, sources))
+            share = self._rest[UnattributedCalls("unknown", UNKNOWN + " or ".join(owners), names, "", "", (), (), "")]
         else:
             share = self._other(work.name if operator is None else operator)
         share.add(work.name, work.duration)
         share.count += 1
+
+    def _triton_sources(self, kernel: str) -> tuple[TritonFunction, ...]:
+        """Return the loaded Triton functions of a kernel's name; there are several where the name does not tell."""
+        if not kernel.isidentifier() or kernel.startswith("triton_"):
+            return ()
+        if self._triton is None:
+            self._triton = triton_functions()
+        return self._triton.get(kernel, ())
 
     def _share(self, call: HostEvent) -> AttributedTime:
         """Return the share of the calls of which this is a range."""

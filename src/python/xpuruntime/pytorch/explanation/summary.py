@@ -162,7 +162,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 _OPAQUE = {
     "replay": "the replay of a CUDA graph shows its kernels by name alone; what was chosen was chosen at the capture",
     "compiled": "torch.compile made C++ of it, in which operations cannot be distinguished; norms may be among them",
-    "unknown": "it is an operator of another package, and the table of operations does not say what it computes",
+    "unknown": "it is code of another package, and the table of operations does not say what it computes",
     "elsewhere": "it was launched in a thread that PyTorch's profiler does not record",
 }
 _BY_NAME = "the kernel was called by its name, as by code that torch.compile made for this policy"
