@@ -55,13 +55,27 @@ class Norm(plugins.TorchKernel):
             raise RuntimeError("no gradient today")
         (x, weight), rstd, grad = saved.inputs, saved.extra[0][..., None], grads[0].float()
         normal, scaled = x.float() * rstd, grad * weight
-        of_x = ((scaled - normal * (normal * scaled).mean(-1, keepdim=True)) * rstd).to(x.dtype)
+        of_norm = 0 if self.fault == "constant norm" else normal * (normal * scaled).mean(-1, keepdim=True)
+        of_x = ((scaled - of_norm) * rstd).to(x.dtype)
         of_weight = (grad * normal).flatten(0, -2).sum(0).to(weight.dtype)
         if self.fault == "in place":
             grads[0].copy_(of_x)
         if self.fault == "no weight gradient":
             of_weight = torch.zeros_like(weight)
         return of_x, of_weight
+
+
+class Unit(plugins.TorchKernel):
+    """A gated unit whose gate is GELU, and not SiLU."""
+
+    id = "planted.swiglu"
+    op = "swiglu"
+
+    def supports(self, call):
+        return True, ""
+
+    def forward(self, call, gate, up):
+        return (F.gelu(gate) * up,), ()
 
 
 class Attention(plugins.TorchKernel):
@@ -153,6 +167,23 @@ def test_fault_of_a_norm_is_found_before_its_first_use(planted, fault, said):
         norm()
     with xt.kernel_policy(rms_norm="planted.rms_norm"), pytest.warns(XpuRuntimeWarning, match=said):
         norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_fault_of_usual_numbers_is_found_beside_extreme_ones(planted, dtype):
+    x, weight = (torch.ones(*shape, dtype=dtype, requires_grad=True) for shape in ((2, 8), (8,)))
+    planted(Norm, "constant norm")
+    said = "one of large numbers: the gradient of x differs"
+    with xt.kernel_policy(strict(rms_norm="planted.rms_norm")), pytest.raises(UnsupportedOperationError, match=said):
+        perform("rms_norm", {"x": x, "weight": weight}, {"epsilon": 1e-6})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gate_of_another_function_is_found(planted, dtype):
+    gate = torch.ones(2, 8, dtype=dtype)
+    planted(Unit, "gelu")
+    with xt.kernel_policy(strict(swiglu="planted.swiglu")), pytest.raises(UnsupportedOperationError, match="differs"):
+        perform("swiglu", {"gate": gate, "up": gate}, {})
 
 
 @pytest.mark.parametrize(

@@ -293,16 +293,16 @@ def _norms(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:
     """Yield norms of several sizes in turn, for a kernel that takes what it compiled for another one."""
     epsilon = call.attributes.get("epsilon", 1e-6)
     for columns in (64, 256, 96, 63, 64, call.operands["x"].shape[-1]):
-        rows = random(5, columns)
-        rows[1] = 0
+        rows, small = random(5, columns), random(5, columns) * 1e-6  # apart, since the gradient of these is far larger
         rows[2] *= 1e4
-        rows[3] *= 1e-6
-        operands = {"x": rows}
+        small[1] = 0
+        stated = {}
         if "weight" in call.operands:
-            operands["weight"] = random(columns).to(getattr(torch, call.operands["weight"].dtype))
+            stated["weight"] = random(columns).to(getattr(torch, call.operands["weight"].dtype))
         if "bias" in call.operands:
-            operands["bias"] = random(columns)
-        yield Case(f"rows of {columns} columns, one of zeros, large and small ones", operands, {"epsilon": epsilon})
+            stated["bias"] = random(columns)
+        for what, x in (("one of large numbers", rows), ("all small and one of zeros", small)):
+            yield Case(f"rows of {columns} columns, {what}", {"x": x, **stated}, {"epsilon": epsilon})
 
 
 def _attentions(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:
@@ -341,9 +341,9 @@ def _attentions(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case
 
 def _units(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:
     for columns in (64, 96, 63, call.operands["gate"].shape[-1]):
-        gate, up = random(5, columns), random(5, columns)
-        gate[1] *= 30
-        yield Case(f"rows of {columns} columns, one with a large gate", {"gate": gate, "up": up}, {})
+        for what, factor in (("", 1), (" with a large gate", 30)):
+            gate, up = random(5, columns) * factor, random(5, columns)
+            yield Case(f"rows of {columns} columns{what}", {"gate": gate, "up": up}, {})
 
 
 def _rotations(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:
