@@ -35,7 +35,7 @@ _WITHOUT_ENGINES = (
     "tests/unit/runtime/test_tensor_dlpack.py",
     "tests/unit/test_notebook.py",
     "tests/unit/engines/onnxruntime_engine/",
-    "tests/unit/engines/quantisation/test_quantise.py",
+    "tests/unit/engines/quantization/test_quantize.py",
     "tests/unit/locks/test_planted_drift.py",
     "tests/unit/tuning/test_devices.py",
     "tests/unit/tuning/test_tune.py",
@@ -73,7 +73,7 @@ _NOT_QUICK = (
             "engines/qnn_engine": (
                 "qnn_accuracy", "qnn_artifact", "qnn_evidence", "qnn_known_errors", "qnn_session", "qnn_worker",
             ),
-            "engines/quantisation": ("int8_engines", "quantise"),
+            "engines/quantization": ("int8_engines", "quantize"),
             "engines/tensorrt_engine": ("trt_artifacts", "trt_building"),
             "engines/torch_engine": ("pt2_trust", "torch_decisions", "torch_multi_head"),
             "files": ("writers",),

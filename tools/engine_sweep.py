@@ -551,7 +551,7 @@ def report(engine: str, found: list[dict[str, Any]], ops: Collection[str] = ()) 
 
 def _swept(row: Any, ops: Collection[str]) -> bool:
     """Whether a model of a single node can show a row, and all of its operators are swept."""
-    alone = not (row.saturates or row.dequantised or row.where == "subgraph")
+    alone = not (row.saturates or row.dequantized or row.where == "subgraph")
     return alone and (not ops or set(row.ops) <= set(ops))
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from xpuruntime import _core
 from xpuruntime.engines.base import LoadedModel
 from xpuruntime.engines.model import ModelInfo, inspect_model, with_shapes
-from xpuruntime.engines.quantisation import Calibration
+from xpuruntime.engines.quantization import Calibration
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.planning import PlanRequest, resolve

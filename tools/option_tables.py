@@ -77,7 +77,7 @@ ARITHMETIC = {
     "integer": "the integers that it reads",
     "dynamic": "int8: it quantizes float activations itself",
     "level": "int8 on the CPU where its attribute `accuracy_level` is 4, else the type of its activations",
-    "dequantised": "the type of its activations: weights are dequantized",
+    "dequantized": "the type of its activations: weights are dequantized",
     "unknown": "unknown, and the evidence says so",
 }
 INTRO = """\

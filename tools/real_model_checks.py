@@ -172,11 +172,11 @@ class ModelChecks:
         return {"mode": mode, "execution": execution}
 
     @property
-    def quantised(self) -> bool:
+    def quantized(self) -> bool:
         """Whether the model rounds its numbers to integers, and so, after a conversion, to the next ones."""
         from xpuruntime.engines.model import inspect_model
 
-        return str(inspect_model(self.path).quantisation.scheme) not in ("", "none", "None")
+        return str(inspect_model(self.path).quantization.scheme) not in ("", "none", "None")
 
     @property
     def session(self) -> Any:
@@ -316,7 +316,7 @@ class ModelChecks:
 
     def _reduced(self, precision: str) -> str:
         policy = self.policy(precision, mode="prefer")
-        limits = LIMITS["int8" if self.quantised else precision]
+        limits = LIMITS["int8" if self.quantized else precision]
         with self.xrt.InferenceSession(self.path, policy=policy, calibration=self.samples) as session:
             probe = compare(self.reference[0], session.run(self.samples[0]), limits)
             others = [

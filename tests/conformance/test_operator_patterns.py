@@ -21,7 +21,7 @@ import numpy as np
 import onnxruntime as ort
 import pattern_cells
 import pytest
-from operator_patterns import PATTERNS, QUANTISED, inputs_of, write
+from operator_patterns import PATTERNS, QUANTIZED, inputs_of, write
 
 #: The largest difference from the reference, as a share of its largest magnitude. fp32: sums of up to 108 products, in
 #: another order, each of which rounds with 2^-24. fp16 rounds with 2^-11 and bf16 with 2^-9 at each of up to eight
@@ -64,7 +64,7 @@ FLOATS_ONLY = (
     "top_k", "where_mask", "cumulative_sum", "integers",
 )  # fmt: skip
 #: As `FLOATS_ONLY`, for QNN's form of int8, which has more operators in 8 bits.
-QNN_UNQUANTISED = ("max_pool_ceil", "average_pool", "resize", "reshape_by_shape", "top_k")
+QNN_UNQUANTIZED = ("max_pool_ceil", "average_pool", "resize", "reshape_by_shape", "top_k")
 REFUSALS = [
     Refusal(("onnxruntime",), ("bf16",), ALL, "the CPU provider has no bfloat16 kernels"),
     Refusal(("onnxruntime", "openvino"), ("int8",), FLOATS_ONLY, "nothing in it can be quantized"),
@@ -72,7 +72,7 @@ REFUSALS = [
     Refusal(("openvino",), ("fp16",), ALL, "this processor has no fp16 arithmetic", here=True),
     Refusal(("openvino",), ("bf16",), ALL, "this one has neither", here=True),
     Refusal(("openvino",), ("fp32", "fp16", "bf16"), ("function",), r"no conversion for the operators local\.Twice"),
-    Refusal(("qnn",), ("int8",), QNN_UNQUANTISED, "nothing in it can be quantized"),
+    Refusal(("qnn",), ("int8",), QNN_UNQUANTIZED, "nothing in it can be quantized"),
     Refusal(("qnn",), ("fp16",), ("gemm_factors",), "only support alpha=1.0"),
     Refusal(("qnn",), ("fp16", "int8"), ("einsum",), "Einsum unsupported equation"),
     Refusal(("qnn",), ("fp16", "int8"), ("triangle",), "`Trilu` are not supported"),
@@ -124,7 +124,7 @@ def limit_of(engine: str, name: str, precision: str) -> float:
     """Return the tolerance; a model that rounds its inputs to integers may round them to the next ones."""
     if (engine, precision, name) in LOOSE:
         return LOOSE[engine, precision, name]
-    rounds = name in QUANTISED and precision in ("fp16", "bf16")
+    rounds = name in QUANTIZED and precision in ("fp16", "bf16")
     return TOLERANCES["int8" if rounds else precision]
 
 
@@ -171,7 +171,7 @@ def test_patterns_are_right_or_refused_for_a_reason_listed(engine: str, precisio
         elif (
             (precision == "fp32" or (engine, precision) == ("qnn", "int8"))
             and not row.get("honoured", True)
-            and name not in (*QUANTISED, *KNOWN.get(engine, ()))
+            and name not in (*QUANTIZED, *KNOWN.get(engine, ()))
         ):
             faults[name] = f"a deviation that is none: {row['deviations']}"
         elif said := fault(row, reference(name, tmp_path), limit_of(engine, name, precision)):

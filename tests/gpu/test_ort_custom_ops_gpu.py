@@ -19,7 +19,7 @@ from custom_op_models import (
     model,
     name_rules,
     node,
-    normalise,
+    normalize,
     one_op,
     open_session,
     rounded,
@@ -126,7 +126,7 @@ def test_norms(op: str, dtype: str, shape: tuple[int, ...], axis: int, weights: 
     rules = name_rules(**{"rms_norm" if rms else "layer_norm": "cuda_raw"})
     found = one_op(op, dtype, operands, rules, PROVIDER, names[1:], axis=axis)
     values = [rounded(v, "fp32" if n.endswith("_fp32") else dtype) for n, v in operands.items()]
-    assert_close(found, normalise(*values, axis=axis, rms=rms), dtype)
+    assert_close(found, normalize(*values, axis=axis, rms=rms), dtype)
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])

@@ -169,7 +169,7 @@ def attention(
     return np.asarray(weights / np.where(total == 0, 1, total) @ v)
 
 
-def normalise(
+def normalize(
     x: np.ndarray[Any, Any],
     scale: np.ndarray[Any, Any],
     bias: np.ndarray[Any, Any] | None = None,

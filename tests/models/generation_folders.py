@@ -113,8 +113,8 @@ def _decoder(random: np.random.Generator, level: int | None, *, pruned: bool) ->
         blocks = rows // _BLOCK
         grouped = values.T.reshape(columns, blocks, _BLOCK)
         scales = np.abs(grouped).max(axis=2) / 7
-        quantised = np.clip(np.round(grouped / scales[..., None]) + 8, 0, 15).astype(np.uint8)
-        weights[f"{name}.weight"] = quantised[..., ::2] | quantised[..., 1::2] << 4
+        quantized = np.clip(np.round(grouped / scales[..., None]) + 8, 0, 15).astype(np.uint8)
+        weights[f"{name}.weight"] = quantized[..., ::2] | quantized[..., 1::2] << 4
         weights[f"{name}.scales"] = scales.astype(np.float32).reshape(-1)
         sizes = {"K": rows, "N": columns, "bits": 4, "block_size": _BLOCK, "accuracy_level": level}
         inputs = [read, f"{name}.weight", f"{name}.scales"]

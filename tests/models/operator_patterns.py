@@ -13,7 +13,7 @@ from onnx import numpy_helper, parser
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["PATTERNS", "QUANTISED", "Pattern", "inputs_of", "write"]
+__all__ = ["PATTERNS", "QUANTIZED", "Pattern", "inputs_of", "write"]
 
 F32 = np.float32
 NORM = "two = Constant<value_float = 2.0>() eps = Constant<value_float = 0.00001>()"
@@ -232,7 +232,7 @@ PATTERNS: dict[str, Pattern] = {
 }
 
 #: Those that are quantized already, and take no calibration.
-QUANTISED = ("qdq_conv", "weight_only_int8")
+QUANTIZED = ("qdq_conv", "weight_only_int8")
 
 
 def write(name: str, folder: Path) -> Path:

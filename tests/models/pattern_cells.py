@@ -46,7 +46,7 @@ def _cell(engine: str, precision: str, folder: Path, name: str, *, explain: bool
     if engine == "qnn":
         execution |= {"device": "npu", "provider_options": {"qnn": {"soc": "sm8650"}}}
     given = {}
-    if precision == "int8" and name not in operator_patterns.QUANTISED:
+    if precision == "int8" and name not in operator_patterns.QUANTIZED:
         given["calibration"] = [operator_patterns.inputs_of(name, seed) for seed in CALIBRATION]
     feeds = operator_patterns.inputs_of(name)
     try:

@@ -55,7 +55,7 @@ def deviating(statuses: dict[str, str]) -> set[str]:
     return {key for key, status in statuses.items() if status in ("substituted", "unsupported")}
 
 
-def quantised(folder: Path) -> Path:
+def quantized(folder: Path) -> Path:
     text = """(float[5, 8] x) => (float[5, 8] y) {
         q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) a = Add(d, d)
         p = QuantizeLinear(a, s, z) y = DequantizeLinear(p, s, z) }"""
@@ -82,8 +82,8 @@ def four_bits(folder: Path) -> Path:
 
 
 class TestPrecision:
-    def test_integers_between_a_quantised_pair(self, xrt: Xrt, tmp_path: Path) -> None:
-        model = quantised(tmp_path)
+    def test_integers_between_a_quantized_pair(self, xrt: Xrt, tmp_path: Path) -> None:
+        model = quantized(tmp_path)
         _, found = told(xrt, model, policy(tmp_path, execution={"precision": "fp32"}), 1)
         assert deviating(found) == {"execution.precision"}
         refused = xrt("plan", model, "-p", policy(tmp_path, mode="strict", execution={"precision": "fp32"}))
@@ -104,7 +104,7 @@ class TestPrecision:
         assert refused.code not in (0, 70)
         assert "'make_y' (DynamicQuantizeMatMul)" in refused.err
 
-    def test_activations_that_the_engine_quantises(self, xrt: Xrt, tmp_path: Path) -> None:
+    def test_activations_that_the_engine_quantizes(self, xrt: Xrt, tmp_path: Path) -> None:
         model = four_bits(tmp_path)
         strict = {"mode": "strict", "execution": {"precision": "fp32"}}
         told(xrt, model, policy(tmp_path, **strict), 0)

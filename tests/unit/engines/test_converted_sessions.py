@@ -150,7 +150,7 @@ def test_converted_graphs_open_and_agree(graph, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::xpuruntime.errors.XpuRuntimeWarning")
 @pytest.mark.parametrize("graph", [transposed_product, written_attention, branches, loop, scan])
-def test_quantised_graphs_open_and_agree(graph, tmp_path):
+def test_quantized_graphs_open_and_agree(graph, tmp_path):
     path = graph(tmp_path / "m.onnx")
     random = np.random.default_rng(7)
     samples = [{"x": random.standard_normal((2, 3, 8)).astype(np.float32)} for _ in range(4)]
@@ -191,7 +191,7 @@ for _ in range(2):
 @pytest.mark.parametrize(
     "engine", ["onnxruntime", pytest.param("openvino", marks=pytest.mark.needs_module("openvino"))]
 )
-def test_biases_of_every_shape_quantise(engine, op, shape, tmp_path):
+def test_biases_of_every_shape_quantize(engine, op, shape, tmp_path):
     nodes = [N("MatMul", ["x", "w"], ["m"]), N("Add", ["m", "bias"], ["y"])]
     if op == "Gemm":
         nodes = [N("Gemm", ["x", "w", "bias"], ["y"], alpha=0.7, beta=0.5)]
@@ -227,7 +227,7 @@ def test_an_unsuitable_made_up_input_refuses_no_session(tmp_path):
     assert "the first calibration input" in told
 
 
-def test_nothing_to_quantise_counts_products_in_branches(tmp_path):
+def test_nothing_to_quantize_counts_products_in_branches(tmp_path):
     def branch(name):
         return helper.make_graph([N("Conv", ["x", "w"], [name])], name, [], [V(name, FLOAT, None)])
 
@@ -243,7 +243,7 @@ def test_nothing_to_quantise_counts_products_in_branches(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::xpuruntime.errors.XpuRuntimeWarning")
-def test_quantised_models_keep_their_tolerance_in_fp16(tmp_path):
+def test_quantized_models_keep_their_tolerance_in_fp16(tmp_path):
     nodes = [
         N("MatMul", ["x", "w"], ["m"]), N("Tanh", ["m"], ["t"]), N("QuantizeLinear", ["t", "s", "z"], ["q"]),
         N("DequantizeLinear", ["q", "s", "z"], ["y"]),

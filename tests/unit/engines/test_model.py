@@ -180,7 +180,7 @@ def test_model_local_functions_are_known_operators():
     assert info.functions == ("mine:twice",)
 
 
-def test_quantisation_is_read_from_zero_points():
+def test_quantization_is_read_from_zero_points():
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[1,4] x) => (float[1,4] y) {
         q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)
         w = DequantizeLinear(wq, s, wz)  y = MatMul(d, w) }"""
@@ -191,9 +191,9 @@ def test_quantisation_is_read_from_zero_points():
     zoo.constant(model, "wq", np.ones((4, 4)), np.int8)
     model.opset_import[0].version = 21
     model.ir_version = 10
-    found = inspect_bytes(model).quantisation
+    found = inspect_bytes(model).quantization
     assert (found.scheme, found.activations, found.weights) == ("qdq", ("uint16",), ("int8",))
-    assert inspect_bytes(zoo.mlp()).quantisation.scheme == "none"
+    assert inspect_bytes(zoo.mlp()).quantization.scheme == "none"
 
 
 def test_info_round_trips_hashes_and_is_json(tmp_path):

@@ -131,7 +131,7 @@ def test_layer_norm_mean_stays_fp32():
     both(model)
 
 
-def test_quantised_parts_stay():
+def test_quantized_parts_stay():
     model = parse("""(float[N,4] x) => (float[N,4] y) {
         q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  m = MatMul(d, w)  y = Relu(m) }""")
     zoo.constant(model, "s", 0.05)

@@ -42,7 +42,7 @@ def pair(path: Path, op: str, activation: Any, largest: int) -> Any:
     q = RNG.integers(-largest, largest + 1, weight_shape).astype(np.int8)
     zero = np.array(128 if activation == np.uint8 else 0, activation)
     nodes = [
-        h.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"], name="quantise"),
+        h.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"], name="quantize"),
         h.make_node("DequantizeLinear", ["xq", "s", "z"], ["xd"], name="back"),
         h.make_node("DequantizeLinear", ["w", "ws"], ["wd"], name="weight"),
         h.make_node(op, ["xd", "wd"], ["r"], name="product"),
@@ -61,7 +61,7 @@ def dynamic(path: Path, largest: int) -> Any:
     x = RNG.uniform(-1, 1, (5, 64)).astype(np.float32)
     q = RNG.integers(-largest, largest + 1, (64, 32)).astype(np.int8)
     nodes = [
-        h.make_node("DynamicQuantizeLinear", ["x"], ["xq", "xs", "xz"], name="quantise"),
+        h.make_node("DynamicQuantizeLinear", ["x"], ["xq", "xs", "xz"], name="quantize"),
         h.make_node("MatMulInteger", ["xq", "w", "xz"], ["yi"], name="product"),
         h.make_node("Cast", ["yi"], ["yf"], name="cast", to=T.FLOAT),
         h.make_node("Mul", ["xs", "ws"], ["scale"], name="scales"),

@@ -34,7 +34,7 @@ g (float[N, 4] x, bool c) => (float[N, 4] y) {
 <domain: "my", opset_import: ["" : 17]>
 Twice (v) => (w) { two = Constant <value = float {2.0}> () w = Mul (v, two) }
 """
-_QUANTISED = """
+_QUANTIZED = """
 <ir_version: 8, opset_import: ["" : 17]>
 g (float[N, 4] x) => (float[N, 4] y) <float scale = {0.1}, int8 zero = {0}> {
   q = QuantizeLinear (x, scale, zero)
@@ -62,7 +62,7 @@ def seeds() -> list[onnx.ModelProto]:
         models.island(),
         models.attention(2, 8, 8),
         parser.parse_model(_LOCAL),
-        parser.parse_model(_QUANTISED),
+        parser.parse_model(_QUANTIZED),
     ]
 
 

@@ -184,13 +184,13 @@ def test_int8_is_checked_on_the_first_calibration_input() -> None:
         )
 
 
-def test_a_quantised_model_has_the_tolerance_of_int8(tmp_path: Path) -> None:
+def test_a_quantized_model_has_the_tolerance_of_int8(tmp_path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = models.save(models.mlp(), tmp_path)
-    quantised = tmp_path / "q.onnx"
-    quantize_dynamic(str(model), str(quantised), weight_type=QuantType.QUInt8)
-    with xrt.InferenceSession(quantised, policy={"execution": {"device": "cpu"}, "accuracy": {"rtol": 0.2}}) as session:
+    quantized = tmp_path / "q.onnx"
+    quantize_dynamic(str(model), str(quantized), weight_type=QuantType.QUInt8)
+    with xrt.InferenceSession(quantized, policy={"execution": {"device": "cpu"}, "accuracy": {"rtol": 0.2}}) as session:
         (told,) = (c for c in session.explain(runs=1).conversions if "probe input" in c.what)
     assert "agree" in told.reason
 

@@ -395,7 +395,7 @@ def test_the_quantizer_and_what_it_computes_with(engine: str, packages: set[str]
     facts = {engine: EngineFacts(name=engine, version="1", loadable=True)}
     here = replace(HERE, engine=engine, machine=machine(engines=facts))
     before = expected_of(identity_of(here), "package")
-    settings = {"quantise": True, "style": "openvino"} if engine == "openvino" else {"qdq": "ort-cpu"}
+    settings = {"quantize": True, "style": "openvino"} if engine == "openvino" else {"qdq": "ort-cpu"}
     after = expected_of(identity_of(replace(here, settings=settings)), "package")
     assert packages <= {name.removesuffix("-gpu") for name in after if name not in before}
 

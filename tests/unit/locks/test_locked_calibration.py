@@ -69,7 +69,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "data").mkdir()
     case = Int8(folder, np.random.default_rng(0).standard_normal((8, 1, 64)).astype(np.float32))
     case.write(case.samples)
-    from xpuruntime.engines.quantisation import Calibration
+    from xpuruntime.engines.quantization import Calibration
     from xpuruntime.engines.registry import read_model
 
     digest = Calibration(folder / "data" / "calibration.npz", read_model(case.model)).digest

@@ -193,8 +193,8 @@ X, W = randn(3, 8), randn(8)
 ROWS = randn(3)
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "scalar": (lambda: ops.layer_norm(np.array(1.0, F32)), r"'x' \[\].*0 dimensions; expected \[.., columns\]"),
-    "columns": (lambda: ops.layer_norm(randn(3, 0)), r"'x' \[3, 0\].*has no columns to normalise over"),
-    "integers": (lambda: ops.rms_norm(np.ones((3, 8), int)), "'x'.*a dtype that is not normalised here"),
+    "columns": (lambda: ops.layer_norm(randn(3, 0)), r"'x' \[3, 0\].*has no columns to normalize over"),
+    "integers": (lambda: ops.rms_norm(np.ones((3, 8), int)), "'x'.*a dtype that is not normalized here"),
     "weight": (lambda: ops.layer_norm(X, randn(7)), r"'weight' \[7\].*must be \[8\], one for each column of 'x'"),
     "weight dtype": (lambda: ops.layer_norm(X, np.ones(8)), "'weight'.*must be float32"),
     "bias dtype": (

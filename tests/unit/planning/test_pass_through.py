@@ -188,8 +188,8 @@ def test_precisions_that_nothing_makes(device: str, precision: str) -> None:
         settle(HAVE[device], device, precision=precision)
 
 
-def test_a_model_that_is_quantised_already_is_taken() -> None:
-    model = msgspec.structs.replace(MODEL, quantisation=msgspec.structs.replace(MODEL.quantisation, scheme="qdq"))
+def test_a_model_that_is_quantized_already_is_taken() -> None:
+    model = msgspec.structs.replace(MODEL, quantization=msgspec.structs.replace(MODEL.quantization, scheme="qdq"))
     policy = Policy.coerce({"execution": {"device": "rocm", "precision": "int8"}})
     assert resolve(PlanRequest(model=model), policy, AMD, ENGINES).candidate == "onnxruntime@rocm:0"
 

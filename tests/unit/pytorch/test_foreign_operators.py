@@ -267,7 +267,7 @@ def test_what_operators_of_other_packages_compute(name, op):
     ("name", "op"),
     [("quantized::linear_dynamic", "matmul"), ("onednn::qconv_pointwise", "conv"), ("quantized::linear_prepack", None)],
 )
-def test_what_operators_on_quantised_tensors_compute(name, op):
+def test_what_operators_on_quantized_tensors_compute(name, op):
     found = uncovered_operator(name)
     assert (found and found.op) == op
 

@@ -156,7 +156,7 @@ def test_operands_that_are_not_contiguous(kernel, name):
 
 
 @pytest.mark.parametrize("size", [(0, 8), (3, 0, 8), (2, 0)], ids=str)
-def test_nothing_to_normalise(size):
+def test_nothing_to_normalize(size):
     x = torch.randn(size, requires_grad=True)
     weight = torch.ones(size[-1], requires_grad=True)
 

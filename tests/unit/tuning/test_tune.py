@@ -314,7 +314,7 @@ def test_int8_is_searched_beside_floats(tmp_path, accuracy, named):
         spec["constraints"] = {"accuracy": accuracy}
     calibration, policy = tmp_path / "samples.npz", CPU
     if named:
-        from xpuruntime.engines.quantisation import Calibration
+        from xpuruntime.engines.quantization import Calibration
         from xpuruntime.engines.registry import read_model
 
         digest = f"sha256:{Calibration.of(str(calibration), read_model(DEMO)).digest}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.base import Refusal
-from xpuruntime.engines.quantisation.judge import calibration_digest
+from xpuruntime.engines.quantization.judge import calibration_digest
 from xpuruntime.evidence.records import Control, Verdict, VerdictCode
 from xpuruntime.policies import Policy
 

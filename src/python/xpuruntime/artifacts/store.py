@@ -30,7 +30,7 @@ from xpuruntime.artifacts.manifest import (
 from xpuruntime.engines.accuracy import check_accuracy, check_due, make_reference, write_reference
 from xpuruntime.engines.base import judge
 from xpuruntime.engines.model.digests import model_digest
-from xpuruntime.engines.quantisation.judge import calibration_digest
+from xpuruntime.engines.quantization.judge import calibration_digest
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
 from xpuruntime.files.digests import file_digest
 from xpuruntime.files.paths import cache_folder, json_bytes, kind_of, make_private, not_private, reason_of, with_home

@@ -36,7 +36,7 @@ GENERATED = "generated"
 #: Precisions that change the graph of a model which is in another one.
 _CONVERTED = ("fp16", "bf16")
 #: Settings of adapters that have the graph converted or quantized.
-_CONVERTING = ("convert", "qdq", "quantise")
+_CONVERTING = ("convert", "qdq", "quantize")
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ def check_due(request: Request, judgement: Judgement) -> AccuracyCheck | None:
     if stated and all(level == "unsupported" for level in stated):
         wanted = None
     precision = request.policy.execution.precision
-    changed = precision in _CONVERTED or (precision == "int8" and _was_quantised(request))
+    changed = precision in _CONVERTED or (precision == "int8" and _was_quantized(request))
     if levels.get("execution.precision") == "unsupported":  # of some nodes, where others are converted all the same
         changed = any(judgement.setting(name) for name in _CONVERTING)
     computes = judgement.setting("computes")
@@ -86,7 +86,7 @@ def limits_of(request: Request, computes: str | None) -> Tolerance:
     from xpuruntime.evidence.tolerances import TOLERANCES
 
     precision, wanted = computes or request.policy.execution.precision, request.policy.accuracy
-    if request.model.quantisation.scheme != "none":  # one step of its own quantizers is more than any float rounds
+    if request.model.quantization.scheme != "none":  # one step of its own quantizers is more than any float rounds
         precision = "int8"
     row = TOLERANCES.get(precision) or TOLERANCES["fp32"]
     if wanted is None:
@@ -96,7 +96,7 @@ def limits_of(request: Request, computes: str | None) -> Tolerance:
     return msgspec.structs.replace(row, **stated, cosine_stated=wanted.cosine is not None)
 
 
-def _was_quantised(request: Request) -> bool:
+def _was_quantized(request: Request) -> bool:
     """Whether the model is quantized by us: here, or when the artifact was made."""
     made = request.artifact is not None and request.artifact.manifest.calibration is not None
     return request.calibration is not None or made

@@ -134,7 +134,7 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     last_window: Literal["", "partial", "outside"] = ""
     inner_axis: bool = False
     where: Literal["anywhere", "subgraph"] = "anywhere"
-    dequantised: bool = False
+    dequantized: bool = False
     types: tuple[str, ...] = ()
     open: bool = False
     large: bool = False
@@ -215,7 +215,7 @@ def nodes_with_errors(
         if node.op_type in error.ops
         and not normal_domain(node.domain)
         and _concerns(error, node, opset, values, inside)
-        if not error.dequantised or node.input[0] in integers
+        if not error.dequantized or node.input[0] in integers
     ]
 
 

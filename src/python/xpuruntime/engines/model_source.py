@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.quantisation import QuantisedModel, Style
+    from xpuruntime.engines.quantization import QuantizedModel, Style
 
 __all__ = ["ModelSource", "prepare_source"]
 
@@ -32,7 +32,7 @@ class ModelSource:
     folder: str | None
     label: str
     keep: object = None
-    quantised: QuantisedModel | None = None
+    quantized: QuantizedModel | None = None
     operators: str | None = None
     converted: bool = False
     info: ModelInfo | None = None
@@ -48,7 +48,7 @@ class ModelSource:
             return ""
         ways = {
             "converted to another precision": self.converted,
-            "quantized": self.quantised is not None,
+            "quantized": self.quantized is not None,
             "with kernels of xpuruntime": self.operators is not None,
         }
         return " and ".join(way for way, done in ways.items() if done)
@@ -77,8 +77,8 @@ def prepare_source(
     """Return the model of a request with unique node names and the sizes that the policy fixes, converted if asked."""
     info = with_shapes(request.model, request.policy)
     label = info.path
-    if qdq is not None and info.quantisation.scheme == "none":
-        return _quantised(request, info, log, qdq, keep_fp32)
+    if qdq is not None and info.quantization.scheme == "none":
+        return _quantized(request, info, log, qdq, keep_fp32)
     if convert is not None:
         from xpuruntime.engines.precision import convert as convert_precision
 
@@ -112,12 +112,12 @@ def prepare_source(
     return ModelSource(info.file, None, label, info=info)
 
 
-def _quantised(
+def _quantized(
     request: Request, info: ModelInfo, log: ConversionLog, style: str | Style, keep_fp32: Sequence[str]
 ) -> ModelSource:
-    from xpuruntime.engines.quantisation import quantise
+    from xpuruntime.engines.quantization import quantize
 
-    made = quantise(info, request.calibration, style, keep_fp32=keep_fp32)
+    made = quantize(info, request.calibration, style, keep_fp32=keep_fp32)
     for note in made.notes:
         log.add("graph quantized to int8", note)
-    return ModelSource(made.data, None, info.path, quantised=made, info=info)
+    return ModelSource(made.data, None, info.path, quantized=made, info=info)

@@ -36,7 +36,7 @@ def saturating_nodes(model: ModelInfo) -> list[str]:
 
     Weights that are kept outside of the file are not read.
     """
-    if "int8" not in model.weights or model.quantisation.scheme in ("none", "weight_only"):
+    if "int8" not in model.weights or model.quantization.scheme in ("none", "weight_only"):
         return []
     import numpy as np
     from onnx import numpy_helper
@@ -62,8 +62,8 @@ def saturating_nodes(model: ModelInfo) -> list[str]:
             if node.op_type in (*_INTEGER, *_CONTRIBUTED):
                 place = {**_INTEGER, **_CONTRIBUTED}[node.op_type]
                 weight = node.input[place] if len(node.input) > place else ""
-            elif node.op_type in _FLOAT and _dequantised(makers, node.input[0]):
-                weight = _dequantised(makers, node.input[1])
+            elif node.op_type in _FLOAT and _dequantized(makers, node.input[0]):
+                weight = _dequantized(makers, node.input[1])
             else:
                 continue
             if weight in large:
@@ -71,7 +71,7 @@ def saturating_nodes(model: ModelInfo) -> list[str]:
     return nodes
 
 
-def _dequantised(makers: dict[str, Any], name: str) -> str:
+def _dequantized(makers: dict[str, Any], name: str) -> str:
     """Return what a tensor was dequantized from, also through a Transpose; empty where it was not."""
     node = makers.get(name)
     if node is not None and node.op_type == "Transpose":

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.quantisation import Calibration
+    from xpuruntime.engines.quantization import Calibration
     from xpuruntime.errors import XpuRuntimeError
     from xpuruntime.evidence.kernel_records import KernelDecision
     from xpuruntime.evidence.records import Unit

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.base import Judgement
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.quantisation import Calibration
+    from xpuruntime.engines.quantization import Calibration
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.locked import LockInForce
     from xpuruntime.inference.session_arguments import ModelLike, PolicyAliases, PolicyLike
@@ -233,7 +233,7 @@ def calibration_of(
     if given is None and (stated is None or artifact is not None):
         return None
     from xpuruntime.engines.model import with_shapes
-    from xpuruntime.engines.quantisation import Calibration
+    from xpuruntime.engines.quantization import Calibration
 
     if artifact is None:
         info = with_shapes(info, policy)

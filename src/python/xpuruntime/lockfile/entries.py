@@ -33,7 +33,7 @@ __all__ = [
     "libraries_of",
     "of_kernel",
     "packages_of",
-    "quantiser_packages",
+    "quantizer_packages",
     "unit_entries",
     "variables_of",
 ]
@@ -185,9 +185,9 @@ def packages_of(engine: str) -> tuple[str, ...]:
     return _PACKAGES.get(engine, ())
 
 
-def quantiser_packages(settings: Mapping[str, Any]) -> tuple[str, ...]:
+def quantizer_packages(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the distributions that quantize a model when it is loaded, and what they compute with."""
-    style = settings.get("qdq") or (settings.get("style") if settings.get("quantise") else None)
+    style = settings.get("qdq") or (settings.get("style") if settings.get("quantize") else None)
     if not style:
         return ()
     return (*(("nncf", "openvino") if style == "openvino-nncf" else _PACKAGES["onnxruntime"]), "onnx", "numpy")

@@ -26,7 +26,7 @@ from xpuruntime.lockfile.entries import (
     is_plugin,
     libraries_of,
     packages_of,
-    quantiser_packages,
+    quantizer_packages,
     variables_of,
 )
 from xpuruntime.lockfile.records import Validator, stable_id
@@ -144,7 +144,7 @@ def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tu
     packages = compiler_packages(here.settings, here.device)
     if any(kind == ValidatorKind.GENERATION for kind, _ in here.facts):
         packages += ("transformers",)
-    packages += quantiser_packages(here.settings) if here.calibration is not None else ()
+    packages += quantizer_packages(here.settings) if here.calibration is not None else ()
     for name in packages:
         if name not in packages_of(here.engine) and (version := _version_of(name)) is not None:
             expected[ValidatorKind.PACKAGE, name] = version

@@ -249,7 +249,7 @@ def _check_upgraded(units: Sequence[str], packages: Sequence[str], locks: Sequen
             raise InputError(f"upgrade_units: {pattern!r} matches no unit or node of the lock or the model{some}")
     known = {"xpuruntime"}.union(*(_packages_of(one) for one in locks))
     for name in packages:
-        if _normalised(name) not in known:
+        if _normalized(name) not in known:
             raise InputError(
                 f"upgrade_packages: the lock does not depend on {name!r}{did_you_mean(name, sorted(known), 'packages')}"
             )
@@ -290,7 +290,7 @@ def _allowed(
         return True
     if units and drift.code == DriftCode.OUTPUT:
         return any(_matches(units, [part for e in one.entries for part in (e, *e.split("+"))]) for one in drifts)
-    wanted = {_normalised(name) for name in packages}
+    wanted = {_normalized(name) for name in packages}
     if not wanted:
         return False
     if drift.validator:
@@ -319,8 +319,8 @@ def _engine_packages(lock: Lock) -> set[str]:
 def _packages_of(lock: Lock) -> set[str]:
     """Return the packages that a lock depends on."""
     stated = {validator.key for validator in lock.identity.validators if validator.kind == ValidatorKind.PACKAGE}
-    return {_normalised(name) for name in stated | _engine_packages(lock)}
+    return {_normalized(name) for name in stated | _engine_packages(lock)}
 
 
-def _normalised(name: str) -> str:
+def _normalized(name: str) -> str:
     return name.lower().replace("_", "-")

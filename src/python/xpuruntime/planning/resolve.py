@@ -12,7 +12,7 @@ import msgspec
 from xpuruntime.artifacts.checks import artifact_controls, foreign_artifact, refuse_compiling, stale_artifact
 from xpuruntime.engines.base import Judgement, Refusal, judge
 from xpuruntime.engines.known_errors import control_of, not_swept, seen_on_simulator
-from xpuruntime.engines.quantisation.judge import calibration_digest
+from xpuruntime.engines.quantization.judge import calibration_digest
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Control, Verdict, VerdictCode

@@ -152,7 +152,7 @@ def tolerance_of(session: InferenceSession, rtol: float | None, atol: float | No
     if precision == "model":
         stored = {"float16": "fp16", "bfloat16": "bf16"}
         precision = next((stored[dtype] for dtype in model.weights if dtype in stored), "fp32")
-        precision = "int8" if model.quantisation.scheme != "none" else precision
+        precision = "int8" if model.quantization.scheme != "none" else precision
     default = TOLERANCES.get(precision, TOLERANCES["fp32"])
     return Tolerance(
         rtol=default.rtol if rtol is None else rtol,

@@ -18,8 +18,8 @@ from xpuruntime.engines.input_binding import ConversionLog, InputValidator
 from xpuruntime.engines.model.digests import model_digest
 from xpuruntime.engines.model.shapes import batch_axes
 from xpuruntime.engines.precision import probe_feeds, probing
-from xpuruntime.engines.quantisation import uses_calibration
-from xpuruntime.engines.quantisation.sample_sources import SampleError, open_source
+from xpuruntime.engines.quantization import uses_calibration
+from xpuruntime.engines.quantization.sample_sources import SampleError, open_source
 from xpuruntime.errors import InputError, PlanError, PolicyError, UnsupportedOperationError
 from xpuruntime.evidence.tolerances import RANDOM_FIX, Tolerance, compare_within
 from xpuruntime.inference.plan_request import PlannedModel, plan_session
@@ -128,7 +128,7 @@ class SearchContext:
         ]
         if self.calibration is None or any(uses_calibration(policy, model) for policy in policies):
             return
-        if (scheme := model.quantisation.scheme) != "none":
+        if (scheme := model.quantization.scheme) != "none":
             raise InputError(f"calibration: the model is quantized already ({scheme})", fix="leave calibration out")
         raise InputError(
             f"calibration: no candidate is quantized, since precision is {execution.precision} and not searched",

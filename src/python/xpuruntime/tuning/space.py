@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from xpuruntime.engines.base import Tunable
-from xpuruntime.engines.quantisation import uses_calibration
+from xpuruntime.engines.quantization import uses_calibration
 from xpuruntime.errors import PolicyError, XpuRuntimeError
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.inference.plan_request import plan_request

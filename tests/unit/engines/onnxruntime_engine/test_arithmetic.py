@@ -79,7 +79,7 @@ def dynamic(path: Path, *, fused: bool) -> tuple[Path, Any]:
         nodes = [h.make_node("DynamicQuantizeMatMul", ["x", "w", "ws", "wz"], ["y"], "product", domain="com.microsoft")]
     else:
         nodes = [
-            h.make_node("DynamicQuantizeLinear", ["x"], ["xq", "xs", "xz"], name="quantise"),
+            h.make_node("DynamicQuantizeLinear", ["x"], ["xq", "xs", "xz"], name="quantize"),
             h.make_node("MatMulInteger", ["xq", "w", "xz", "wz"], ["yi"], name="product"),
             h.make_node("Cast", ["yi"], ["yf"], name="cast", to=T.FLOAT),
             h.make_node("Mul", ["xs", "ws"], ["scale"], name="scales"),
@@ -196,7 +196,7 @@ def test_a_product_of_floats_is_no_storage_of_integers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_dynamically_quantised_models_are_int8(tmp_path: Path, fused: bool) -> None:
+def test_dynamically_quantized_models_are_int8(tmp_path: Path, fused: bool) -> None:
     model, weight = dynamic(tmp_path / "m.onnx", fused=fused)
     low, high = min(0.0, float(X.min())), max(0.0, float(X.max()))
     scale = (high - low) / 255
@@ -220,7 +220,7 @@ def test_dynamically_quantised_models_are_int8(tmp_path: Path, fused: bool) -> N
     ]
 
 
-def quantised_pair(op: str, attributes: dict[str, Any], shapes: list[list[int]]) -> list[Any]:
+def quantized_pair(op: str, attributes: dict[str, Any], shapes: list[list[int]]) -> list[Any]:
     """Return an operator with QuantizeLinear and DequantizeLinear around its activations and its output."""
     nodes = []
     for index in range(len(shapes)):
@@ -250,10 +250,10 @@ PAIRS: dict[str, tuple[str, dict[str, Any], list[list[int]]]] = {
 
 
 @pytest.mark.parametrize("op", PAIRS)
-def test_quantised_pairs(tmp_path: Path, op: str) -> None:
+def test_quantized_pairs(tmp_path: Path, op: str) -> None:
     """What the optimizer turns into integer operators is not fp32 under a policy that asks for it; the rest is."""
     fused, attributes, shapes = PAIRS[op]
-    nodes = quantised_pair(op, attributes, shapes)
+    nodes = quantized_pair(op, attributes, shapes)
     inputs = [value(f"x{index}", shape) for index, shape in enumerate(shapes)]
     weights = {"s": np.float32(0.02), "z": np.uint8(128)}
     model = save(tmp_path / "m.onnx", nodes, inputs, [value("y", None)], weights)
@@ -283,7 +283,7 @@ def test_quantised_pairs(tmp_path: Path, op: str) -> None:
         assert found["int8"].honoured, found["int8"].observations
 
 
-def test_every_quantised_operator_of_this_build_is_in_the_table() -> None:
+def test_every_quantized_operator_of_this_build_is_in_the_table() -> None:
     from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
     named = re.compile(r"(Q[A-Z]\w*|\w*Integer\w*|\w*NBits|\w*Bnb4|\w*FpQ4|\w*Quantize\w*)$")
@@ -296,24 +296,24 @@ def test_every_quantised_operator_of_this_build_is_in_the_table() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fp32 is advisory:xpuruntime.XpuRuntimeWarning")
 @pytest.mark.parametrize("kind", [T.UINT8, T.INT8])
-def test_a_pool_between_quantised_products_is_as_the_model_has_it(tmp_path: Path, kind: int) -> None:
+def test_a_pool_between_quantized_products_is_as_the_model_has_it(tmp_path: Path, kind: int) -> None:
     """ONNX Runtime pools and flattens the integers themselves; only a policy that asks for fp32 deviates."""
 
-    def quantised(name: str) -> list[Any]:
+    def quantized(name: str) -> list[Any]:
         pair = ("QuantizeLinear", "DequantizeLinear")
         return [
             h.make_node(op, [f"{name}{'q' * i}", "s", "z"], [f"{name}{'q' * (i + 1)}"]) for i, op in enumerate(pair)
         ]
 
     nodes = [
-        *quantised("x"),
+        *quantized("x"),
         h.make_node("DequantizeLinear", ["w", "ws"], ["wf"]),
         h.make_node("Conv", ["xqq", "wf"], ["c"], name="conv"),
-        *quantised("c"),
+        *quantized("c"),
         h.make_node("MaxPool", ["cqq"], ["p"], name="pool", kernel_shape=[2, 2], strides=[2, 2]),
-        *quantised("p"),
+        *quantized("p"),
         h.make_node("Flatten", ["pqq"], ["f"], name="flatten"),
-        *quantised("f"),
+        *quantized("f"),
         h.make_node("Identity", ["fqq"], ["y"], name="last"),
     ]
     weights = {
@@ -333,7 +333,7 @@ def test_a_pool_between_quantised_products_is_as_the_model_has_it(tmp_path: Path
 
 
 @pytest.mark.parametrize("op", ["ArgMax", "Reshape"])
-def test_what_reads_or_makes_quantised_values_is_as_the_model_has_it(tmp_path: Path, op: str) -> None:
+def test_what_reads_or_makes_quantized_values_is_as_the_model_has_it(tmp_path: Path, op: str) -> None:
     """An ArgMax that reads integers, and a Reshape that ONNX Runtime quantizes before it, not behind it."""
     weights = {"s": np.float32(0.05).reshape(()), "z": h.make_tensor("z", T.UINT8, [], [128])}
     first = [

@@ -21,7 +21,7 @@ from custom_op_models import (  # noqa: E402
     model,
     name_rules,
     node,
-    normalise,
+    normalize,
     one_op,
     open_session,
     rounded,
@@ -131,7 +131,7 @@ def test_norms(op: str, dtype: str, shape: tuple[int, ...], axis: int) -> None:
     operands = {name: randn(*(shape if name == "x" else shape[axis:])) for name in names}
     found = one_op(op, dtype, operands, name_rules(), axis=axis, epsilon=1e-3)
     values = [rounded(v, dtype) for v in operands.values()]
-    assert_close(found, normalise(*values, axis=axis, epsilon=1e-3, rms=rms), dtype)
+    assert_close(found, normalize(*values, axis=axis, epsilon=1e-3, rms=rms), dtype)
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -142,7 +142,7 @@ def test_norm_weights_may_be_fp32(dtype: str, constant: bool) -> None:
     names = ("s_fp32", "b_fp32") if constant else ()
     found = one_op("LayerNormalization", dtype, operands, name_rules(), constant=names)
     x, s, b = rounded(operands["x"], dtype), operands["s_fp32"], operands["b_fp32"]
-    assert_close(found, normalise(x, s, b), dtype)
+    assert_close(found, normalize(x, s, b), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -40,7 +40,7 @@ def weight_only(folder: Path, kind: int) -> tuple[Path, Any]:
     q = RNG.integers(-8, 8, (K, N))
     scale = np.full((K // 32, N), 0.1, np.float32)
     nodes = [
-        h.make_node("DequantizeLinear", ["w", "s"], ["f"], name="dequantise", axis=0, block_size=32),
+        h.make_node("DequantizeLinear", ["w", "s"], ["f"], name="dequantize", axis=0, block_size=32),
         h.make_node("MatMul", ["x", "f"], ["y"], name="product"),
     ]
     weight = h.make_tensor("w", kind, [K, N], q.ravel().tolist())
@@ -49,7 +49,7 @@ def weight_only(folder: Path, kind: int) -> tuple[Path, Any]:
 
 def pair(folder: Path) -> Path:
     nodes = [
-        h.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], name="quantise"),
+        h.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], name="quantize"),
         h.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], name="back"),
         h.make_node("DequantizeLinear", ["w", "ws"], ["f"], name="weight"),
         h.make_node("MatMul", ["d", "f"], ["y"], name="product"),
@@ -81,7 +81,7 @@ def test_weights_alone_are_no_int8(kind: int, tmp_path: Path) -> None:
     assert "fp32" in deviation.observed
 
 
-def test_a_quantised_pair_is_int8(tmp_path: Path) -> None:
+def test_a_quantized_pair_is_int8(tmp_path: Path) -> None:
     path = pair(tmp_path)
     assert explained(path, "model")[1].honoured
     with pytest.warns(xrt.XpuRuntimeWarning, match="int8 is advisory"):
@@ -96,7 +96,7 @@ def test_a_quantised_pair_is_int8(tmp_path: Path) -> None:
 IMAGE = [1, 8, 10, 10]
 #: Operator, its attributes, shape of its input and of its weight, type of the weight, and whether its result is
 #: quantized, too. Without a weight, it is one of one input.
-QUANTISED: dict[str, tuple[str, dict[str, Any], list[int], list[int], Any, bool]] = {
+QUANTIZED: dict[str, tuple[str, dict[str, Any], list[int], list[int], Any, bool]] = {
     "conv": ("Conv", {}, IMAGE, [16, 8, 3, 3], np.int8, True),
     "conv of uint8 weights": ("Conv", {}, IMAGE, [16, 8, 3, 3], np.uint8, False),
     "conv with groups": ("Conv", {"group": 2}, IMAGE, [16, 4, 3, 3], np.int8, True),
@@ -109,10 +109,10 @@ QUANTISED: dict[str, tuple[str, dict[str, Any], list[int], list[int], Any, bool]
 }
 
 
-def quantised(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
-    op, attributes, shape, weight, kind, again = QUANTISED[name]
+def quantized(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
+    op, attributes, shape, weight, kind, again = QUANTIZED[name]
     nodes = [
-        h.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], name="quantise"),
+        h.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], name="quantize"),
         h.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], name="back"),
         h.make_node(op, ["d", "f"] if weight else ["d"], ["r" if again else "y"], name="product", **attributes),
     ]
@@ -123,7 +123,7 @@ def quantised(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
         given = (RNG.integers(-60, 60, weight) + zero).astype(kind)
         tensors |= {"w": given, "ws": np.float32(0.01), "wz": kind(zero)}
     if again:
-        nodes.append(h.make_node("QuantizeLinear", ["r", "s", "z"], ["qr"], name="quantise_result"))
+        nodes.append(h.make_node("QuantizeLinear", ["r", "s", "z"], ["qr"], name="quantize_result"))
         nodes.append(h.make_node("DequantizeLinear", ["qr", "s", "z"], ["y"], name="result"))
     border = [h.make_tensor_value_info("x", T.FLOAT, shape)], [h.make_tensor_value_info("y", T.FLOAT, None)]
     graph = h.make_graph(nodes, "g", *border, [nh.from_array(np.asarray(one), key) for key, one in tensors.items()])
@@ -146,9 +146,9 @@ def raw_kernels(path: Path, feeds: dict[str, Any]) -> dict[str, str]:
     return {layer: kernel for layer, kernel in found.items() if layer not in changes}
 
 
-@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize("name", QUANTIZED)
 def test_strict_fp32_is_honoured_where_kernels_multiply_floats(name: str, tmp_path: Path) -> None:
-    path, feeds = quantised(tmp_path, name)
+    path, feeds = quantized(tmp_path, name)
     (kernel,) = raw_kernels(path, feeds).values()
     policy = {"mode": "strict", "execution": {"engine": "openvino", "device": "cpu", "precision": "fp32"}}
     with xrt.InferenceSession(path, policy=policy) as session:
@@ -176,7 +176,7 @@ def test_what_runs_inside_of_a_branch_is_not_known(tmp_path: Path) -> None:
         return h.make_graph(nodes, name, [], [h.make_tensor_value_info(f"{name}_y", T.FLOAT, [5, N])])
 
     nodes = [
-        h.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], name="quantise"),
+        h.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], name="quantize"),
         h.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], name="back"),
         h.make_node("DequantizeLinear", ["w", "ws"], ["f"], name="weight"),
         h.make_node("ReduceMax", ["x"], ["largest"], name="largest", keepdims=0),

@@ -71,7 +71,7 @@ def test_runs_without_the_model_file(tmp_path: Path) -> None:
         assert told == Counter(node.name for node in session.model.nodes)
 
 
-def test_a_quantised_model_needs_its_samples_once(tmp_path: Path) -> None:
+def test_a_quantized_model_needs_its_samples_once(tmp_path: Path) -> None:
     with pytest.warns(xrt.XpuRuntimeWarning, match="int8 is advisory.*Fix: state engine: onnxruntime"):
         session = open_(exported("convnet"), precision="int8", calibration=samples("convnet", 8))
     with session:

@@ -190,7 +190,7 @@ def _qdq_conv(weights: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> onnx.
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_a_quantised_model_that_runs_otherwise_is_told(tmp_path: Path, symmetric: bool) -> None:
+def test_a_quantized_model_that_runs_otherwise_is_told(tmp_path: Path, symmetric: bool) -> None:
     """OpenVINO computes asymmetric 8-bit weights in fp32; what ran is what counts, not that the model is quantized."""
     rng = np.random.default_rng(0)
     if symmetric:

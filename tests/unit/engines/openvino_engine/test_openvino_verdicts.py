@@ -53,13 +53,13 @@ def choosing() -> onnx.ModelProto:
     return model(nodes, given, [VALUE("y", FLOAT, [2, 8])])
 
 
-def quantised() -> onnx.ModelProto:
+def quantized() -> onnx.ModelProto:
     """A pool and an addition between what the model itself quantizes: eight bits go through them."""
     nodes = [
-        NODE("QuantizeLinear", ["x", "s", "z"], ["q0"], "quantise"),
+        NODE("QuantizeLinear", ["x", "s", "z"], ["q0"], "quantize"),
         NODE("DequantizeLinear", ["q0", "s", "z"], ["d0"], "back"),
         NODE("MaxPool", ["d0"], ["p"], "pool", kernel_shape=[2, 2]),
-        NODE("QuantizeLinear", ["p", "s", "z"], ["q1"], "quantise2"),
+        NODE("QuantizeLinear", ["p", "s", "z"], ["q1"], "quantize2"),
         NODE("DequantizeLinear", ["q1", "s", "z"], ["d1"], "back2"),
         NODE("Add", ["d1", "d1"], ["y"], "add"),
     ]
@@ -67,10 +67,10 @@ def quantised() -> onnx.ModelProto:
     return model(nodes, [VALUE("x", FLOAT, [1, 4, 8, 8])], [VALUE("y", FLOAT, [1, 4, 7, 7])], weights)
 
 
-def dynamic_quantisation() -> onnx.ModelProto:
+def dynamic_quantization() -> onnx.ModelProto:
     """A product of whole numbers with a constant weight."""
     nodes = [
-        NODE("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], "quantise"),
+        NODE("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], "quantize"),
         NODE("MatMulInteger", ["q", "w", "z", "wz"], ["m"], "matmul"),
         NODE("Cast", ["m"], ["f"], "cast", to=FLOAT),
         NODE("Mul", ["f", "s"], ["y"], "scale"),
@@ -92,7 +92,7 @@ def explained(proto: onnx.ModelProto, folder: Path, **options: Any) -> xrt.Repor
 
 @pytest.mark.parametrize(
     ("make", "precision"),
-    [(made, word) for made in (branching, looping, choosing) for word in ("model", "fp32")] + [(quantised, "model")],
+    [(made, word) for made in (branching, looping, choosing) for word in ("model", "fp32")] + [(quantized, "model")],
 )
 def test_what_is_run_as_asked_is_no_deviation(make: Any, precision: str, tmp_path: Path) -> None:
     report = explained(make(), tmp_path, precision=precision)
@@ -109,7 +109,7 @@ def test_types_of_floats_are_those_that_are_written(tmp_path: Path) -> None:
 
 
 def test_whole_numbers_that_run_as_floats_are_still_a_deviation(tmp_path: Path) -> None:
-    report = explained(dynamic_quantisation(), tmp_path)
+    report = explained(dynamic_quantization(), tmp_path)
     [product] = [unit for unit in report.units if "matmul" in unit.source_nodes]
     assert product.precision_requested == "int8"
     assert report.honoured is (product.precision_run in ("int8", "uint8"))
@@ -117,7 +117,7 @@ def test_whole_numbers_that_run_as_floats_are_still_a_deviation(tmp_path: Path) 
 
 def test_a_constant_that_is_prepared_in_the_first_run_has_no_time(tmp_path: Path) -> None:
     """OpenVINO goes on telling the milliseconds of its only run as the mean of all."""
-    report = explained(dynamic_quantisation(), tmp_path)
+    report = explained(dynamic_quantization(), tmp_path)
     once = [unit for unit in report.units if unit.placement_reason and "first run alone" in unit.placement_reason]
     assert once, [(unit.id, unit.time) for unit in report.units]
     assert all(one.time is None for one in once)

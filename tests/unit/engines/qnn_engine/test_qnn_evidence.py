@@ -54,18 +54,18 @@ def test_a_float_model(tmp_path: Path) -> None:
     assert any("simulated" in note for note in report.notes)
 
 
-def test_a_quantised_model(tmp_path: Path) -> None:
+def test_a_quantized_model(tmp_path: Path) -> None:
     """A model that came quantized: Q and DQ are in the operation that computes with them."""
     pytest.importorskip("onnxruntime.quantization")
     from xpuruntime.engines.model import inspect_model
-    from xpuruntime.engines.quantisation import Calibration, quantise
+    from xpuruntime.engines.quantization import Calibration, quantize
 
     path = models.save(models.conv(batch=1), tmp_path)
     info = inspect_model(path)
-    made = quantise(info, Calibration.of(calibration("x", (1, 3, 32, 32)), info), "qnn")
-    quantised = tmp_path / "quantised.onnx"
-    quantised.write_bytes(made.data)
-    with open_on(quantised) as session:
+    made = quantize(info, Calibration.of(calibration("x", (1, 3, 32, 32)), info), "qnn")
+    quantized = tmp_path / "quantized.onnx"
+    quantized.write_bytes(made.data)
+    with open_on(quantized) as session:
         report = session.explain(runs=1)
         _accounted(report, session)
     conv = next(unit for unit in report.units if "conv2" in unit.source_nodes)
@@ -76,7 +76,7 @@ def test_a_quantised_model(tmp_path: Path) -> None:
     assert report.honoured, report.headline
 
 
-def test_a_model_quantised_here(tmp_path: Path) -> None:
+def test_a_model_quantized_here(tmp_path: Path) -> None:
     path = models.save(models.conv(batch=1), tmp_path)
     policy = {"execution": {"provider_options": {"qnn": {"soc": "sm8650"}}, "precision": "int8"}}
     inputs = calibration("x", (1, 3, 32, 32))

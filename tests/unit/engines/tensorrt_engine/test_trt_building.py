@@ -16,14 +16,14 @@ import msgspec
 import numpy as np
 import pytest
 from onnx import helper
-from trt_quantised import qdq
+from trt_quantized import qdq
 from trt_support import RTX_FACTS, ask, judge, machine
 
 import xpuruntime as xrt
 from xpuruntime.engines.base import Request
 from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model import inspect_model
-from xpuruntime.engines.quantisation import Calibration
+from xpuruntime.engines.quantization import Calibration
 from xpuruntime.engines.tensorrt import TensorRtRtxEngine, building
 from xpuruntime.engines.tensorrt.options import RTX, TensorRtSettings
 from xpuruntime.policies import Policy
@@ -109,7 +109,7 @@ def test_precision_is_made_in_the_graph(tmp_path: Any, precision: str) -> None:
     assert built.plan != build(tmp_path, models.conv(batch=2)).plan
 
 
-def test_quantised_with_calibration(tmp_path: Any) -> None:
+def test_quantized_with_calibration(tmp_path: Any) -> None:
     rng = np.random.default_rng(0)
     inputs = [{"x": rng.standard_normal((2, 3, 32, 32)).astype(np.float32)} for _ in range(4)]
     built = build(tmp_path, models.conv(batch=2), {"precision": "int8"}, calibration=inputs)
@@ -117,12 +117,12 @@ def test_quantised_with_calibration(tmp_path: Any) -> None:
     assert {"conv1", "conv2", "fc", "add", "pool"} <= named
 
 
-def test_models_that_are_quantised_already(tmp_path: Any) -> None:
+def test_models_that_are_quantized_already(tmp_path: Any) -> None:
     assert len(build(tmp_path, qdq(), {"precision": "int8"}).plan) > 1000
 
 
 def test_zero_points_are_refused_by_node(tmp_path: Any) -> None:
-    with pytest.raises(xrt.UnsupportedOperationError, match=r"node 'quantise_x' \(QuantizeLinear\): .*zero point"):
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"node 'quantize_x' \(QuantizeLinear\): .*zero point"):
         build(tmp_path, qdq(zero=3), {"precision": "int8"})
 
 

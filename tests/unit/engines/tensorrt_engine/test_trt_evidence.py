@@ -207,7 +207,7 @@ def test_layers_of_one_name_are_told_apart() -> None:
     assert [unit.id for unit in joined({"Layers": layers}).units[:2]] == ["same", "same #2"]
 
 
-def test_quantised_graphs_are_told_in_source_nodes() -> None:
+def test_quantized_graphs_are_told_in_source_nodes() -> None:
     parsed = {**SOURCE.parsed, "conv1_quant": ("conv1", "relu1")}
     layers = [
         {"Name": "l", "LayerType": "conv", "Metadata": "[ONNX Layer: x_QuantizeLinear]\u001e[ONNX Layer: conv1_quant]"}

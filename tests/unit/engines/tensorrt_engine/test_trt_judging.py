@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from trt_quantised import qdq
+from trt_quantized import qdq
 from trt_support import NO_GPU, RTX_FACTS, TRT10_FACTS, ask, judge, machine
 
-from xpuruntime.engines.quantisation import Calibration
+from xpuruntime.engines.quantization import Calibration
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.engines.tensorrt import TensorRtEngine, TensorRtRtxEngine
 from xpuruntime.errors import EngineError
@@ -182,7 +182,7 @@ def test_operators_of_other_domains(tmp_path: Any) -> None:
         ({"weights": "uint8"}, "quantized to uint8"),
     ],
 )
-def test_quantised_forms_that_are_not_taken(tmp_path: Any, model: dict[str, str], reason: str) -> None:
+def test_quantized_forms_that_are_not_taken(tmp_path: Any, model: dict[str, str], reason: str) -> None:
     verdict = judge(ask(tmp_path, qdq(**model)), ADA).verdict
     assert verdict.code == "op_unsupported"
     assert reason in verdict.reason
@@ -190,13 +190,13 @@ def test_quantised_forms_that_are_not_taken(tmp_path: Any, model: dict[str, str]
 
 
 def test_int8(tmp_path: Any) -> None:
-    assert judge(ask(tmp_path, qdq(), {"precision": "int8"}), ADA).settings.quantise is False
+    assert judge(ask(tmp_path, qdq(), {"precision": "int8"}), ADA).settings.quantize is False
     verdict = judge(ask(tmp_path, execution={"precision": "int8"}), ADA).verdict
     assert verdict.code == "calibration_missing"
     inputs = [{"x": np.zeros((2, 64), np.float32)}] * 4
     asked = ask(tmp_path, execution={"precision": "int8"})
     found = judge(msgspec.structs.replace(asked, calibration=Calibration(inputs, asked.model)), ADA)
-    assert found.settings.quantise is True
+    assert found.settings.quantize is True
 
 
 def control(found: Any, key: str) -> Any:

@@ -38,7 +38,7 @@ class Moved(torch.nn.Module):
         return x @ image.permute(1, 0).to(torch.float32), x.max(-1)
 
 
-def quantised() -> Any:
+def quantized() -> Any:
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8)).eval()
     with warnings.catch_warnings():
@@ -67,8 +67,8 @@ def test_a_product_of_integers_is_no_fp32() -> None:
     assert explained(module, (X,), "model").honoured
 
 
-def test_layers_that_quantise_their_inputs() -> None:
-    net, module = quantised()
+def test_layers_that_quantize_their_inputs() -> None:
+    net, module = quantized()
     assert (module(X) - net(X)).abs().max() / net(X).abs().max() > 1e-3
     report = explained(module, (X,), "fp32")
     assert [deviation.key for deviation in report.deviations] == ["execution.precision"]

@@ -99,7 +99,7 @@ def test_the_mean_over_the_batch_fails_batch_position(engine: str, tmp_path: Pat
     assert (first.tensor, "centre (Sub)" in first.note) == ("y", True)
 
 
-def test_batch_normalisation_with_the_statistics_of_the_batch(tmp_path: Path) -> None:
+def test_batch_normalization_with_the_statistics_of_the_batch(tmp_path: Path) -> None:
     found = graded(program(tmp_path, planted.BatchNorm()), "torch", trust=True)
     check_failed(found, "batch_position", "batch_norm")
 

@@ -230,7 +230,7 @@ def calibration(
 
     from xpuruntime.cli.output import print_json, print_plain
     from xpuruntime.engines.model import with_shapes
-    from xpuruntime.engines.quantisation import Calibration
+    from xpuruntime.engines.quantization import Calibration
     from xpuruntime.engines.registry import read_model
     from xpuruntime.policies import CalibrationPolicy, Policy
     from xpuruntime.policies.files import dumps

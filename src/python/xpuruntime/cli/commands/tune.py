@@ -190,7 +190,7 @@ def _write_policy(result: TuneResult, path: str) -> None:
 def _lock(result: TuneResult, model: str, session_options: SessionOptions, path: str) -> None:
     """Lock the model under the policy; a lock that is there is of another one, and is replaced where it differs."""
     from xpuruntime.cli.output import error_line
-    from xpuruntime.engines.quantisation import uses_calibration
+    from xpuruntime.engines.quantization import uses_calibration
     from xpuruntime.engines.registry import read_model
     from xpuruntime.locks.relock import lock as locked
 

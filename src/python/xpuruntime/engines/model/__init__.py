@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from xpuruntime.engines.model.external import ExternalFile
-from xpuruntime.engines.model.facts import NodeInfo, Quantisation, TensorInfo
+from xpuruntime.engines.model.facts import NodeInfo, Quantization, TensorInfo
 from xpuruntime.engines.model.info import ModelInfo, inspect_bytes, inspect_edited, inspect_model
 from xpuruntime.engines.model.shapes import ShapeRange, open_dimensions, shape_ranges, with_shapes
 
@@ -13,7 +13,7 @@ __all__ = [
     "ExternalFile",
     "ModelInfo",
     "NodeInfo",
-    "Quantisation",
+    "Quantization",
     "ShapeRange",
     "TensorInfo",
     "inspect_bytes",

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 __all__ = [
     "RANDOM",
     "NodeInfo",
-    "Quantisation",
+    "Quantization",
     "TensorInfo",
     "dtype_name",
-    "quantisation",
+    "quantization",
     "random_outputs",
     "tensor_info",
     "weights",
@@ -81,7 +81,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     by_products: int | None = None
 
 
-class Quantisation(msgspec.Struct, frozen=True, kw_only=True):
+class Quantization(msgspec.Struct, frozen=True, kw_only=True):
     """How a model is quantized."""
 
     scheme: Literal["none", "qdq", "qoperator", "dynamic", "weight_only"] = "none"
@@ -154,7 +154,7 @@ _MORE_INTEGER_OPS = {"MatMulIntegerToFloat", "QAttention", "QGemm"}
 _DYNAMIC_OPS = {"DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"}
 
 
-def quantisation(model: onnx.ModelProto) -> Quantisation:
+def quantization(model: onnx.ModelProto) -> Quantization:
     """Return how the model is quantized, read from its operators and the types of their zero points."""
     ops: set[str] = set()
     activations: set[str] = set()
@@ -183,7 +183,7 @@ def quantisation(model: onnx.ModelProto) -> Quantisation:
         scheme = "qdq"
     elif stored or ops & _WEIGHT_OPS:
         scheme = "weight_only"
-    return Quantisation(scheme=scheme, activations=tuple(sorted(activations)), weights=tuple(sorted(stored)))
+    return Quantization(scheme=scheme, activations=tuple(sorted(activations)), weights=tuple(sorted(stored)))
 
 
 def _nodes_with_constants(

@@ -19,9 +19,9 @@ from xpuruntime.engines.model.digests import check_limits
 from xpuruntime.engines.model.external import ExternalFile
 from xpuruntime.engines.model.facts import (
     NodeInfo,
-    Quantisation,
+    Quantization,
     TensorInfo,
-    quantisation,
+    quantization,
     random_outputs,
     tensor_info,
     weights,
@@ -62,7 +62,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     functions: tuple[str, ...] = ()
     external_files: tuple[ExternalFile, ...] = ()
     weights: dict[str, int] = {}
-    quantisation: Quantisation = Quantisation()
+    quantization: Quantization = Quantization()
     renamed: tuple[str, ...] = ()
     resorted: bool = False
     fixed: dict[str, tuple[int | None, ...]] = {}
@@ -166,7 +166,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
             "functions": list(self.functions),
             "external_files": [msgspec.to_builtins(f) for f in self.external_files],
             "weights": dict(self.weights),
-            "quantisation": msgspec.to_builtins(self.quantisation),
+            "quantization": msgspec.to_builtins(self.quantization),
             "renamed_nodes": len(self.renamed),
             "resorted": self.resorted,
         }
@@ -244,7 +244,7 @@ def _inspect(where: str, data: bytes, folder: str | None, mtime_ns: int, keep: b
         functions=tuple(sorted(f"{f.domain}:{f.name}" for f in proto.functions)),
         external_files=external,
         weights=elements,
-        quantisation=quantisation(proto),
+        quantization=quantization(proto),
         renamed=tuple(place.name for place in places if place.renamed),
         resorted=checked.resorted,
         base_dir=folder,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["INTEGER_OPS", "OPERATORS", "QDQ_LEVEL", "QDQ_OFF", "Arithmetic", "arithmetic_of", "quantises_activations"]
+__all__ = ["INTEGER_OPS", "OPERATORS", "QDQ_LEVEL", "QDQ_OFF", "Arithmetic", "arithmetic_of", "quantizes_activations"]
 
 #: The session option that chooses the arithmetic of DequantizeLinear and MatMul fused into MatMulNBits: 4, the default,
 #: quantizes activations to int8; 1 keeps fp32.
@@ -23,9 +23,9 @@ QDQ_LEVEL = "session.qdq_matmulnbits_accuracy_level"
 QDQ_OFF = "session.disable_quant_qdq"
 
 #: `integer`: the operands are integers already. `dynamic`: float activations are quantized to int8 inside. `level`: by
-#: the attribute ``accuracy_level``, see `_INT8_LEVEL`. `dequantised`: weights are dequantized to the type of the
+#: the attribute ``accuracy_level``, see `_INT8_LEVEL`. `dequantized`: weights are dequantized to the type of the
 #: activations. `unknown`: it differs between builds and sizes, and is not reported.
-Arithmetic = Literal["integer", "dynamic", "level", "dequantised", "unknown"]
+Arithmetic = Literal["integer", "dynamic", "level", "dequantized", "unknown"]
 
 OPERATORS: dict[str, Arithmetic] = {
     "ConvInteger": "integer",
@@ -57,10 +57,10 @@ OPERATORS: dict[str, Arithmetic] = {
     "DynamicQuantizeLSTM": "dynamic",
     "DynamicQuantizeMatMul": "dynamic",
     "MatMulNBits": "level",
-    "GatherBlockQuantized": "dequantised",
-    "MatMulBnb4": "dequantised",
-    "MatMulFpQ4": "dequantised",
-    "QEmbedLayerNormalization": "dequantised",
+    "GatherBlockQuantized": "dequantized",
+    "MatMulBnb4": "dequantized",
+    "MatMulFpQ4": "dequantized",
+    "QEmbedLayerNormalization": "dequantized",
     "MatMulBlockQuantizedFp4Weight": "unknown",
     "MatMulBlockQuantizedFp8Weight": "unknown",
     "QMoE": "unknown",
@@ -94,7 +94,7 @@ def arithmetic_of(
     return next((name for name in known if name.startswith(("fp", "bf"))), None)
 
 
-def quantises_activations(op: str, numbers: Mapping[str, int]) -> bool:
+def quantizes_activations(op: str, numbers: Mapping[str, int]) -> bool:
     """Whether a node of a model states that its activations are integers, or become such."""
     if op in ("QuantizeLinear", "DynamicQuantizeLinear") or op in INTEGER_OPS:
         return True

@@ -15,7 +15,7 @@ import msgspec
 from xpuruntime.engines.base import Compiled
 from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.onnxruntime.device_arrays import no_capture
-from xpuruntime.engines.onnxruntime.loading import QUANTISED, SOURCE, model_source, preload_cuda
+from xpuruntime.engines.onnxruntime.loading import QUANTIZED, SOURCE, model_source, preload_cuda
 from xpuruntime.engines.onnxruntime.observing.unit_attribution import attribute_units
 from xpuruntime.engines.onnxruntime.opening import open_session, session_options
 from xpuruntime.engines.onnxruntime.options import uncompilable
@@ -96,13 +96,13 @@ def compile_model(request: Request, settings: OnnxRuntimeSettings, folder: Path)
     before = _without_weights(_before(request, source))
     (folder / SOURCE).write_bytes(before.SerializeToString(deterministic=True))
     units = attribute_units(before, graph, (), opened.placements, device=request.device).units
-    if source.quantised is not None:
-        from xpuruntime.engines.quantisation import in_source_terms
+    if source.quantized is not None:
+        from xpuruntime.engines.quantization import in_source_terms
 
-        units = in_source_terms(units, source.quantised, request.model)
-        told = msgspec.structs.replace(source.quantised, data=b"")
-        (folder / QUANTISED).write_bytes(msgspec.json.encode(told))
-        names.append(QUANTISED)
+        units = in_source_terms(units, source.quantized, request.model)
+        told = msgspec.structs.replace(source.quantized, data=b"")
+        (folder / QUANTIZED).write_bytes(msgspec.json.encode(told))
+        names.append(QUANTIZED)
     return Compiled(
         files=tuple(names),
         node_map={unit.id: unit.source_nodes for unit in units if unit.source_nodes},
@@ -112,11 +112,11 @@ def compile_model(request: Request, settings: OnnxRuntimeSettings, folder: Path)
 
 def _before(request: Request, source: ModelSource) -> Any:
     """Return the graph that ONNX Runtime's optimizers started from, with the names of the model."""
-    if source.quantised is None:
+    if source.quantized is None:
         return request.model.named_proto()
     import onnx
 
-    return onnx.load_model_from_string(source.quantised.data)
+    return onnx.load_model_from_string(source.quantized.data)
 
 
 def _written(folder: Path, device: str) -> Any:

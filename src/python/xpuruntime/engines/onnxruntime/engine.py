@@ -21,7 +21,7 @@ from xpuruntime.engines.onnxruntime.options import (
     uncompilable,
 )
 from xpuruntime.engines.onnxruntime.pass_through import PASS_THROUGH, refuse_pass_through, resolve_pass_through
-from xpuruntime.engines.quantisation.judge import refuse_int8
+from xpuruntime.engines.quantization.judge import refuse_int8
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict, VerdictCode
 from xpuruntime.runtime.machine import EngineFacts

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
 
 __all__ = [
-    "QUANTISED",
+    "QUANTIZED",
     "SOURCE",
     "artifact_source",
     "load_model",
@@ -263,10 +263,10 @@ def _observer(
                 allow_cpu_ops=settings.allow_cpu_ops,
                 run=run,
             )
-        if source.quantised is not None:
-            from xpuruntime.engines.quantisation import in_source_terms
+        if source.quantized is not None:
+            from xpuruntime.engines.quantization import in_source_terms
 
-            units = in_source_terms(seen.units, source.quantised, request.model)
+            units = in_source_terms(seen.units, source.quantized, request.model)
             seen = msgspec.structs.replace(seen, units=units)
         seen = kernels.attach(seen, effective)
         if rewriting is None:
@@ -284,10 +284,10 @@ def _observer(
 
 def source_graph_of(request: Request, source: ModelSource) -> Any:
     """Return the graph before any optimizer saw it: of the model, as it was quantized, or as an artifact keeps it."""
-    if source.quantised is not None:
+    if source.quantized is not None:
         import onnx
 
-        return onnx.load_model_from_string(source.quantised.data)
+        return onnx.load_model_from_string(source.quantized.data)
     if request.artifact is None:
         return request.model
     from xpuruntime.engines.onnxruntime.loading import source_graph
@@ -298,23 +298,23 @@ def source_graph_of(request: Request, source: ModelSource) -> Any:
 #: The graph before any optimizer saw it, without its weights: evidence is joined to it.
 SOURCE = "source.onnx"
 #: What was quantized, where it was quantized here.
-QUANTISED = "quantised.json"
+QUANTIZED = "quantized.json"
 
 
 def artifact_source(artifact: Artifact, label: str) -> ModelSource:
     """Return the compiled model as ONNX Runtime opens it."""
-    quantised = None
-    if QUANTISED in artifact.manifest.files:
-        from xpuruntime.engines.quantisation import QuantisedModel
+    quantized = None
+    if QUANTIZED in artifact.manifest.files:
+        from xpuruntime.engines.quantization import QuantizedModel
 
         try:
-            told = decode_json((artifact.folder / QUANTISED).read_bytes(), QuantisedModel)
+            told = decode_json((artifact.folder / QUANTIZED).read_bytes(), QuantizedModel)
             data = (artifact.folder / SOURCE).read_bytes()
         except (OSError, msgspec.MsgspecError) as error:
             msg = f"the artifact {artifact.folder} cannot be read: {error}. Fix: compile the model again"
             raise ModelError(msg) from None
-        quantised = msgspec.structs.replace(told, data=data)
-    return ModelSource(str(artifact.entry), None, label, quantised=quantised)
+        quantized = msgspec.structs.replace(told, data=data)
+    return ModelSource(str(artifact.entry), None, label, quantized=quantized)
 
 
 def source_graph(artifact: Artifact) -> Any:

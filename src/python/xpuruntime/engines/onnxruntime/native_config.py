@@ -92,7 +92,7 @@ class OnnxRuntimeExporter(NativeExporter):
 
     def _observed(self, feeds: Mapping[str, Any], value: dict[str, Any]) -> Observed:
         from xpuruntime.engines.onnxruntime.observing.instrumented_run import observe
-        from xpuruntime.engines.quantisation import in_source_terms
+        from xpuruntime.engines.quantization import in_source_terms
 
         settings, request, source = self.settings_as(OnnxRuntimeSettings), self.job.request, self._source
         assert source is not None
@@ -111,8 +111,8 @@ class OnnxRuntimeExporter(NativeExporter):
             allow_cpu_ops=settings.allow_cpu_ops,
             run=lambda *_: None,
         )
-        if source.quantised is not None:
-            units = in_source_terms(seen.units, source.quantised, request.model)
+        if source.quantized is not None:
+            units = in_source_terms(seen.units, source.quantized, request.model)
             seen = msgspec.structs.replace(seen, units=units)
         return seen
 

@@ -110,7 +110,7 @@ def refuse_pass_through(request: Request, facts: EngineFacts, machine: Machine) 
             VerdictCode.COMPILE_UNSUPPORTED, reason, "use device cpu or cuda:0, or leave execution.artifacts.cache out"
         )
     precision = request.policy.execution.precision
-    if precision not in _PRECISIONS and not (precision == "int8" and request.model.quantisation.scheme != "none"):
+    if precision not in _PRECISIONS and not (precision == "int8" and request.model.quantization.scheme != "none"):
         reason = f"no model is made {precision} for {known.vendor}"
         return Refusal(
             VerdictCode.PRECISION_UNSUPPORTED,

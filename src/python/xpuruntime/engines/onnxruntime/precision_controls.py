@@ -10,9 +10,9 @@ import msgspec
 
 from xpuruntime.engines.model.facts import dtype_name
 from xpuruntime.engines.model.graph import graphs
-from xpuruntime.engines.onnxruntime.arithmetic import INTEGER_OPS, OPERATORS, QDQ_LEVEL, QDQ_OFF, quantises_activations
+from xpuruntime.engines.onnxruntime.arithmetic import INTEGER_OPS, OPERATORS, QDQ_LEVEL, QDQ_OFF, quantizes_activations
 from xpuruntime.engines.precision.names import other_floats
-from xpuruntime.engines.quantisation.judge import quantises
+from xpuruntime.engines.quantization.judge import quantizes
 from xpuruntime.policies.call_facts import Glob
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _fp32(request: Request, settings: OnnxRuntimeSettings, builder: ControlBuild
         if cuda
         else "the CPU provider computes fp32 in fp32"
     )
-    if not request.model.quantisation.activations:
+    if not request.model.quantization.activations:
         builder.add("execution.precision", resolved, "enforced", reason)
     elif settings.session.get(QDQ_OFF) == "1":
         builder.add("execution.precision", f"{resolved}, {QDQ_OFF}=1", "enforced", reason)
@@ -123,7 +123,7 @@ def _keep_activations(request: Request, settings: OnnxRuntimeSettings) -> OnnxRu
 
     ONNX Runtime fuses them into MatMulNBits, and by default quantizes the activations to int8.
     """
-    scheme, precision = request.model.quantisation.scheme, request.policy.execution.precision
+    scheme, precision = request.model.quantization.scheme, request.policy.execution.precision
     kept = scheme == "weight_only" if precision == "model" else precision != "int8"
     ops = {name.rpartition(":")[2] for name in request.model.ops}
     if kept and "DequantizeLinear" in ops and ops & {"MatMul", "Gemm"}:
@@ -195,7 +195,7 @@ def _packed_products(model: ModelInfo, *, cuda: bool) -> Iterator[_PackedProduct
     """Yield the products with constant weights, and what the graph states of these."""
     for graph in graphs(model.named_proto()):
         types = {tensor.name: dtype_name(tensor.data_type) for tensor in graph.initializer}
-        dequantised = {
+        dequantized = {
             node.output[0]: types[node.input[0]]
             for node in graph.node
             if node.op_type == "DequantizeLinear" and node.input[0] in types
@@ -203,13 +203,13 @@ def _packed_products(model: ModelInfo, *, cuda: bool) -> Iterator[_PackedProduct
         for node in graph.node:
             if node.op_type == "MatMulNBits":
                 numbers = {str(one.name): int(one.i) for one in node.attribute}
-                integers = not cuda and quantises_activations(node.op_type, numbers)
+                integers = not cuda and quantizes_activations(node.op_type, numbers)
                 storage, group = f"int{numbers.get('bits', 4)}", numbers.get("block_size")
                 yield _PackedProduct(node.name, storage, "int8" if integers else "float", group)
             elif node.op_type in ("MatMul", "Gemm"):
                 for name in node.input[:2]:
-                    if name in dequantised:
-                        yield _PackedProduct(node.name, dequantised[name].removeprefix("u"), "as it is fused", None)
+                    if name in dequantized:
+                        yield _PackedProduct(node.name, dequantized[name].removeprefix("u"), "as it is fused", None)
                     elif name in types:
                         yield _PackedProduct(node.name, types[name], "float", None)
 
@@ -225,7 +225,7 @@ def integer_nodes(request: Request) -> str:
         for graph in graphs(model.named_proto()):
             for node in graph.node:
                 numbers = {str(one.name): int(one.i) for one in node.attribute}
-                if node.op_type == "MatMulNBits" and quantises_activations(node.op_type, numbers):
+                if node.op_type == "MatMulNBits" and quantizes_activations(node.op_type, numbers):
                     found.append(f"{node.name!r} (MatMulNBits, accuracy_level 4)")
     return ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
 
@@ -233,11 +233,11 @@ def integer_nodes(request: Request) -> str:
 def _int8(
     request: Request, settings: OnnxRuntimeSettings, builder: ControlBuilder, *, cuda: bool
 ) -> OnnxRuntimeSettings:
-    if quantises(request):
+    if quantizes(request):
         settings = settings.replace(qdq="ort-cuda" if cuda else "ort-cpu")
         resolved = f"graph quantized from {request.calibration.count} calibration samples"
     else:
-        resolved = f"the model's own quantization ({request.model.quantisation.scheme})"
+        resolved = f"the model's own quantization ({request.model.quantization.scheme})"
     if cuda:
         builder.add(
             "execution.precision",

@@ -16,7 +16,7 @@ from xpuruntime.engines.control_builder import (
 )
 from xpuruntime.engines.openvino.options import GRAPH_OPTIONS, NAMES, OpenVinoSettings, options_of
 from xpuruntime.engines.openvino.probing import device_word
-from xpuruntime.engines.quantisation.judge import quantises
+from xpuruntime.engines.quantization.judge import quantizes
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
@@ -66,7 +66,7 @@ def _given_options(
     given = own_options(request.policy.execution.provider_options, NAMES)
     table = options_of(kind)
     checked = check_options(given, {**table, **GRAPH_OPTIONS}, _WHERE)
-    if checked.pop("quantiser", "onnxruntime") == "nncf":
+    if checked.pop("quantizer", "onnxruntime") == "nncf":
         settings = settings.replace(style="openvino-nncf")
     properties = {
         name: ("NO", "YES")[int(value)] if table[name].values == BOOL else value for name, value in checked.items()
@@ -86,10 +86,10 @@ def _precision(request: Request, settings: OpenVinoSettings, builder: ControlBui
     execution = request.policy.execution
     hint = f"INFERENCE_PRECISION_HINT={settings.hint}"
     if execution.precision == "int8":
-        settings = settings.replace(quantise=quantises(request))
+        settings = settings.replace(quantize=quantizes(request))
         builder.add(
             "execution.precision",
-            f"{'quantized with the inputs given' if settings.quantise else 'the model is quantized'}, {hint}",
+            f"{'quantized with the inputs given' if settings.quantize else 'the model is quantized'}, {hint}",
             "advisory",
             "the plugin may compute a quantized operation in fp32 where it has no 8-bit kernel for it; the evidence "
             "says which",
@@ -99,7 +99,7 @@ def _precision(request: Request, settings: OpenVinoSettings, builder: ControlBui
         builder.add("execution.precision", hint, "enforced", "nothing is converted; read back after compiling")
     elif execution.precision == "fp32":
         reason = "refused where the compiled model reads back another hint"
-        if request.model.quantisation.activations:
+        if request.model.quantization.activations:
             reason += (
                 ". The plugin may compute what stands between QuantizeLinear and DequantizeLinear in integers; the "
                 "evidence names those nodes"
@@ -181,7 +181,7 @@ def _kernels(request: Request, settings: OpenVinoSettings, builder: ControlBuild
             builder.add(f"kernels.{op}", "-", "unsupported", reason, fix)
     for index, rule in enumerate(request.policy.kernels.rules):
         key, glob = f"kernels.rules[{index}]", fp32_nodes(rule)
-        if glob is not None and settings.quantise:
+        if glob is not None and settings.quantize:
             settings = settings.replace(keep_fp32=(*settings.keep_fp32, glob))
             builder.add(key, f"nodes {glob} stay fp32", "enforced", "the quantizer leaves them alone")
         else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from xpuruntime.engines.base import Engine, Judgement, Refusal, Request
 from xpuruntime.engines.openvino.options import GRAPH_OPTIONS, NAMES, options_of
-from xpuruntime.engines.quantisation.judge import refuse_int8
+from xpuruntime.engines.quantization.judge import refuse_int8
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict, VerdictCode
 from xpuruntime.runtime.packages import install_command
@@ -198,7 +198,7 @@ def _refuse_model(request: Request) -> Refusal | None:
             f"OpenVINO has no conversion for the custom operators {named}",
             "export the model without them, or use another engine",
         )
-    wide = [kind for kind in model.quantisation.activations if kind in ("int16", "uint16")]
+    wide = [kind for kind in model.quantization.activations if kind in ("int16", "uint16")]
     if wide:
         return Refusal(
             VerdictCode.OP_UNSUPPORTED,

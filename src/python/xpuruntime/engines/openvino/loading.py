@@ -83,7 +83,7 @@ class _Opener:
     def __init__(self, request: Request, settings: OpenVinoSettings, log: ConversionLog) -> None:
         self.request, self.settings, self.log = request, settings, log
         self.info: ModelInfo = with_shapes(request.model, request.policy)
-        self._quantised: ModelSource | None = None
+        self._quantized: ModelSource | None = None
         self._told = False
         self._flattened = False
         #: What the copy that is counted has on top, where the session has several streams.
@@ -184,12 +184,12 @@ class _Opener:
     def _source(self) -> ModelSource:
         """Return the prepared model; one that was quantized is kept, for that takes long."""
         settings = self.settings
-        if not settings.quantise:
+        if not settings.quantize:
             log, self._told = (ConversionLog() if self._told else self.log), True
             return prepare_source(self.request, log)
-        if self._quantised is None:
-            self._quantised = prepare_source(self.request, self.log, qdq=settings.style, keep_fp32=settings.keep_fp32)
-        return self._quantised
+        if self._quantized is None:
+            self._quantized = prepare_source(self.request, self.log, qdq=settings.style, keep_fp32=settings.keep_fp32)
+        return self._quantized
 
     def _limit(self, graph: Any) -> None:
         if not self.settings.ranges:

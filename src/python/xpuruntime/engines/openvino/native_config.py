@@ -118,7 +118,7 @@ class OpenVinoExporter(NativeExporter):
         outcomes.add_determinism("kept", "the same streams and threads")
         self._of_the_graph(outcomes, settings)
         for name in NAMES:
-            for option in (*settings.properties, "quantiser"):
+            for option in (*settings.properties, "quantizer"):
                 outcomes.add(f"execution.provider_options.{name}.{option}", "kept", "the same property, or the graph")
         return outcomes.settle(device="compile_model names it, and the script reads EXECUTION_DEVICES back")
 
@@ -169,7 +169,7 @@ class OpenVinoExporter(NativeExporter):
         for name in NAMES:
             for option in _TRITON:
                 outcomes.add(f"execution.provider_options.{name}.{option}", "kept", "the same parameter")
-            outcomes.add(f"execution.provider_options.{name}.quantiser", "kept", "the graph")
+            outcomes.add(f"execution.provider_options.{name}.quantizer", "kept", "the graph")
             outcomes.add(f"execution.provider_options.{name}.", "lost", "the backend passes no such property on")
         return outcomes.settle(device="TARGET_DEVICE")
 

@@ -12,7 +12,7 @@ from xpuruntime.engines.openvino.counters import Counted, Shares, count, idle_ca
 from xpuruntime.engines.openvino.execution_graph import Executed, name_without_numbers, read_graph
 from xpuruntime.engines.openvino.options import effective
 from xpuruntime.engines.precision.names import FLOATS, meets, model_precisions, precision_name, precision_of
-from xpuruntime.engines.quantisation.style import HEAVY
+from xpuruntime.engines.quantization.style import HEAVY
 from xpuruntime.evidence.memory_over_time import UnitMemory, live_bytes
 from xpuruntime.evidence.records import Boundary, Time, Unit
 
@@ -254,8 +254,8 @@ class _Units:
         OpenVINO's is that of the first input. A condition or a counter there, as the model has it, says nothing of
         floats that are asked for: then what the unit writes does.
         """
-        quantised = self._integer(owned) or self._eight_bits(owned, one.precision)
-        if quantised or wanted not in FLOATS or one.precision in FLOATS or one.writes is None:
+        quantized = self._integer(owned) or self._eight_bits(owned, one.precision)
+        if quantized or wanted not in FLOATS or one.precision in FLOATS or one.writes is None:
             return one.precision
         if one.kind == "Subgraph" and one.node_precision in FLOATS and one.writes in FLOATS:
             return one.node_precision  # the kernel is named after a mask, such as the constant one of a Trilu
@@ -273,10 +273,10 @@ class _Units:
             return self.settings.precision  # whatever the model states
         if integer:
             return "int8"
-        if self.settings.precision == "int8" and heavy and self.info.quantisation.scheme == "weight_only":
+        if self.settings.precision == "int8" and heavy and self.info.quantization.scheme == "weight_only":
             return "int8"  # its activations stay in floats, and so does its arithmetic
         if self.settings.precision == "int8":
-            return "int8" if heavy and self.settings.quantise and self._weighted(heavy[0]) else None
+            return "int8" if heavy and self.settings.quantize and self._weighted(heavy[0]) else None
         if self._eight_bits(owned, ran):
             return "int8"  # beside a product that is: whether 8 bits go on is the engine's choice
         if stated is None or self.settings.precision == "model":
@@ -286,12 +286,12 @@ class _Units:
     def _integer(self, owned: Sequence[int]) -> bool:
         """Whether the model states a product of integers, or one of values that it quantizes."""
         ops = ((i, self.info.nodes[i].op) for i in owned)
-        return any(op in _INTEGER or (op in HEAVY and self._quantised(i)) for i, op in ops)
+        return any(op in _INTEGER or (op in HEAVY and self._quantized(i)) for i, op in ops)
 
     def _eight_bits(self, owned: Sequence[int], ran: str | None) -> bool:
-        return ran in _EIGHT_BITS and any(self._quantised(i) for i in owned)
+        return ran in _EIGHT_BITS and any(self._quantized(i) for i in owned)
 
-    def _quantised(self, index: int) -> bool:
+    def _quantized(self, index: int) -> bool:
         """Whether the model itself quantizes what a node reads."""
         return any(self.makers.get(name) == "DequantizeLinear" for name in self.info.nodes[index].inputs[:1])
 

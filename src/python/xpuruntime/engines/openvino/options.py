@@ -98,7 +98,7 @@ NPU_OPTIONS: dict[str, Option] = {
 
 #: Options that are no properties of a plugin: they say how the graph is prepared.
 GRAPH_OPTIONS: dict[str, Option] = {
-    "quantiser": Option(meaning="who quantizes a model in floats for int8", values=("onnxruntime", "nncf")),
+    "quantizer": Option(meaning="who quantizes a model in floats for int8", values=("onnxruntime", "nncf")),
 }
 
 
@@ -114,7 +114,7 @@ class OpenVinoSettings(EngineSettings, frozen=True, kw_only=True):
     hint: str
     properties: Mapping[str, str] = {}
     precision: str = "model"
-    quantise: bool = False
+    quantize: bool = False
     style: Literal["openvino", "openvino-nncf"] = "openvino"
     keep_fp32: tuple[str, ...] = ()
     ranges: tuple[str, ...] = ()

@@ -242,8 +242,8 @@ def _tell(
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             notes.append(f"the pattern {pattern!r} names no node of the model")
-    if model.quantisation.scheme != "none":
-        notes.append(f"the model is quantized ({model.quantisation.scheme}); its integer parts were left alone")
+    if model.quantization.scheme != "none":
+        notes.append(f"the model is quantized ({model.quantization.scheme}); its integer parts were left alone")
     return notes
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.engines.control_builder import ControlBuilder, check_options, fp32_nodes, own_options, show
 from xpuruntime.engines.qnn.options import GRAPH_OPTIONS, KEYS, NAMES, OPTIONS, TARGET_OPTIONS, QnnSettings
-from xpuruntime.engines.quantisation.judge import quantises
+from xpuruntime.engines.quantization.judge import quantizes
 from xpuruntime.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _given_options(request: Request, settings: QnnSettings, builder: ControlBuil
     checked = check_options(own, {**OPTIONS, **GRAPH_OPTIONS}, _WHERE, also=TARGET_OPTIONS)
     bits = checked.pop("activation_bits", "8")
     settings = settings.replace(style="qnn" if bits == "8" else "qnn-u16", options=checked)
-    if quantises(request):
+    if quantizes(request):
         builder.add(f"{_WHERE}.activation_bits", bits, "enforced", "the graph is quantized so")
     else:
         fix = "use precision int8 with a model in floats, or leave the option out"
@@ -118,9 +118,9 @@ def _precision(request: Request, settings: QnnSettings, builder: ControlBuilder)
         settings = settings.with_options({"htp_bf16_enable": "1"})
         builder.add(key, "htp_bf16_enable=1", "enforced", "the types in the compiled graph are read back")
     elif precision == "int8":
-        settings = settings.replace(quantise=quantises(request))
+        settings = settings.replace(quantize=quantizes(request))
         resolved = (
-            "graph quantized from the calibration inputs" if settings.quantise else "the model's own quantization"
+            "graph quantized from the calibration inputs" if settings.quantize else "the model's own quantization"
         )
         builder.add(key, resolved, "enforced", "the types in the compiled graph are read back")
     else:
@@ -134,14 +134,14 @@ def _precision(request: Request, settings: QnnSettings, builder: ControlBuilder)
 
 def _in_floats(request: Request) -> bool:
     """Whether the model computes in floats; of one that is compiled already, nothing is known."""
-    return request.model.quantisation.scheme == "none" and "com.microsoft:EPContext" not in request.model.ops
+    return request.model.quantization.scheme == "none" and "com.microsoft:EPContext" not in request.model.ops
 
 
 def _rules(request: Request, settings: QnnSettings, builder: ControlBuilder) -> QnnSettings:
     keep: list[str] = []
     for index, rule in enumerate(request.policy.kernels.rules):
         key, glob = f"kernels.rules[{index}]", fp32_nodes(rule)
-        if glob is not None and (settings.convert or settings.quantise):
+        if glob is not None and (settings.convert or settings.quantize):
             keep.append(glob)
             builder.add(
                 key,

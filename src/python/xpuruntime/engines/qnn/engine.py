@@ -85,7 +85,7 @@ class QnnEngine(Engine["QnnSettings"]):
             return refuse(VerdictCode.OPTION_INVALID, error.reason, error.fix)
         where = "the HTP simulator" if settings.simulated else "the device"
         reason = f"onnxruntime-qnn {facts.version}, QNN {facts.detail.get('sdk', '?')}, {where} as {target}"
-        if request.policy.execution.precision == "model" and request.model.quantisation.scheme == "none":
+        if request.policy.execution.precision == "model" and request.model.quantization.scheme == "none":
             reason += "; HTP computes fp32 tensors in fp16 inside: state precision fp16 to say so"
         candidate = f"{self.name}@{request.device}"
         verdict = Verdict(candidate=candidate, accepted=True, code=VerdictCode.ACCEPTED, reason=reason)
@@ -126,7 +126,7 @@ class QnnEngine(Engine["QnnSettings"]):
 def _refuse_model(request: Request, target: Target) -> Refusal | None:
     from xpuruntime.engines.model import open_dimensions
     from xpuruntime.engines.qnn.controls import BF16_SOC
-    from xpuruntime.engines.quantisation.judge import refuse_int8
+    from xpuruntime.engines.quantization.judge import refuse_int8
 
     precision = request.policy.execution.precision
     if precision == "tf32":

@@ -81,7 +81,7 @@ def source_of(request: Request, settings: QnnSettings, log: ConversionLog) -> Mo
     if request.artifact is not None:
         source = ModelSource(str(request.artifact.entry), None, str(request.artifact.folder))
     else:
-        style = settings.style if settings.quantise else None
+        style = settings.style if settings.quantize else None
         source = prepare_source(request, log, convert=settings.convert, keep_fp32=settings.keep_fp32, qdq=style)
     if request.artifact is not None or "com.microsoft:EPContext" in request.model.ops:
         check_context(source, settings.target)

@@ -240,7 +240,7 @@ class QnnSettings(EngineSettings, frozen=True, kw_only=True):
     target: Target
     options: Mapping[str, str] = {}
     convert: Literal["fp16"] | None = None
-    quantise: bool = False
+    quantize: bool = False
     style: str = "qnn"
     keep_fp32: tuple[str, ...] = ()
     allow_cpu_ops: tuple[str, ...] = ()

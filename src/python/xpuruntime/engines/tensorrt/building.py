@@ -62,7 +62,7 @@ class Built(NamedTuple):
 
 def prepare(request: Request, settings: TensorRtSettings, log: ConversionLog) -> ModelSource:
     """Return the model as the builder gets it: with fixed sizes, converted or quantized."""
-    qdq = _STYLE if settings.quantise else None
+    qdq = _STYLE if settings.quantize else None
     return prepare_source(request, log, convert=settings.convert, keep_fp32=settings.keep_fp32, qdq=qdq)
 
 
@@ -111,7 +111,7 @@ def _build(
             raise failure(doing, heard.errors(), **known)
         if timing is not None:
             log.add(*timing.keep())
-        regions = dict(source.quantised.regions) if source.quantised is not None else {}
+        regions = dict(source.quantized.regions) if source.quantized is not None else {}
         nodes = {**{node.name: (node.name,) for node in request.model.nodes}, **regions}
         layers = {
             layer.name: layer_nodes(layer.metadata, nodes)

@@ -46,7 +46,7 @@ def resolve_settings(
     chosen["targets"] = _targets(request, product, facts, chip, options)
     chosen["profiles"] = profiles(request)
     chosen.update(_precision(request, product, builder))
-    chosen["keep_fp32"] = _rules(request, builder, changed=bool(chosen.get("convert") or chosen.get("quantise")))
+    chosen["keep_fp32"] = _rules(request, builder, changed=bool(chosen.get("convert") or chosen.get("quantize")))
     chosen.update(_execution(request, product, facts, builder, options))
     chosen.update(_memory(request, builder))
     return TensorRtSettings(**chosen), builder.finish(product.title)
@@ -102,8 +102,8 @@ def _precision(request: Request, product: TensorRtProduct, builder: ControlBuild
         reason = f"{typed}, and a probe input is compared with fp32"
         builder.add(key, f"graph converted to {precision}", "enforced", reason)
     elif precision == "int8":
-        chosen["quantise"] = request.model.quantisation.scheme == "none"
-        how = "graph quantized to int8 Q/DQ, biases in floats" if chosen["quantise"] else "the model's own Q/DQ"
+        chosen["quantize"] = request.model.quantization.scheme == "none"
+        how = "graph quantized to int8 Q/DQ, biases in floats" if chosen["quantize"] else "the model's own Q/DQ"
         reason = f"{typed}, with every rounding to int8; the report says which layers compute in it"
         builder.add(key, how, "enforced", reason)
     elif precision == "fp32":

@@ -213,7 +213,7 @@ class TensorRtSettings(EngineSettings, frozen=True, kw_only=True):
 
     targets: tuple[str, ...] = ()
     convert: Literal["fp16", "bf16"] | None = None
-    quantise: bool = False
+    quantize: bool = False
     keep_fp32: tuple[str, ...] = ()
     tf32: bool = True
     profiles: Mapping[str, Profile] = {}

@@ -49,7 +49,7 @@ __all__ = [
 #: Types of inputs and outputs that both sides have, and that keep their meaning.
 _ARRAYS = frozenset({"float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"})
 #: Types that the parser takes in quantized graphs.
-_QUANTISED = frozenset({"int8", "int4", "float8e4m3fn", "float4e2m1", "float8e8m0"})
+_QUANTIZED = frozenset({"int8", "int4", "float8e4m3fn", "float4e2m1", "float8e8m0"})
 _OLDEST_CHIP = (7, 5)
 
 
@@ -147,34 +147,34 @@ def refuse_model(request: Request, product: TensorRtProduct) -> Refusal | None:
             "of a node: it would compute a standard operator of the same name, or ask for a plugin",
             "export the model without them, or use engine onnxruntime",
         )
-    return _refuse_quantised(request, product)
+    return _refuse_quantized(request, product)
 
 
-def _refuse_quantised(request: Request, product: TensorRtProduct) -> Refusal | None:
-    from xpuruntime.engines.quantisation.judge import refuse_int8
+def _refuse_quantized(request: Request, product: TensorRtProduct) -> Refusal | None:
+    from xpuruntime.engines.quantization.judge import refuse_int8
 
     refused = refuse_int8(request)
     if refused is not None:
         return refused
-    quantised = request.model.quantisation
-    if quantised.scheme == "none":
+    quantized = request.model.quantization
+    if quantized.scheme == "none":
         return None
-    if quantised.scheme in ("qoperator", "dynamic"):
+    if quantized.scheme in ("qoperator", "dynamic"):
         what = (
-            "integer operators" if quantised.scheme == "qoperator" else "activations that are quantized while running"
+            "integer operators" if quantized.scheme == "qoperator" else "activations that are quantized while running"
         )
         reason = f"the model is quantized with {what}, and {product.title} takes Q/DQ pairs only"
         return Refusal(
             VerdictCode.OP_UNSUPPORTED, reason, "quantize the float model in the QDQ form, or pass calibration="
         )
-    if "int32" in quantised.weights:
+    if "int32" in quantized.weights:
         return Refusal(
             VerdictCode.OP_UNSUPPORTED,
             f"the model has biases stored as int32 behind a DequantizeLinear, which {product.title} does not take: it "
             "wants biases in floating point",
             "quantize the float model for this engine: precision int8 with calibration=, which leaves biases alone",
         )
-    foreign = sorted({*quantised.activations, *quantised.weights} - _QUANTISED)
+    foreign = sorted({*quantized.activations, *quantized.weights} - _QUANTIZED)
     if foreign:
         return Refusal(
             VerdictCode.OP_UNSUPPORTED,
@@ -224,7 +224,7 @@ def describe_target(
     else:
         chips = chip or "unknown"
     windows = settings.options.get("runtime_platform") == "windows_amd64"
-    precision = "int8" if settings.quantise else settings.convert or "as in the model"
+    precision = "int8" if settings.quantize else settings.convert or "as in the model"
     return {
         "flavour": product.name,
         "version": facts.version or "unknown",

@@ -210,7 +210,7 @@ _PRODUCTS = ("linear", "conv", "matmul", "mul", "add", "batch_norm", "lstm", "gr
 #: Products of int8 tensors.
 _ATEN = frozenset(("_int_mm", "_int_bmm", "qlinear_pointwise", "qconv_pointwise", "qconv2d_pointwise"))
 #: They hold weights of fewer bits and multiply in floats.
-_DEQUANTISED = ("_fp16", "_prepack", "_unpack", "embedding_bag")
+_DEQUANTIZED = ("_fp16", "_prepack", "_unpack", "embedding_bag")
 
 
 def multiplies_integers(op: str) -> bool:
@@ -221,7 +221,7 @@ def multiplies_integers(op: str) -> bool:
         return True
     if space not in ("quantized", "onednn", "sparse"):
         return False
-    return any(word in name for word in _PRODUCTS) and not any(word in name for word in _DEQUANTISED)
+    return any(word in name for word in _PRODUCTS) and not any(word in name for word in _DEQUANTIZED)
 
 
 def torch_facts() -> TorchFacts | None:

@@ -119,7 +119,7 @@ _FOREIGN_ROWS = tuple(
 #: An operator, as the profiler has it.
 _OPERATOR = re.compile(r"\w+::\w+(\.\w+)?")
 #: Operators of PyTorch's that take quantized tensors.
-_QUANTISED = re.compile(
+_QUANTIZED = re.compile(
     r"(?P<matmul>(_?quantized|onednn|sparse)::q?linear(?!\w*(prepack|unpack)))"
     r"|(?P<conv>(_?quantized|onednn)::q?conv(?!\w*(prepack|unpack|_stride|_padding|_dilation|_groups|_transpose\b)))"
     r"|(?P<layer_norm>quantized::layer_norm)"
@@ -213,8 +213,8 @@ def uncovered_operator(name: str) -> UncoveredKernel | None:
     namespace, _, short = name.rpartition("::")
     if namespace in ("aten", "mkldnn", "mkl", "torch_attn"):
         return _overridden().get(short) or _OPERATORS.get(short)
-    if (quantised := _QUANTISED.match(name)) is not None:
-        return UncoveredKernel(str(quantised.lastgroup), _NO_KERNEL)
+    if (quantized := _QUANTIZED.match(name)) is not None:
+        return UncoveredKernel(str(quantized.lastgroup), _NO_KERNEL)
     op = operation_of(name)
     return UncoveredKernel(op, _FOREIGN) if op in FAMILIES else None
 

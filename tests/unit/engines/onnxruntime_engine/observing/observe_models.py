@@ -170,7 +170,7 @@ def transformer(batch=1, length=8, width=16, heads=2):
     return model(nodes, [("x", [batch, length, width])], [("y", [batch, length, width])], w)
 
 
-def quantised(scale=0.02):
+def quantized(scale=0.02):
     """A QDQ model: Conv + Relu, MaxPool, then float again. Weights of 7 bits, whose products no processor cuts off."""
     w = Weights()
     w.value("s", np.float32(scale)), w.value("sw", np.float32(0.01)), w.value("sb", np.float32(scale * 0.01))
@@ -300,7 +300,7 @@ MODELS = {
         branching_conv_net,
         mlp,
         transformer,
-        quantised,
+        quantized,
         control_flow,
         eliminations,
         half,

@@ -86,7 +86,7 @@ def activations():
         node("ReduceMean", ["r0"], ["r1"], name="mean_square", axes=[-1]),
         node("Add", ["r1", "eps"], ["r2"], name="plus_eps"),
         node("Sqrt", ["r2"], ["r3"], name="root"),
-        node("Div", ["soft", "r3"], ["r4"], name="normalise"),
+        node("Div", ["soft", "r3"], ["r4"], name="normalize"),
         node("Mul", ["r4", "gamma"], ["rms"], name="rms_out"),
         node("Add", ["rms", "bias"], ["b0"], name="add_bias"),
         node("Div", ["b0", "root2"], ["e0"], name="erf_div"),
@@ -183,13 +183,13 @@ def shared_parts():
     return model(nodes, [("x", [4, 16])], [("y1", [4, 16]), ("y2", [4, 16])], w)
 
 
-def dynamic_quantisation():
+def dynamic_quantization():
     """Weights in int8 with activations quantized as they come."""
     w = Weights()
     w.value("wq", w.random.integers(-100, 100, (16, 16)).astype(np.int8)), w.value("ws", np.float32(0.01))
     w.value("wz", np.int8(0)), w.normal("bias", 16)
     nodes = [
-        node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], name="quantise"),
+        node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], name="quantize"),
         node("MatMulInteger", ["q", "wq", "z", "wz"], ["i"], name="matmul"),
         node("Cast", ["i"], ["f"], name="cast", to=FLOAT),
         node("Mul", ["s", "ws"], ["scale"], name="scales"),
@@ -247,6 +247,6 @@ MORE = {
         computed_shapes,
         nested_control_flow,
         shared_parts,
-        dynamic_quantisation,
+        dynamic_quantization,
     )
 }

@@ -169,8 +169,8 @@ def test_transformer_fusions():
     assert units["av_reshape"].relation == "exact"
 
 
-def test_quantised_nodes_are_fused():
-    units = by_source(run(MODELS["quantised"]()))
+def test_quantized_nodes_are_fused():
+    units = by_source(run(MODELS["quantized"]()))
     assert units["conv"].op == "QLinearConv"
     assert units["conv"].source_nodes == ("dq0", "dq_w", "dq_b", "conv", "q1")
     assert units["conv"].precision_run == "uint8"

@@ -59,7 +59,7 @@ _LAST_PART = re.compile(r"/[^/]*/?$")
 _EXPANDED = re.compile(r"_inlfunc_([^_]+)_")
 #: ONNX Runtime calls the fp32 copy of a tensor so.
 _CAST = "InsertedPrecisionFreeCast_"
-_NORMALISED = re.compile(r"(.+)_bn_nchwc")
+_NORMALIZED = re.compile(r"(.+)_bn_nchwc")
 _SEARCH = 256
 
 
@@ -249,12 +249,12 @@ class _Matcher:
                 other = self.found.get(node.inputs[1 - place])
                 if other is not None and other == source_key:
                     source_key = twin.inputs[1 - place]
-            source_key = self._quantised(node, source_key)
+            source_key = self._quantized(node, source_key)
             if source_key and source_key not in self.facts.constant:
                 changed |= self._set(node.inputs[place], source_key)
         return changed
 
-    def _quantised(self, node: NodeView, key: str) -> str:
+    def _quantized(self, node: NodeView, key: str) -> str:
         """Of a node that writes quantized numbers, the inputs are quantized too: skip the DequantizeLinear."""
         written = self.source.producers.get(self.found.get(node.outputs[0], "")) if node.outputs else None
         read = self.source.producers.get(key)
@@ -286,9 +286,9 @@ class _Matcher:
         Where the name says nothing, nearest above what it writes.
         """
         wanted = _SAME_INPUTS.get(node.op, (node.op,))
-        normalised = _NORMALISED.fullmatch(node.name.removeprefix(_CAST))
-        if normalised is not None:  # a BatchNormalization run as a Conv in the blocked layout
-            return self._nearest([_base(normalised.group(1), self.facts)], ("BatchNormalization",), "")
+        normalized = _NORMALIZED.fullmatch(node.name.removeprefix(_CAST))
+        if normalized is not None:  # a BatchNormalization run as a Conv in the blocked layout
+            return self._nearest([_base(normalized.group(1), self.facts)], ("BatchNormalization",), "")
         for start in (self._hinted(node), [self.found[k] for k in node.outputs if k in self.found]):
             above = self._nearest(start, wanted, node.domain)
             if above is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.observation import CONVERSIONS, is_product
-from xpuruntime.engines.onnxruntime.arithmetic import OPERATORS, quantises_activations
+from xpuruntime.engines.onnxruntime.arithmetic import OPERATORS, quantizes_activations
 from xpuruntime.engines.onnxruntime.observing.graph import provider_device
 from xpuruntime.engines.onnxruntime.observing.node_matching import COPIES
 from xpuruntime.engines.precision.names import FLOATS, model_precisions, precision_name
@@ -152,7 +152,7 @@ def _bytes(dtype: str, elements: int) -> int:
 #: Types in which no number of a model is computed.
 _INDICES = frozenset(("int64", "int32", "bool"))
 #: Types that activations are quantized to.
-_QUANTISED = frozenset(("int8", "uint8", "int16", "uint16"))
+_QUANTIZED = frozenset(("int8", "uint8", "int16", "uint16"))
 
 
 class RequestedPrecision:
@@ -178,9 +178,9 @@ class RequestedPrecision:
         if not held or {op, *(n.op for n in held)} <= CONVERSIONS:
             return None
         if op in OPERATORS:
-            return self._of_quantised(held, ran)
-        if self._precision == "model" and self._passes_quantised(held, ran):
-            return ran if ran in _QUANTISED else None  # an ArgMax of integers computes no numbers
+            return self._of_quantized(held, ran)
+        if self._precision == "model" and self._passes_quantized(held, ran):
+            return ran if ran in _QUANTIZED else None  # an ArgMax of integers computes no numbers
         types = [self._types[k] for n in reversed(held) for k in n.outputs if k in self._types]
         # Labels, indices and masks that a node makes beside its numbers have no precision.
         stated = next((name for name in types if name in FLOATS), types[0] if types else None)
@@ -199,10 +199,10 @@ class RequestedPrecision:
         made = {self._types.get(name, "?") for name in outputs}
         return bool(made) and ran is not None and made | set(ran.split("->")) <= _INDICES
 
-    def _passes_quantised(self, held: Sequence[NodeView], ran: str | None) -> bool:
+    def _passes_quantized(self, held: Sequence[NodeView], ran: str | None) -> bool:
         """Whether nodes take values that the model itself quantized as integers, as a pool between products does."""
         types = [] if ran is None else ran.split("->")
-        if not types or types[0] not in _QUANTISED or not (_QUANTISED | _INDICES).issuperset(types):
+        if not types or types[0] not in _QUANTIZED or not (_QUANTIZED | _INDICES).issuperset(types):
             return False
         own = {k for node in held for k in node.outputs}
         made, read = self._source.producers, self._source.consumers
@@ -213,15 +213,15 @@ class RequestedPrecision:
             if node.op not in ("QuantizeLinear", "DequantizeLinear")
         )
 
-    def _of_quantised(self, held: Sequence[NodeView], ran: str | None) -> str | None:
+    def _of_quantized(self, held: Sequence[NodeView], ran: str | None) -> str | None:
         """Return the precision asked for of a quantized operator: the policy's, else what the model's nodes state."""
         if self._precision in FLOATS:
             return self._precision
         if self._precision != "model":
             return "fp32" if self._precision == "tf32" else self._precision
         read = {k for node in held if node.op == "DequantizeLinear" for k in node.inputs[:1]}
-        quantised = any(quantises_activations(n.op, n.numbers) for n in held) or not read <= self._constant
-        if quantised:
+        quantized = any(quantizes_activations(n.op, n.numbers) for n in held) or not read <= self._constant
+        if quantized:
             return ran
         types = [self._types[k] for n in reversed(held) for k in n.outputs if k in self._types]
         return next((name for name in types if name in FLOATS), None)

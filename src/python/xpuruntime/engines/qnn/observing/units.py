@@ -44,7 +44,7 @@ def units_of(
 ) -> tuple[tuple[Unit, ...], tuple[str, ...], bool]:
     """Return the units of a request's model, as `join_units`; of a model that was quantized here, in its own nodes."""
     execution = request.policy.execution
-    made = source.quantised
+    made = source.quantized
     if made is None:
         model = request.model.named_proto()
     else:
@@ -60,7 +60,7 @@ def units_of(
         allow_cpu_ops=execution.allow_cpu_ops,
     )
     if made is not None:
-        from xpuruntime.engines.quantisation import in_source_terms
+        from xpuruntime.engines.quantization import in_source_terms
 
         units = in_source_terms(units, made, request.model)
     return units, notes, partial

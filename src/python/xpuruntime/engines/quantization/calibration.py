@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import digest_parts
 from xpuruntime.engines.input_binding import ConversionLog, InputValidator
-from xpuruntime.engines.quantisation.sample_sources import open_source
+from xpuruntime.engines.quantization.sample_sources import open_source
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.quantisation.sample_sources import CalibrationSamples
+    from xpuruntime.engines.quantization.sample_sources import CalibrationSamples
 
 __all__ = ["Calibration"]
 

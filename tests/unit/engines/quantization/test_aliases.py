@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from quantised_models import calibrated, cosine, graph_of, run
+from quantized_models import calibrated, cosine, graph_of, run
 
-from xpuruntime.engines.quantisation import quantise
-from xpuruntime.engines.quantisation.quantisers import Aliases
+from xpuruntime.engines.quantization import quantize
+from xpuruntime.engines.quantization.quantizers import Aliases
 
 #: What the quantizer puts behind the name of a tensor, and behind that of a bias which two nodes read.
 ENDINGS = [
@@ -58,26 +58,26 @@ def two_convolutions(middle: str, bias: str = "bias", weight: str = "w", held: s
 @pytest.mark.parametrize("style", ["ort-cpu", "qnn"])
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("of", ["x", "bias", "w"])
-def test_names_of_the_quantiser_do_not_meet_those_of_the_model(style, ending, of):
+def test_names_of_the_quantizer_do_not_meet_those_of_the_model(style, ending, of):
     model = two_convolutions(of + ending)
     rng = np.random.default_rng(5)
     data = {"x": rng.normal(size=(4, 1, 4, 6, 6)).astype(np.float32)}
     info, calibration = calibrated(model, data)
-    made = quantise(info, calibration, style)
+    made = quantize(info, calibration, style)
     onnx.checker.check_model(graph_of(made), full_check=True)
     assert [value.name for value in graph_of(made).graph.input] == ["x"]
     feeds = {"x": data["x"][0]}
     for want, got in zip(run(model.SerializeToString(), feeds), run(made.data, feeds, optimise=False), strict=True):
         assert cosine(want, got) > 0.99
     assert made.regions["first"][0] == "first"
-    assert {"first", "second"} <= set(made.quantised_nodes)
+    assert {"first", "second"} <= set(made.quantized_nodes)
 
 
-def test_an_input_with_a_name_of_the_quantiser_keeps_it():
+def test_an_input_with_a_name_of_the_quantizer_keeps_it():
     model = two_convolutions("m", held="m_scale")
     data = {"m_scale": np.random.default_rng(5).normal(size=(4, 1, 4, 6, 6)).astype(np.float32)}
     info, calibration = calibrated(model, data)
-    made = quantise(info, calibration, "ort-cpu")
+    made = quantize(info, calibration, "ort-cpu")
     feeds = {"m_scale": data["m_scale"][0]}
     (want,), (got,) = run(model.SerializeToString(), feeds), run(made.data, feeds, optimise=False)
     assert cosine(want, got) > 0.99

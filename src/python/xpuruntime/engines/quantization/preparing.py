@@ -14,7 +14,7 @@ from xpuruntime.engines.model import external as model_external
 from xpuruntime.engines.model.digests import inline_functions
 from xpuruntime.engines.model.file import MAX_PROTOBUF, refuse
 from xpuruntime.engines.model.graph import fresh_name, graphs, name_nodes, normal_domain, tensors
-from xpuruntime.engines.quantisation.style import HEAVY
+from xpuruntime.engines.quantization.style import HEAVY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import onnx
 
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.quantisation.style import Style
+    from xpuruntime.engines.quantization.style import Style
 
 __all__ = ["Prepared", "prepare"]
 

@@ -18,10 +18,10 @@ import onnx
 import pytest
 from exported_models import FOLDER, example, exported
 from onnx import TensorProto, numpy_helper
-from quantised_models import calibrated, cosine, graph_of, made_from, run, types_of
+from quantized_models import calibrated, cosine, graph_of, made_from, run, types_of
 
 from xpuruntime.engines.model import inspect_model
-from xpuruntime.engines.quantisation import STYLES, quantise
+from xpuruntime.engines.quantization import STYLES, quantize
 from xpuruntime.testing import models
 
 needs_nncf = pytest.mark.skipif(find_spec("nncf") is None, reason="could not import 'nncf'")
@@ -32,7 +32,7 @@ ORT_STYLES = [name for name, style in STYLES.items() if style.tool != "nncf"]
 
 @pytest.mark.parametrize("style", ORT_STYLES)
 @pytest.mark.parametrize("name", ["encoder", "convnet"])
-def test_a_quantised_model_keeps_its_border_and_its_answers(name, style):
+def test_a_quantized_model_keeps_its_border_and_its_answers(name, style):
     made, before = made_from(name, style), onnx.load(exported(name))
     after = graph_of(made)
     onnx.checker.check_model(after)
@@ -86,10 +86,10 @@ def test_the_same_input_gives_the_same_bytes_in_another_process(tmp_path):
         "import sys, hashlib; sys.path.insert(0, sys.argv[1])\n"
         "from exported_models import exported, samples\n"
         "from xpuruntime.engines.model import inspect_model\n"
-        "from xpuruntime.engines.quantisation import Calibration, quantise\n"
+        "from xpuruntime.engines.quantization import Calibration, quantize\n"
         "info = inspect_model(exported('encoder'))\n"
         "for style in sys.argv[2:]:\n"
-        "    made = quantise(info, Calibration(samples('encoder', 8), info), style)\n"
+        "    made = quantize(info, Calibration(samples('encoder', 8), info), style)\n"
         "    print(style, hashlib.sha256(made.data).hexdigest())\n"
     )
     told = []
@@ -126,22 +126,22 @@ def test_a_fresh_root_logger_gets_no_handler():
         "import logging, sys; sys.path.insert(0, sys.argv[1])\n"
         "from exported_models import exported, samples\n"
         "from xpuruntime.engines.model import inspect_model\n"
-        "from xpuruntime.engines.quantisation import Calibration, quantise\n"
+        "from xpuruntime.engines.quantization import Calibration, quantize\n"
         "info = inspect_model(exported('convnet'))\n"
-        "quantise(info, Calibration(samples('convnet', 2), info), 'qnn')\n"
+        "quantize(info, Calibration(samples('convnet', 2), info), 'qnn')\n"
         "assert not logging.getLogger().handlers, logging.getLogger().handlers\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(FOLDER)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_report_says_who_quantised_what_from_how_much():
+def test_the_report_says_who_quantized_what_from_how_much():
     made = made_from("convnet", "ort-cpu")
     assert made.tool.startswith("onnxruntime 1.")
     assert made.samples == 8
     assert made.notes[0].startswith("21 of 22 nodes were quantized by onnxruntime")
     assert "from 8 samples of a list of 8, sha256 " in made.notes[0]
-    assert "node_conv2d" in made.quantised_nodes
+    assert "node_conv2d" in made.quantized_nodes
     assert made.left_nodes == ()
     sources = sorted(name for names in made.regions.values() for name in names)
     assert sources == sorted(node.name for node in inspect_model(exported("convnet")).nodes)
@@ -151,8 +151,8 @@ def test_the_report_says_who_quantised_what_from_how_much():
 def test_nodes_of_a_rule_stay_in_floats(style):
     made = made_from("convnet", style, keep_fp32=("node_conv2d_[12]", "nothing.*"))
     assert {node.name for node in made.left_nodes if node.by_rule} == {"node_conv2d_1", "node_conv2d_2"}
-    assert "node_conv2d_1" not in made.quantised_nodes
-    assert "node_conv2d_3" in made.quantised_nodes
+    assert "node_conv2d_1" not in made.quantized_nodes
+    assert "node_conv2d_3" in made.quantized_nodes
     assert "left in floats: Conv: a rule keeps it so (2 nodes)" in made.notes
     assert "the pattern 'nothing.*' names no node of the model" in made.notes
     proto = graph_of(made)
@@ -167,7 +167,7 @@ def test_a_rule_for_a_folded_node_holds_the_node_that_it_is_folded_into():
 
     rng = np.random.default_rng(0)
     info, calibration = calibrated(xrt.demo_model_path(), rng.random((8, 1, 8, 8), dtype=np.float32))
-    made = quantise(info, calibration, "ort-cpu", keep_fp32=("bn2",))
+    made = quantize(info, calibration, "ort-cpu", keep_fp32=("bn2",))
     assert {node.name for node in made.left_nodes} == {"conv2", "bn2"}
     assert any(note.startswith("6 nodes were folded into 3 before") for note in made.notes)
 
@@ -181,7 +181,7 @@ def old_opset(opset):
 
 def test_an_old_opset_is_raised_and_told():
     info, calibration = calibrated(old_opset(11), np.ones((4, 3, 32, 32), np.float32))
-    made = quantise(info, calibration, "ort-cpu")
+    made = quantize(info, calibration, "ort-cpu")
     assert "opset 11 was raised to 13, which quantized graphs need" in made.notes
     assert {o.version for o in graph_of(made).opset_import} == {13}
 
@@ -195,9 +195,9 @@ def test_nodes_without_names_external_data_and_functions(tmp_path):
     rng = np.random.default_rng(0)
     images = rng.random((8, 3, 32, 32), dtype=np.float32)
     info, calibration = calibrated(path, images)
-    made = quantise(info, calibration, "ort-cpu")
+    made = quantize(info, calibration, "ort-cpu")
     assert sorted(tmp_path.iterdir()) == before
-    assert "Conv:c1" in made.quantised_nodes
+    assert "Conv:c1" in made.quantized_nodes
     feeds = {"x": images[:2]}
     assert cosine(run(path, feeds)[0], run(made.data, feeds)[0]) > 0.99
 
@@ -223,7 +223,7 @@ def test_functions_are_inlined():
     proto = helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=8)
     data = np.random.default_rng(1).standard_normal((8, 16)).astype(np.float32)
     info, calibration = calibrated(proto, data)
-    made = quantise(info, calibration, "ort-cpu")
+    made = quantize(info, calibration, "ort-cpu")
     assert made.left_nodes == ()
     assert cosine(run(proto.SerializeToString(), {"x": data})[0], run(made.data, {"x": data})[0]) > 0.99
 
@@ -237,14 +237,14 @@ def test_threads_do_not_disturb_each_other():
 
 
 def test_without_vnni_weights_take_seven_bits(monkeypatch):
-    from xpuruntime.engines.quantisation import quantised
+    from xpuruntime.engines.quantization import quantized
 
     def reduced(style):
         import msgspec
 
         return msgspec.structs.replace(style, reduced=True)
 
-    monkeypatch.setattr(quantised, "for_this_cpu", reduced)
+    monkeypatch.setattr(quantized, "for_this_cpu", reduced)
     made = made_from("convnet", "ort-cpu")
     proto = graph_of(made)
     for tensor in proto.graph.initializer:
@@ -257,7 +257,7 @@ def test_styles_know_the_processor(monkeypatch):
     from types import SimpleNamespace
 
     from xpuruntime import _core
-    from xpuruntime.engines.quantisation import style
+    from xpuruntime.engines.quantization import style
 
     def machine(name, features):
         manager = SimpleNamespace(get_all_devices=lambda: [SimpleNamespace(features=features)])
@@ -273,7 +273,7 @@ def test_styles_know_the_processor(monkeypatch):
 @needs_nncf
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["encoder", "convnet"])
-def test_nncf_quantises_in_a_process_of_its_own(name, capfd, tmp_path, monkeypatch):
+def test_nncf_quantizes_in_a_process_of_its_own(name, capfd, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     made = made_from(name, "openvino-nncf")
     assert made.tool.startswith("nncf ")

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.lazy_names import load_name as _load_name
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.quantisation.calibration import Calibration
-    from xpuruntime.engines.quantisation.judge import refuse_int8, uses_calibration
-    from xpuruntime.engines.quantisation.quantised import LeftNode, QuantisedModel, quantise
-    from xpuruntime.engines.quantisation.style import STYLES, Style, in_source_terms, source_tensor
+    from xpuruntime.engines.quantization.calibration import Calibration
+    from xpuruntime.engines.quantization.judge import refuse_int8, uses_calibration
+    from xpuruntime.engines.quantization.quantized import LeftNode, QuantizedModel, quantize
+    from xpuruntime.engines.quantization.style import STYLES, Style, in_source_terms, source_tensor
 
 __all__ = [
     "STYLES",
     "Calibration",
     "LeftNode",
-    "QuantisedModel",
+    "QuantizedModel",
     "Style",
     "in_source_terms",
-    "quantise",
+    "quantize",
     "refuse_int8",
     "source_tensor",
     "uses_calibration",
@@ -31,11 +31,11 @@ __all__ = [
 _LAZY = {
     "STYLES": "style",
     "Calibration": "calibration",
-    "LeftNode": "quantised",
-    "QuantisedModel": "quantised",
+    "LeftNode": "quantized",
+    "QuantizedModel": "quantized",
     "Style": "style",
     "in_source_terms": "style",
-    "quantise": "quantised",
+    "quantize": "quantized",
     "refuse_int8": "judge",
     "source_tensor": "style",
     "uses_calibration": "judge",

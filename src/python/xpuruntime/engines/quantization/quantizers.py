@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.model.graph import fresh_name, graphs
-from xpuruntime.engines.quantisation.style import HEAVY, IMAGE
+from xpuruntime.engines.quantization.style import HEAVY, IMAGE
 from xpuruntime.errors import EngineError
 from xpuruntime.runtime.packages import install_command
 from xpuruntime.runtime.worker import Worker, WorkerFailure
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from xpuruntime.engines.quantisation.preparing import Prepared
-    from xpuruntime.engines.quantisation.style import Style
+    from xpuruntime.engines.quantization.preparing import Prepared
+    from xpuruntime.engines.quantization.style import Style
 
 __all__ = [
     "Aliases",
     "nncf_version",
-    "quantise_nncf",
-    "quantise_qdq",
+    "quantize_nncf",
+    "quantize_qdq",
 ]
 
 
@@ -96,7 +96,7 @@ def _rename(proto: onnx.ModelProto, change: Callable[[str], str]) -> None:
                 names[:] = [change(name) if name else name for name in names]
 
 
-def quantise_qdq(
+def quantize_qdq(
     prepared: Prepared, samples: Iterable[dict[str, Any]], style: Style, leave: Sequence[str], folder: Path
 ) -> onnx.ModelProto:
     """Return the prepared graph with QuantizeLinear and DequantizeLinear around the nodes of the style."""
@@ -115,7 +115,7 @@ def quantise_qdq(
             return None if sample is None else {aliases.of[name]: value for name, value in sample.items()}
 
     types = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8, "uint16": QuantType.QUInt16}
-    source, out = folder / "aliased.onnx", folder / "quantised.onnx"
+    source, out = folder / "aliased.onnx", folder / "quantized.onnx"
     source.write_bytes(aliased.SerializeToString(deterministic=True))
     given = str(source)
     activations, weights = types[style.activations], types[style.weights]
@@ -225,7 +225,7 @@ def nncf_version() -> str:
     return metadata.version("nncf")
 
 
-def quantise_nncf(
+def quantize_nncf(
     prepared: Prepared, samples: Iterable[dict[str, Any]], style: Style, leave: Sequence[str], folder: Path
 ) -> onnx.ModelProto:
     """Return the prepared graph quantized by NNCF. Slow: a process is started for it.
@@ -242,7 +242,7 @@ def quantise_nncf(
     try:
         with Worker(environment={"NNCF_CI": "1"}, timeout=math.inf) as worker:  # no telemetry
             worker.call(
-                f"{__name__}:quantise_folder", folder=str(folder), leave=list(leave), reduced=style.reduced,
+                f"{__name__}:quantize_folder", folder=str(folder), leave=list(leave), reduced=style.reduced,
                 transformer="LayerNormalization" in ops and "Conv" not in ops,
             )  # fmt: skip
     except WorkerFailure as failure:
@@ -251,10 +251,10 @@ def quantise_nncf(
             "Fix: leave the option out, so that ONNX Runtime's quantizer is used",
             engine="openvino",
         ) from failure
-    return onnx.load(str(folder / "quantised.onnx"))
+    return onnx.load(str(folder / "quantized.onnx"))
 
 
-def quantise_folder(folder: str, leave: list[str], *, reduced: bool, transformer: bool) -> None:
+def quantize_folder(folder: str, leave: list[str], *, reduced: bool, transformer: bool) -> None:
     """Quantize the model in a folder, which has a file for each sample: what the process does."""
     import nncf
     import numpy as np
@@ -267,7 +267,7 @@ def quantise_folder(folder: str, leave: list[str], *, reduced: bool, transformer
             return dict(arrays)
 
     files = sorted(room.glob("sample-*.npz"))
-    quantised = nncf.quantize(
+    quantized = nncf.quantize(
         onnx.load(room / "prepared.onnx"),
         nncf.Dataset(files, load),
         subset_size=len(files),
@@ -279,4 +279,4 @@ def quantise_folder(folder: str, leave: list[str], *, reduced: bool, transformer
             smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=-1),
         ),
     )
-    (room / "quantised.onnx").write_bytes(quantised.SerializeToString(deterministic=True))
+    (room / "quantized.onnx").write_bytes(quantized.SerializeToString(deterministic=True))

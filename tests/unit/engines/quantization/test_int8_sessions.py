@@ -17,8 +17,8 @@ from exported_models import example, exported, samples
 import xpuruntime as xrt
 from xpuruntime.demo.data import demo_images
 from xpuruntime.engines.model import inspect_model
-from xpuruntime.engines.quantisation import Calibration, quantise
-from xpuruntime.engines.quantisation.style import STYLES, for_this_cpu
+from xpuruntime.engines.quantization import Calibration, quantize
+from xpuruntime.engines.quantization.style import STYLES, for_this_cpu
 
 INT8 = {"device": "cpu", "engine": "onnxruntime", "precision": "int8"}
 
@@ -144,10 +144,10 @@ def test_a_calibration_that_nothing_uses_is_refused(digits, precision):
         )
 
 
-def test_a_quantised_model_goes_through_as_it_is(digits, tmp_path):
+def test_a_quantized_model_goes_through_as_it_is(digits, tmp_path):
     info = inspect_model(xrt.demo_model_path())
-    path = tmp_path / "quantised.onnx"
-    path.write_bytes(quantise(info, Calibration(digits[0], info), "ort-cpu").data)
+    path = tmp_path / "quantized.onnx"
+    path.write_bytes(quantize(info, Calibration(digits[0], info), "ort-cpu").data)
     with xrt.InferenceSession(path, **INT8) as session:
         assert right(session, digits[1], digits[2]) >= 0.98
         control = next(one for one in session.plan.controls if one.key == "execution.precision")

@@ -12,7 +12,7 @@ import pytest
 from exported_models import exported, samples
 
 from xpuruntime.engines.model import inspect_bytes, inspect_model, with_shapes
-from xpuruntime.engines.quantisation import Calibration
+from xpuruntime.engines.quantization import Calibration
 from xpuruntime.errors import InputError
 from xpuruntime.policies import Policy
 from xpuruntime.testing import models
@@ -207,7 +207,7 @@ def test_files_that_change_meanwhile_are_noticed(convnet, images, tmp_path):
 
 
 def test_a_full_disk_under_a_generator(two, monkeypatch):
-    from xpuruntime.engines.quantisation import sample_sources
+    from xpuruntime.engines.quantization import sample_sources
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.policies import Policy
 
-__all__ = ["calibration_digest", "quantises", "refuse_int8", "uses_calibration"]
+__all__ = ["calibration_digest", "quantizes", "refuse_int8", "uses_calibration"]
 
 #: Precisions whose sessions are probed, which a calibration gives the input for.
 CONVERTED = ("fp16", "bf16")
@@ -24,11 +24,11 @@ _PASS = (
 )
 
 
-def quantises(request: Request) -> bool:
+def quantizes(request: Request) -> bool:
     """Whether the model of a request is to be quantized here: int8 asked, float given, and no artifact made of it."""
     return (
         request.policy.execution.precision == "int8"
-        and request.model.quantisation.scheme == "none"
+        and request.model.quantization.scheme == "none"
         and request.artifact is None
     )
 
@@ -38,7 +38,7 @@ def uses_calibration(policy: Policy, model: ModelInfo) -> bool:
     precision = policy.execution.precision
     if precision in CONVERTED or policy.accuracy is not None:
         return True
-    return precision == "int8" and model.quantisation.scheme == "none"
+    return precision == "int8" and model.quantization.scheme == "none"
 
 
 def refuse_int8(request: Request) -> Refusal | None:
@@ -52,9 +52,9 @@ def refuse_int8(request: Request) -> Refusal | None:
       first input is that of the accuracy probe.
     """
     precision = request.policy.execution.precision
-    scheme = request.model.quantisation.scheme
+    scheme = request.model.quantization.scheme
     if request.calibration is None:
-        if quantises(request):
+        if quantizes(request):
             return Refusal(
                 VerdictCode.CALIBRATION_MISSING,
                 "precision int8 was asked for, and the model computes in floating point",

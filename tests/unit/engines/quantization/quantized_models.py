@@ -9,7 +9,7 @@ import onnx
 from exported_models import exported, samples
 
 from xpuruntime.engines.model import inspect_bytes, inspect_model
-from xpuruntime.engines.quantisation import Calibration, quantise
+from xpuruntime.engines.quantization import Calibration, quantize
 
 
 def calibrated(model, data):
@@ -19,7 +19,7 @@ def calibrated(model, data):
 
 def made_from(name, style, **options):
     info, calibration = calibrated(exported(name), samples(name, 8))
-    return quantise(info, calibration, style, **options)
+    return quantize(info, calibration, style, **options)
 
 
 def graph_of(made):

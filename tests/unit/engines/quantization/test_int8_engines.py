@@ -74,11 +74,11 @@ def test_openvino_runs_integer_kernels():
     assert all("i8" in (kernel or "").lower() for kernel in kernels), kernels
 
 
-def test_openvino_takes_nncf_as_quantiser():
+def test_openvino_takes_nncf_as_quantizer():
     policy = policy_for("openvino", {})
     if find_spec("nncf") is None:
         pytest.skip("could not import 'nncf'")
-    policy["execution"]["provider_options"] = {"openvino": {"quantiser": "nncf"}}
+    policy["execution"]["provider_options"] = {"openvino": {"quantizer": "nncf"}}
     feeds = example("convnet", 4)
     with xrt.InferenceSession(exported("convnet"), policy=policy, calibration=samples("convnet")) as session:
         got = session.run(feeds)["logits"].ravel()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`quantise`: a float model and samples to a model that an engine computes in integers."""
+"""`quantize`: a float model and samples to a model that an engine computes in integers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import msgspec
 from xpuruntime.engines.model.check import complaint_about
 from xpuruntime.engines.model.file import refuse
 from xpuruntime.engines.model.graph import graphs, name_nodes, sort_nodes
-from xpuruntime.engines.quantisation.style import HEAVY, STYLES, Style, for_this_cpu, without_kernel
+from xpuruntime.engines.quantization.style import HEAVY, STYLES, Style, for_this_cpu, without_kernel
 from xpuruntime.errors import EngineError, XpuRuntimeError
 from xpuruntime.files.scratch import ScratchFolder
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     import onnx
 
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.quantisation.calibration import Calibration
-    from xpuruntime.engines.quantisation.preparing import Prepared
+    from xpuruntime.engines.quantization.calibration import Calibration
+    from xpuruntime.engines.quantization.preparing import Prepared
 
 __all__ = [
     "LeftNode",
-    "QuantisedModel",
-    "quantise",
+    "QuantizedModel",
+    "quantize",
     "quiet",
 ]
 
@@ -54,31 +54,31 @@ class LeftNode(msgspec.Struct, frozen=True, kw_only=True):
     unserved: bool = False
 
 
-class QuantisedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model after `quantise`. Its inputs and outputs have the dtypes they had before."""
+class QuantizedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model after `quantize`. Its inputs and outputs have the dtypes they had before."""
 
     data: bytes
     style: Style
     tool: str
     samples: int
     calibration: str
-    quantised_nodes: tuple[str, ...]
+    quantized_nodes: tuple[str, ...]
     left_nodes: tuple[LeftNode, ...]
     regions: dict[str, tuple[str, ...]]
     notes: tuple[str, ...]
 
 
-def quantise(
+def quantize(
     model: ModelInfo, calibration: Calibration, style: str | Style, *, keep_fp32: Sequence[str] = ()
-) -> QuantisedModel:
+) -> QuantizedModel:
     """Quantize a float32 model.
 
     Nothing is written but a temporary folder, which is gone afterwards.
     """
     chosen = for_this_cpu(STYLES[style] if isinstance(style, str) else style)
     try:
-        with ScratchFolder("quantising") as name, quiet():
-            return _quantise(model, calibration, chosen, tuple(keep_fp32), Path(name))
+        with ScratchFolder("quantizing") as name, quiet():
+            return _quantize(model, calibration, chosen, tuple(keep_fp32), Path(name))
     except XpuRuntimeError:
         raise
     except OSError as error:
@@ -98,11 +98,11 @@ def quantise(
         ) from None
 
 
-def _quantise(
+def _quantize(
     model: ModelInfo, calibration: Calibration, style: Style, keep: tuple[str, ...], folder: Path
-) -> QuantisedModel:
-    from xpuruntime.engines.quantisation.preparing import prepare
-    from xpuruntime.engines.quantisation.quantisers import nncf_version, quantise_nncf, quantise_qdq
+) -> QuantizedModel:
+    from xpuruntime.engines.quantization.preparing import prepare
+    from xpuruntime.engines.quantization.quantizers import nncf_version, quantize_nncf, quantize_qdq
 
     if style.tool == "nncf":
         tool = f"nncf {nncf_version()}"
@@ -113,13 +113,13 @@ def _quantise(
     prepared = prepare(model, style, folder)
     leave, unserved = prepared.matching(keep), without_kernel(prepared.proto, style)
     if style.tool == "nncf":
-        proto = quantise_nncf(prepared, calibration, style, leave, folder)
+        proto = quantize_nncf(prepared, calibration, style, leave, folder)
     else:
-        proto = quantise_qdq(prepared, calibration, style, (*leave, *unserved), folder)
+        proto = quantize_qdq(prepared, calibration, style, (*leave, *unserved), folder)
     sort_nodes(proto.graph)  # quantizers append what they insert, behind subgraphs that read it
     _tidy(proto)
-    quantised, left = _account(prepared, proto, leave, unserved)
-    if not quantised:
+    quantized, left = _account(prepared, proto, leave, unserved)
+    if not quantized:
         raise refuse(
             model.path,
             f"nothing in it can be quantized: {_why_nothing(prepared, leave, unserved)}",
@@ -127,7 +127,7 @@ def _quantise(
         )
     _check(proto, model.path)
     notes = [
-        f"{len(quantised)} of {len(prepared.proto.graph.node)} nodes were quantized by {tool} ({style}) from "
+        f"{len(quantized)} of {len(prepared.proto.graph.node)} nodes were quantized by {tool} ({style}) from "
         f"{calibration.count} samples of {calibration.origin}, sha256 {calibration.digest[:12]}",
         *prepared.notes,
         *_folded(prepared),
@@ -138,13 +138,13 @@ def _quantise(
     notes += [
         f"the pattern {p!r} names no node of the model" for p in keep if not any(fnmatchcase(n, p) for n in names)
     ]
-    return QuantisedModel(
+    return QuantizedModel(
         data=bytes(proto.SerializeToString(deterministic=True)),
         style=style,
         tool=tool,
         samples=calibration.count,
         calibration=calibration.digest,
-        quantised_nodes=tuple(dict.fromkeys(s for name in quantised for s in prepared.regions[name])),
+        quantized_nodes=tuple(dict.fromkeys(s for name in quantized for s in prepared.regions[name])),
         left_nodes=tuple(left),
         regions=_regions(prepared, proto),
         notes=tuple(notes),
@@ -209,17 +209,17 @@ def _account(
     made = {output: node.op_type for node in proto.graph.node for output in node.output}
     constant = {tensor.name for tensor in prepared.proto.graph.initializer}
     after = {node.name: node for node in proto.graph.node}
-    quantised: list[str] = []
+    quantized: list[str] = []
     left: list[LeftNode] = []
     for node in prepared.proto.graph.node:
         now = after.get(node.name)
         if now is None:  # an activation that the range of the quantized value before it stands for
-            quantised.append(node.name)
+            quantized.append(node.name)
             continue
         heavy = node.op_type in HEAVY
         read = [made.get(name) == "DequantizeLinear" for name in (now.input[:2] if heavy else now.input)]
         if node.name not in unserved and (all(read) if heavy else any(read)):
-            quantised.append(node.name)
+            quantized.append(node.name)
         elif heavy:
             ruled = node.name in leave
             weight = len(node.input) > 1 and node.input[1] in constant
@@ -236,7 +236,7 @@ def _account(
                 LeftNode(name=s, op=node.op_type, reason=reason, by_rule=ruled, unserved=node.name in unserved)
                 for s in prepared.regions[node.name]
             ]
-    return quantised, left
+    return quantized, left
 
 
 def _folded(prepared: Prepared) -> list[str]:

@@ -14,9 +14,9 @@ import onnx
 import pytest
 from exported_models import exported, samples
 from onnx import TensorProto, numpy_helper
-from quantised_models import calibrated, made_from
+from quantized_models import calibrated, made_from
 
-from xpuruntime.engines.quantisation import STYLES, Calibration, quantise
+from xpuruntime.engines.quantization import STYLES, Calibration, quantize
 from xpuruntime.errors import EngineError, ModelError
 from xpuruntime.testing import models
 
@@ -33,7 +33,7 @@ def test_a_model_without_products_is_refused():
     with pytest.raises(
         ModelError, match=r"nothing in it can be quantized: it has no Conv, .* Fix: use precision: fp32"
     ):
-        quantise(info, calibration, "ort-cpu")
+        quantize(info, calibration, "ort-cpu")
 
 
 def test_half_precision_weights_are_refused():
@@ -46,7 +46,7 @@ def test_half_precision_weights_are_refused():
     with pytest.raises(
         ModelError, match=r"100% of its weights are float16, and quantizing starts from float32.*export"
     ):
-        quantise(info, calibration, "ort-cpu")
+        quantize(info, calibration, "ort-cpu")
 
 
 def test_models_beyond_protobuf_are_refused(tmp_path):
@@ -65,7 +65,7 @@ def test_models_beyond_protobuf_are_refused(tmp_path):
     path.write_bytes(grown.SerializeToString())
     info, calibration = calibrated(path, np.ones((1, 8), np.float32))
     with pytest.raises(ModelError, match=r"it has 3.6 GiB of weights, and quantizing takes models of less than 2 GiB"):
-        quantise(info, calibration, "ort-cpu")
+        quantize(info, calibration, "ort-cpu")
 
 
 def test_a_full_temporary_folder_is_named(monkeypatch):
@@ -93,12 +93,12 @@ def test_an_interrupt_leaves_no_files(monkeypatch, tmp_path):
 
     monkeypatch.setattr(Calibration, "__iter__", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        quantise(info, calibration, "ort-cpu")
+        quantize(info, calibration, "ort-cpu")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_nncf_missing_is_named(monkeypatch):
-    monkeypatch.setattr("xpuruntime.engines.quantisation.quantisers.find_spec", lambda _: None)
+    monkeypatch.setattr("xpuruntime.engines.quantization.quantizers.find_spec", lambda _: None)
     with pytest.raises(EngineError, match=r"not installed. Fix: pip install .nncf"):
         made_from("convnet", "openvino-nncf")
 
@@ -111,11 +111,11 @@ def test_onnxruntime_missing_is_named(monkeypatch):
 
 @needs_nncf
 def test_what_nncf_says_when_it_fails_is_passed_on(tmp_path):
-    from xpuruntime.engines.quantisation.preparing import Prepared
-    from xpuruntime.engines.quantisation.quantisers import quantise_nncf
+    from xpuruntime.engines.quantization.preparing import Prepared
+    from xpuruntime.engines.quantization.quantizers import quantize_nncf
 
     path = tmp_path / "prepared.onnx"
     path.write_bytes(b"no model")
     prepared = Prepared(path=path, proto=models.mlp(), regions={}, notes=())
     with pytest.raises(EngineError, match=r"NNCF cannot quantize this model: .*Fix: leave the option out"):
-        quantise_nncf(prepared, [{"x": np.ones((1, 64), np.float32)}], STYLES["openvino-nncf"], (), tmp_path)
+        quantize_nncf(prepared, [{"x": np.ones((1, 64), np.float32)}], STYLES["openvino-nncf"], (), tmp_path)

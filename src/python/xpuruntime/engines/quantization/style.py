@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import onnx
 
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.quantisation.quantised import QuantisedModel
+    from xpuruntime.engines.quantization.quantized import QuantizedModel
     from xpuruntime.evidence.records import Unit
 
 __all__ = [
@@ -128,12 +128,12 @@ _INTEGERS = {"int8", "uint8", "uint16"}
 _COMPUTED = "computed before the graph was quantized"
 
 
-def in_source_terms(units: Sequence[Unit], made: QuantisedModel, model: ModelInfo) -> tuple[Unit, ...]:
+def in_source_terms(units: Sequence[Unit], made: QuantizedModel, model: ModelInfo) -> tuple[Unit, ...]:
     """Return units that name nodes of the model, each node exactly once."""
     tensors = {name for node in model.nodes for name in node.outputs if name}
     ruled, kind = _ruled(made), "uint16" if made.style.activations == "uint16" else "int8"
     asked = {node.name: "fp32" if node.name in ruled else kind for node in model.nodes if node.op in HEAVY}
-    light = {name: kind for name in made.quantised_nodes if name not in asked}
+    light = {name: kind for name in made.quantized_nodes if name not in asked}
     claimed = _claims(units, made)
     held = {name for names in claimed.values() for name in names}
     taken: dict[str, None] = {}
@@ -165,7 +165,7 @@ def source_tensor(name: str, tensors: Iterable[str]) -> str | None:
     return name
 
 
-def _claims(units: Sequence[Unit], made: QuantisedModel) -> dict[int, tuple[str, ...]]:
+def _claims(units: Sequence[Unit], made: QuantizedModel) -> dict[int, tuple[str, ...]]:
     """Return the nodes of the quantized graph that a unit has for its own by its name; the first unit of a name has it.
 
     Optimizers that change layouts rename values, by which units are joined otherwise, and only add to names of nodes.
@@ -180,11 +180,11 @@ def _claims(units: Sequence[Unit], made: QuantisedModel) -> dict[int, tuple[str,
     return claims
 
 
-def _ruled(made: QuantisedModel) -> set[str]:
+def _ruled(made: QuantizedModel) -> set[str]:
     return {node.name for node in made.left_nodes if node.by_rule or node.unserved}
 
 
-def _sources(names: Iterable[str], made: QuantisedModel) -> tuple[str, ...]:
+def _sources(names: Iterable[str], made: QuantizedModel) -> tuple[str, ...]:
     return tuple(dict.fromkeys(source for name in names for source in made.regions.get(name, ())))
 
 

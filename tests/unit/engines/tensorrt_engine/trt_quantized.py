@@ -25,19 +25,19 @@ def qdq(*, bias: str = "float32", activations: str = "int8", weights: str = "int
         "wz": np.zeros(8, weights),
     }
     nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"], name="quantise_x"),
-        helper.make_node("DequantizeLinear", ["xq", "s", "z"], ["xd"], name="dequantise_x"),
-        helper.make_node("DequantizeLinear", ["wq", "ws", "wz"], ["wd"], name="dequantise_w", axis=0),
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"], name="quantize_x"),
+        helper.make_node("DequantizeLinear", ["xq", "s", "z"], ["xd"], name="dequantize_x"),
+        helper.make_node("DequantizeLinear", ["wq", "ws", "wz"], ["wd"], name="dequantize_w", axis=0),
     ]
     if bias == "int32":
         constants |= {"bq": np.ones(8, np.int32), "bs": np.full(8, 5e-4, np.float32), "bz": np.zeros(8, np.int32)}
-        nodes.append(helper.make_node("DequantizeLinear", ["bq", "bs", "bz"], ["b"], name="dequantise_b", axis=0))
+        nodes.append(helper.make_node("DequantizeLinear", ["bq", "bs", "bz"], ["b"], name="dequantize_b", axis=0))
     else:
         constants["b"] = np.ones(8, np.float32)
     nodes += [
         helper.make_node("Conv", ["xd", "wd", "b"], ["c"], name="conv", pads=[1, 1, 1, 1]),
-        helper.make_node("QuantizeLinear", ["c", "s", "z"], ["cq"], name="quantise_y"),
-        helper.make_node("DequantizeLinear", ["cq", "s", "z"], ["y"], name="dequantise_y"),
+        helper.make_node("QuantizeLinear", ["c", "s", "z"], ["cq"], name="quantize_y"),
+        helper.make_node("DequantizeLinear", ["cq", "s", "z"], ["y"], name="dequantize_y"),
     ]
     graph = helper.make_graph(
         nodes,
