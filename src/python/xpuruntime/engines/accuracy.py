@@ -35,6 +35,8 @@ __all__ = [
 GENERATED = "generated"
 #: Precisions that change the graph of a model which is in another one.
 _CONVERTED = ("fp16", "bf16")
+#: Precision of a model by the type of its weights.
+_STORED = {"float16": "fp16", "bfloat16": "bf16"}
 #: Settings of adapters that have the graph converted or quantized.
 _CONVERTING = ("convert", "qdq", "quantize")
 
@@ -86,6 +88,8 @@ def limits_of(request: Request, computes: str | None) -> Tolerance:
     from xpuruntime.evidence.tolerances import TOLERANCES
 
     precision, wanted = computes or request.policy.execution.precision, request.policy.accuracy
+    if precision == "model":
+        precision = next((_STORED[dtype] for dtype in request.model.weights if dtype in _STORED), "fp32")
     if request.model.quantization.scheme != "none":  # one step of its own quantizers is more than any float rounds
         precision = "int8"
     row = TOLERANCES.get(precision) or TOLERANCES["fp32"]

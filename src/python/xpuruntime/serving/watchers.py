@@ -11,11 +11,13 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from xpuruntime.artifacts.manifest import find_artifact
 from xpuruntime.errors import PolicyError
-from xpuruntime.evidence.tolerances import TOLERANCES, Tolerance, compare_within
+from xpuruntime.evidence.tolerances import compare_within
+from xpuruntime.inference import comparing
 from xpuruntime.inference.session import InferenceSession
 from xpuruntime.measuring.statistics import Margin, RatioComparison, RatioVerdict, compare, look_rounds
 from xpuruntime.policies import Policy
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from xpuruntime.engines.registry import EngineRegistry
-    from xpuruntime.evidence.tolerances import ProbeResult
+    from xpuruntime.evidence.tolerances import ProbeResult, Tolerance
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.serving.batching.layout import Layout
     from xpuruntime.serving.batching.requests import Feed, Job
@@ -147,18 +149,9 @@ class Watcher(ABC):
 
 
 def tolerance_of(session: InferenceSession, rtol: float | None, atol: float | None) -> Tolerance:
-    """Return the tolerance that is stated, or that of the precision that a session computes in."""
-    precision, model = session.plan.precision, session.model
-    if precision == "model":
-        stored = {"float16": "fp16", "bfloat16": "bf16"}
-        precision = next((stored[dtype] for dtype in model.weights if dtype in stored), "fp32")
-        precision = "int8" if model.quantization.scheme != "none" else precision
-    default = TOLERANCES.get(precision, TOLERANCES["fp32"])
-    return Tolerance(
-        rtol=default.rtol if rtol is None else rtol,
-        atol=default.atol if atol is None else atol,
-        cosine=default.cosine,
-    )
+    """Return the tolerance that is stated, the rest as `xpuruntime.verify` has it for the session."""
+    stated = {name: value for name, value in (("rtol", rtol), ("atol", atol)) if value is not None}
+    return msgspec.structs.replace(comparing.tolerance_of(session), **stated)
 
 
 class Canary(Watcher):
