@@ -145,6 +145,13 @@ def test_the_operations_of_a_verification_are_inside_its_span(spans: Callable[[]
     assert {one.context.trace_id for one in inside} == {outer.context.trace_id}
 
 
+def test_a_lock_is_one_trace(spans: Callable[[], list[Any]], tmp_path: Path) -> None:
+    made = xrt.lock(MODEL, POLICY, tmp_path / "model.lock", measure=False)
+    *inside, outer = spans()
+    assert (outer.name, outer.attributes["xpuruntime.digest"]) == ("xpuruntime.lock", made.lock.digest)
+    assert {one.context.trace_id for one in inside} == {outer.context.trace_id}
+
+
 def test_run_is_untouched_without_a_provider() -> None:
     with xrt.InferenceSession(MODEL, POLICY) as session:
         assert session.run.__module__.startswith("xpuruntime.engines.")
@@ -156,8 +163,12 @@ def test_steps_of_long_operations_are_logged(caplog: pytest.LogCaptureFixture, t
     xrt.compare_engines(MODEL, ["null", "onnxruntime@cpu"], device="cpu", runs=1, search=False)
     xrt.determinism(MODEL, "run_to_run", trials=2, **POLICY["execution"])
     xrt.lock(MODEL, POLICY, tmp_path / "model.lock")
-    *steps, observing, running, measuring = logged(caplog, "steps", "step")
-    assert [one["of"] for one in (observing, running, measuring)] == [3, 3, 3]
+    with xrt.InferenceSession(MODEL, POLICY) as session:
+        session.explain(runs=1)
+    *steps, observing, running, measuring, timing, watching, comparing = logged(caplog, "steps", "step")
+    assert [one["of"] for one in (observing, running, measuring)] == [3, 3, 3], "and none of what a lock explains"
+    explained = [one["step"] for one in (timing, watching, comparing)]
+    assert explained == ["timing", "observing", "comparing with the policy"]
     assert [(one["step"], one["number"], one["of"]) for one in steps] == [
         ("evidence", 1, 2), ("start", 2, 2), ("null", 1, 2), ("onnxruntime@cpu", 2, 2), ("run_to_run", 1, 1),
     ]  # fmt: skip

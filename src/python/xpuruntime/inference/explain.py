@@ -32,7 +32,7 @@ from xpuruntime.inference.embedded_policy import compare_kernels
 from xpuruntime.inference.profiling import MemoryWatch
 from xpuruntime.runtime.profiler import Mark, tell
 from xpuruntime.runtime.session_registry import instrumented_method
-from xpuruntime.runtime.telemetry import log_decision, traced
+from xpuruntime.runtime.telemetry import log_decision, log_step, traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -49,7 +49,7 @@ __all__ = ["explain_session", "measure", "source_graph"]
 
 _LEVELS = {"honoured": logging.DEBUG, "substituted": logging.WARNING, "unsupported": logging.WARNING}
 
-_WARM = 3
+_WARM, _STEPS = 3, 3
 _ACCURACY = ("accuracy.reference", "accuracy.rtol", "accuracy.atol", "accuracy.cosine")
 
 
@@ -78,6 +78,7 @@ def explain_session(
     watch = MemoryWatch(loaded.memory, session.plan.device)
     with probing(session.model, feeds, made=inputs is None):
         observed, latency = _watched_runs(session, loaded, feeds, runs, watch, notes)
+    log_step("comparing with the policy", 3, _STEPS)
     observed = msgspec.structs.replace(observed, keys=_keys(session, loaded, inputs, observed, notes))
     if session.plan.policy_source == "model metadata":
         notes.append("the policy is the one that the model carries (source: model metadata)")
@@ -126,7 +127,9 @@ def _watched_runs(
     watch("before")
     with observe_checkpoints(watch):
         run = instrumented_method(loaded, "run")
+        log_step("timing", 1, _STEPS)
         latency = measure(lambda: run(feeds), runs)
+        log_step("observing", 2, _STEPS)
         began = time.time_ns()
         observed = _observe(loaded, feeds, runs)
     if session.plan.engine != "onnxruntime":  # which reports when its nodes ran, and not only for how long

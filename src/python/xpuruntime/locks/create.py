@@ -25,7 +25,7 @@ from xpuruntime.locks.figures import check_batches, measure_ratios, memory_of_se
 from xpuruntime.measuring.conditions import between, moment
 from xpuruntime.measuring.rounds import rounds_of
 from xpuruntime.policies import Policy
-from xpuruntime.runtime.telemetry import log_step
+from xpuruntime.runtime.telemetry import log_step, traced
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,6 +41,11 @@ _TIMES, _ROUNDS, _CALLS = 3, 9, 5
 _RTOL, _ATOL = 1e-3, 1e-5
 
 
+def _facts_of(made: Lock) -> dict[str, Any]:
+    return {"digest": made.digest}
+
+
+@traced("lock", _facts_of)
 def create_lock(
     model: Any,
     policy: Any = None,

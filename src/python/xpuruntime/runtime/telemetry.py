@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["log_decision", "log_refusal", "log_step", "span_tracer", "traced", "traced_run"]
 
-#: Whether an operation goes on in this context: runs that it makes have no spans of their own.
-_WITHIN: ContextVar[bool] = ContextVar("xpuruntime_operation", default=False)
+#: How many operations go on in this context, one inside of another: runs that they make have no spans of their own.
+_WITHIN: ContextVar[int] = ContextVar("xpuruntime_operation", default=0)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -36,7 +36,12 @@ def log_decision(operation: str, level: int, event: str, text: str, **fields: An
 
 
 def log_step(step: str, number: int, of: int, seconds: float | None = None) -> None:
-    """Log that a step of a long operation begins, and about how many seconds are left of it all where that is known."""
+    """Log that a step of a long operation begins, and about how many seconds are left of it all where that is known.
+
+    Steps of an operation inside of another are not logged: they are parts of a step of that.
+    """
+    if _WITHIN.get() > 1:
+        return
     left = "" if seconds is None else f", about {seconds:.0f} s left"
     text = f"{step} ({number} of {of}{left})"
     log_decision("steps", logging.INFO, "step", text, step=step, number=number, of=of, seconds=seconds)
@@ -61,7 +66,7 @@ def traced(operation: str, describe: Callable[[R], Mapping[str, Any]]) -> Callab
     def decorator(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*args: P.args, **options: P.kwargs) -> R:
-            tracer, outer = span_tracer("xpuruntime"), _WITHIN.set(True)
+            tracer, outer = span_tracer("xpuruntime"), _WITHIN.set(_WITHIN.get() + 1)
             try:
                 if tracer is None:
                     return function(*args, **options)
