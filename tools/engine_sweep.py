@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import multiprocessing
 import os
 import sys
@@ -36,6 +37,7 @@ from onnx_backend_suite import DEVICES, cases, directly, load, version
 from xpuruntime.engines.known_errors import applies_to, known_errors, nodes_with_errors
 from xpuruntime.engines.model import inspect_bytes
 from xpuruntime.errors import ModelError
+from xpuruntime.runtime.telemetry import log_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -509,14 +511,22 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, help="write what came of each case, a line each")
     parser.add_argument("--ops", nargs="*", default=[], help="operators, where not all")
     options = parser.parse_args(arguments)
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("xpuruntime.steps").setLevel(logging.INFO)
+    known = {base.model.graph.node[0].op_type for base in bases()}
+    ops = {op for op in known if _opsets(op) and (not options.ops or op in options.ops)}
     failed = False
     with Path(options.json or os.devnull).open("w", encoding="utf-8") as file:
         for engine in options.engines:
-            rows = []
+            rows, begun = [], set[str]()
             for row in sweep(engine, options.jobs, options.ops):
                 rows.append(row)
                 file.write(json.dumps(row) + "\n")
                 file.flush()
+                op = str(row.get("case") or row["ended"]).split(" | ")[0]
+                if op not in begun:
+                    begun.add(op)
+                    log_step(f"{engine}: {op}", len(begun), len(ops))
             failed |= not report(engine, rows, options.ops)
     return int(failed)
 
