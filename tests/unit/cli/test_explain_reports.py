@@ -103,7 +103,7 @@ def test_reports_are_told_by_their_header_and_not_by_their_name(
         (("A", "MODEL"), "is no xpuruntime report"),
         (("MODEL", "A"), "is no xpuruntime report"),
         (("A", "nope.json"), "is no file"),
-        (("A", "B", "A"), "got 3 arguments"),
+        (("A", "B", "A"), "xrt index FOLDER"),
         (("A", "--policy", "p.yaml"), "--policy say how a model is run"),
         (("A", "B", "-d", "cpu", "--dim", "N=1"), "--dim, --device say how"),
         (("A", "-o", "x.json"), "--output say how"),

@@ -186,7 +186,8 @@ def given_reports(paths: Sequence[str]) -> bool:
         return schemas[0] is not None
     if len(paths) > 2:
         raise InputError(
-            f"explain takes one model, one report or two reports, got {len(paths)} arguments: leave some out"
+            f"explain takes one model, one report or two reports, got {len(paths)} arguments",
+            fix="leave some out; `xrt index FOLDER` names the odd one of more reports, which lie in a folder",
         )
     for path, schema in zip(paths, schemas, strict=True):
         if schema is None:
