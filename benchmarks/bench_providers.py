@@ -27,6 +27,7 @@ from xpuruntime.error_text import error_line
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.policy_scope import install_policy
 
 if TYPE_CHECKING:
@@ -297,6 +298,15 @@ def adapter_rows(rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
     yield row
 
 
+def chosen_by() -> dict[str, Any]:
+    """Return the times by which `auto` has chosen, and what the way to another kernel costs, in microseconds."""
+    kinds = {
+        f"{op};{key};{'eager' if eager else 'captured'}": [one._asdict() for one in found.candidates]
+        for (op, key, eager), found in CONTEXT.times.items()
+    }
+    return {"times": kinds, "route_us": {";".join(mark): cost * 1e6 for mark, cost in CONTEXT.route_costs.items()}}
+
+
 SECTIONS = {
     "cross_entropy": cross_entropy_rows,
     "rms_norm": norm_rows,
@@ -340,7 +350,7 @@ def main() -> int:
         for row in SECTIONS[name](3 if options.quick else options.rounds, options.quick):
             rows.append(row)
             missed += show(row)
-            body = {"dtype": "bfloat16", "cases": rows, "missed": missed}
+            body = {"dtype": "bfloat16", "cases": rows, "missed": missed, "chosen_by": chosen_by()}
             write("providers_cuda", body, options.out)
     return int(bool(missed))
 
