@@ -27,7 +27,7 @@ function showState() {
   top.append(
     make("h1", {}, make("span", { class: "mark", "aria-hidden": "true", text: good ? "✓" : "✕" }), good ? "Ready" : "Not ready"),
     make("p", { class: "says", text: DATA.reason || "All required models make progress." }),
-    make("dl", { class: "facts" }, DATA.facts.map(([key, value]) => make("div", {}, make("dt", { text: key }), make("dd", {}, value)))));
+    make("dl", { class: "facts" }, DATA.facts.map(([key, value]) => make("div", {}, make("dt", { text: sentence(key) }), make("dd", {}, value)))));
 }
 
 function showModels() {

@@ -6,7 +6,7 @@ const STRIP_LEFT = 190;
 const STRIP_HIGH = 58;
 
 function showBenchmark() {
-  document.getElementById("top").append(make("h1", {}, sentence(DATA.headline)), make("p", { class: "says", text: "Medians of the timed runs." }),
+  document.getElementById("top").append(make("h1", {}, sentence(DATA.headline)), make("p", { class: "lead", text: "Medians of the timed runs." }),
     make("dl", { class: "facts" }, DATA.known.map(([key, value]) => make("div", {}, make("dt", { text: sentence(key) }), make("dd", {}, value)))));
 }
 
