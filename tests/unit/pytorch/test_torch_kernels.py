@@ -5,7 +5,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import shutil
+import subprocess
 import sys
 
 import pytest
@@ -310,6 +313,49 @@ def test_layer_of_a_local_repository_by_the_digest_of_its_files(repository):
     changed = f"{place}/Other"
     with xt.kernel_policy(strict(changed)), pytest.raises(UnsupportedOperationError, match="and the policy names sha"):
         by_operator(x, weight)
+
+
+HUB_STEP = """
+import sys
+import torch
+import xpuruntime as xrt
+import xpuruntime.pytorch as xt
+from xpuruntime.ops.torch_kernels import source_of
+
+word = sys.argv[1]
+x, weight = torch.ones(2, 8), torch.ones(8)
+try:
+    policy = xrt.Policy(mode="strict", kernels={"rms_norm": word})
+    with xt.kernel_policy(policy), torch.no_grad(), xt.explain() as found:
+        torch.nn.functional.rms_norm(x, (8,), weight, 1e-6)
+    print([(row.resolved == word, row.reason) for row in found.rows if row.op])
+except xrt.UnsupportedOperationError as refused:
+    print(refused)
+print(source_of(word))
+"""
+
+
+@pytest.mark.parametrize(
+    ("bundle", "replaced", "said"),
+    [
+        (None, False, ("(True, 'unsigned", "{'code': 'commit " + "01" * 20 + "', 'signature': 'unsigned'}")),
+        ("{}", False, ("signature of org/norms does not hold: SignatureBundleInvalid", "'unreadable: the signature")),
+        (None, True, ("unset LOCAL_KERNELS", "'unreadable: LOCAL_KERNELS puts")),
+    ],
+)
+def test_layer_of_the_hub_says_whether_it_is_signed(repository, tmp_path, bundle, replaced, said):
+    pytest.importorskip("kernels.load", reason='pip install "kernels>=0.17,<0.18"')
+    commit = "01" * 20
+    snapshot = tmp_path / "hub" / "kernels--org--norms" / "snapshots" / commit
+    shutil.copytree(repository, snapshot)
+    if bundle is not None:
+        (snapshot / "build" / "torch-universal" / "metadata.json.sigstore").write_text(bundle)
+    variables = {"HF_HUB_OFFLINE": "1", "KERNELS_CACHE": str(tmp_path / "hub"), "XPURUNTIME_CACHE": str(tmp_path)}
+    if replaced:
+        variables["LOCAL_KERNELS"] = f"org/norms={repository}"
+    command = [sys.executable, "-W", "ignore", "-c", HUB_STEP, f"hf:org/norms@{commit}/RMSNorm"]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
+    assert all(one in " ".join(done.stdout.split()) for one in said), done.stdout + done.stderr
 
 
 def test_repositories_are_refused_without_their_loader(repository):

@@ -128,8 +128,9 @@ class RecordedCalls:
             self.kernel = route.kernel
             self.status = route.status
             self.reason = route.reasons
-            if isinstance(route.place, BoundKernel) and not compares():
-                self.reason = "; ".join(filter(None, (self.reason, NOT_COMPARED)))
+            if isinstance(route.place, BoundKernel):
+                notes = (self.reason, route.place.signature, "" if compares() else NOT_COMPARED)
+                self.reason = "; ".join(filter(None, notes))
             if route.source != "default":
                 self.asked, self.source = route.asked, route.source
         else:

@@ -82,6 +82,8 @@ class BoundKernel:
     def __init__(self, kernel: TorchKernel, word: str) -> None:
         self.kernel = kernel
         self.word = word
+        #: Whether its repository is signed, for evidence; empty for what comes from none of the Hub.
+        self.signature = getattr(kernel, "signature", "")
         self._answers: dict[Any, str] = {}
         self._lock = threading.Lock()
 

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ __all__ = ["folder_digest", "kernel_of_source", "source_facts"]
 
 #: Attributes of a call that say how this library calls a kernel, and are no arguments of it.
 _OURS = ("formula", "paired", "upcast")
+_NO_LOADER = 'the package kernels is not installed; pip install "kernels>=0.17,<0.18" installs it'
 _UNPAIRED = (
     "PyTorch calls the gradient of its norm without epsilon, from which this kernel cannot compute it; it serves a "
     "norm that records no gradient"
@@ -88,7 +90,7 @@ class _Layer(_Function):
 
     def __init__(self, word: str, op: str, layer: Any) -> None:
         self.differentiable = bool(getattr(layer, "has_backward", True))
-
+        self.signature = source_facts(word).get("signature", "")
         forward = inspect.unwrap(layer.forward)  # a policy adapts the norms of all classes, this one too
 
         def run(x: Any, weight: Any, epsilon: float) -> Any:
@@ -132,17 +134,16 @@ def _layer_of(source: str) -> Any:
     try:
         from kernels import get_kernel, get_local_kernel
     except ImportError:
-        raise InputError(
-            'the package kernels is not installed; pip install "kernels>=0.17,<0.18" installs it'
-        ) from None
+        raise InputError(_NO_LOADER) from None
     try:
         if repository.startswith("/"):
             found = folder_digest(Path(repository))
             if f"sha256:{found}" != pin:
                 raise InputError(f"{repository} has the digest sha256:{found}, and the policy names {pin}")
-            module = get_local_kernel(Path(repository))
+            module = get_local_kernel(Path(repository), trust_remote_code=False)
         else:
-            module = get_kernel(repository, revision=pin)
+            _signature(repository, pin)
+            module = get_kernel(repository, revision=pin, trust_remote_code=False)
     except InputError:
         raise
     except Exception as error:
@@ -153,12 +154,50 @@ def _layer_of(source: str) -> Any:
     return layer
 
 
+@functools.lru_cache(maxsize=256)
+def _signature(repository: str, commit: str) -> str:
+    """Return whether a commit of a repository is ``verified`` or ``unsigned``; nothing of it has run before.
+
+    A signature that is wrong, or that cannot be checked, is an InputError.
+    """
+    replaced = {one.partition("=")[0] for one in os.environ.get("LOCAL_KERNELS", "").split(":")}
+    if repository in replaced:
+        raise InputError(f"LOCAL_KERNELS puts a folder in the place of {repository}; unset LOCAL_KERNELS")
+    try:
+        from huggingface_hub import constants
+        from kernels.install import install_kernel
+        from kernels.verify import VerificationResult, verify_variant
+    except ImportError:
+        raise InputError(_NO_LOADER) from None
+    try:
+        folder = install_kernel(
+            repository, revision=commit, local_files_only=constants.HF_HUB_OFFLINE, trust_remote_code=False
+        )
+    except Exception as error:
+        raise InputError(f"{repository} cannot be loaded: {type(error).__name__}: {error}") from error
+    try:
+        result = verify_variant(folder)
+    except Exception as error:
+        raise InputError(f"the signature of {repository} cannot be checked: {type(error).__name__}: {error}") from error
+    if isinstance(result, VerificationResult.SignatureBundleMissing):
+        return "unsigned"
+    if not isinstance(result, VerificationResult.Success):
+        why = getattr(result, "reason", "") or ", ".join(map(str, getattr(result, "violations", ())))
+        raise InputError(f"the signature of {repository} does not hold: {type(result).__name__}: {why}".rstrip(": "))
+    return "verified"
+
+
 def source_facts(word: str) -> dict[str, str]:
-    """Return the digest of the files of a repository in a folder, or of the file of a module; a commit as it is."""
+    """Return the digest of the files of a repository in a folder, or of the file of a module.
+
+    Of a repository of the Hub it is the commit, and whether that is signed.
+    """
     kind, _, rest = word.partition(":")
     if kind == "hf":
         repository, _, pin = rest.rpartition("/")[0].rpartition("@")
-        return {"code": f"sha256 {folder_digest(Path(repository))}" if repository.startswith("/") else f"commit {pin}"}
+        if repository.startswith("/"):
+            return {"code": f"sha256 {folder_digest(Path(repository))}"}
+        return {"code": f"commit {pin}", "signature": _signature(repository, pin)}
     module = rest.rpartition(".")[0]
     try:
         file = getattr(importlib.import_module(module), "__file__", None)
