@@ -105,7 +105,9 @@ def test_a_planted_fault_is_found_on_the_command_line(
     told = json.loads(capsys.readouterr().out)
     assert (told["agreed"], told["bits"]) == (False, False)
     assert "of text 0" in told["first"]
+    capsys.readouterr()
     assert run(["compare", str(llama_folder), str(llama_folder)]) == 0
+    assert "GenerationComparison(" not in capsys.readouterr().out
     for more in (["--engines", "torch"], ["--runs", "3"], ["--html", "x.html"]):
         assert run(["compare", str(llama_folder), str(llama_folder), *more]) == 2
         assert "has no effect on two language models" in capsys.readouterr().err

@@ -13,6 +13,7 @@ import pytest
 from generation_folders import END, VOCABULARY
 
 import xpuruntime as xrt
+from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -233,6 +234,15 @@ def test_what_would_have_no_effect_is_refused(llama_folder: Path, execution: dic
     with pytest.raises(xrt.XpuRuntimeError) as caught:
         xrt.GenerationSession(llama_folder, {"mode": "strict", "execution": {"engine": "torch", **execution}})
     assert said in str(caught.value)
+
+
+def test_weights_need_torchao(llama_folder: Path, monkeypatch: pytest.MonkeyPatch):
+    from xpuruntime.engines.torch import engine
+
+    monkeypatch.setattr(engine, "installed", lambda name: {} if name == "torchao" else installed(name))
+    policy = {"execution": {"engine": "torch", "device": "cpu", "weights": {"storage": "int8", "compute": "float"}}}
+    with pytest.raises(xrt.EngineUnavailable, match=r"torchao.* is not installed\. Fix: pip install"):
+        xrt.plan(llama_folder, policy)
 
 
 def change(folder: Path, name: str, **values: Any) -> None:

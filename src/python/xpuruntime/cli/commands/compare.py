@@ -173,7 +173,7 @@ def _compare_folders(
     with working("comparing", as_json=as_json):
         more = {} if new_tokens is None else {"new_tokens": new_tokens}
         found = compare_generations(reference, candidate, policy, device=device, texts=texts, **more)
-    print_and_save(found, {}, as_json=as_json)
+    print_and_save(found, {}, shown=str(found), as_json=as_json)
     return ExitCode.OK if found.agreed else ExitCode.NOT_HONOURED
 
 

@@ -143,8 +143,12 @@ class TorchEngine(Engine["TorchSettings"]):
             return Refusal(
                 VerdictCode.LIBRARY_MISSING, f"torch {facts.version} has no CUDA in it", "install a CUDA build of torch"
             )
-        if request.model.format == "transformers" and "transformers" not in installed("transformers"):
+        decodes = request.model.format == "transformers"
+        if decodes and not installed("transformers"):
             return Refusal(VerdictCode.LIBRARY_MISSING, "transformers is not installed", "pip install transformers")
+        if decodes and request.policy.execution.weights.storage is not None and not installed("torchao"):
+            reason = "torchao, which quantizes weights, is not installed"
+            return Refusal(VerdictCode.LIBRARY_MISSING, reason, 'pip install "xpuruntime[torchao]"')
         precision = request.policy.execution.precision
         if precision == "int8":
             reason = "the torch engine does not quantize"
