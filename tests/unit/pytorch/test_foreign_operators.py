@@ -249,7 +249,7 @@ def test_spectral_norm_goes_on_with_the_rule_that_the_error_states(old):
         ("_C::dynamic_scaled_int8_quant", "quantize"),
         ("fbgemm::f8f8bf16_rowwise", "matmul"),
         ("bitsandbytes::int8_linear_matmul", "matmul"),
-        ("_moe_C::moe_wna16_gemm", "matmul"),
+        ("_moe_C::moe_wna16_gemm", "grouped_matmul"),
         ("_moe_C::topk_softmax", "routing"),
         ("_C_cache_ops::reshape_and_cache_flash", "cache_update"),
         ("flash_attn_3::get_scheduler_metadata", "metadata"),
@@ -277,7 +277,7 @@ def test_what_operators_on_quantized_tensors_compute(name, op):
     [
         ("void flashinfer::BatchDecodeWithPagedKVCacheKernel<...>", "attention"),
         ("void flashinfer::SinglePrefillWithKVCacheKernel<...>", "attention"),
-        ("fused_moe_kernel", "matmul"),
+        ("fused_moe_kernel", "grouped_matmul"),
         ("kernel_cutlass_kernel_flash_attncuteflash_fwd_sm90FlashAttentionForwardSm90_object", "attention"),
         ("kernel_cutlass_kernel_flash_attncuteflash_bwd_sm90FlashAttentionBackwardSm90_object", "attention"),
         ("void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128>>", "attention"),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""SwiGLU, GEGLU, RoPE and cross entropy of models under a policy: recognized, served by kernels of other packages."""
+"""Operations of models under a policy, as SwiGLU and products of groups: served by kernels of other packages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from xpuruntime.pytorch.providers import operations  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards", "own_tuning_cache")]
 
-REFERENCES = {op: operations.OPERATIONS[op].reference for op in ("swiglu", "geglu", "rope", "cross_entropy")}
+REFERENCES = {
+    op: operations.OPERATIONS[op].reference for op in ("swiglu", "geglu", "rope", "cross_entropy", "grouped_matmul")
+}
 
 
 class _Kernel(plugins.TorchKernel):
@@ -256,13 +258,83 @@ def test_experts_of_transformers(monkeypatch, experts):
     model.set_experts_implementation(experts)
     own, ids = kind.__dict__["_apply_gate"], torch.randint(1, 64, (2, 6))
     plain = model(ids).logits
-    with xt.kernel_policy(strict("swiglu")), xt.explain(root=model) as found:
+    ops = ("swiglu", "grouped_matmul") if experts == "grouped_mm" else ("swiglu",)
+    with xt.kernel_policy(strict(*ops)), xt.explain(root=model) as found:
         torch.testing.assert_close(model(ids).logits, plain)
+    products = {(row.resolved, row.status) for row in rows_of(found, "grouped_matmul")}
+    assert products == ({("package.grouped_matmul", "honoured")} if experts == "grouped_mm" else set())
     assert {(row.resolved, row.status, row.count) for row in rows_of(found, "swiglu")} == {
         ("package.swiglu", "honoured", 1)
     }
     assert kind.__dict__["_apply_gate"] is own
     assert torch.equal(model(ids).logits, plain)
+
+
+def groups(dtype=torch.float32):
+    torch.manual_seed(0)
+    x, weight = torch.randn(9, 16, dtype=dtype), torch.randn(4, 8, 16, dtype=dtype).mT
+    return x.requires_grad_(), weight.requires_grad_(), torch.tensor([2, 2, 7, 9], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["torch.nn.functional.grouped_mm", "torch._grouped_mm"])
+def test_products_of_groups(name, compiled):
+    x, weight, offsets = groups(torch.bfloat16)
+    own, up = torch._grouped_mm, torch.randn(9, 8, dtype=torch.bfloat16)
+
+    def product(x, weight):
+        function = torch.nn.functional.grouped_mm if "functional" in name else torch._grouped_mm
+        return function(x, weight, offs=offsets)
+
+    def step(run):
+        out = run(x, weight)
+        return out.detach(), *torch.autograd.grad(out, (x, weight), up)
+
+    plain = step(product)
+    run = product
+    if compiled:
+        torch._dynamo.reset()
+        run = torch.compile(product, backend="aot_eager", fullgraph=True)
+    with xt.kernel_policy(strict("grouped_matmul")), xt.explain() as found:
+        under = step(run)
+    torch.testing.assert_close(under, plain)
+    found.require()
+    rows = {(row.resolved, row.status, row.phase) for row in rows_of(found, "grouped_matmul")}
+    assert rows == {("package.grouped_matmul", "honoured", phase) for phase in ("train", "backward")}
+    assert torch._grouped_mm is own
+    with xt.kernel_policy(grouped_matmul=["package.other", "torch"]):
+        assert all(map(torch.equal, step(product), plain))
+
+
+def test_products_of_groups_in_other_forms():
+    x, weight, offsets = groups()
+    with xt.kernel_policy(strict("grouped_matmul")), pytest.raises(UnsupportedOperationError, match="end at offsets"):
+        torch.nn.functional.grouped_mm(torch.randn(4, 3, 16), weight)
+    with xt.kernel_policy(grouped_matmul="package.grouped_matmul"), pytest.warns(XpuRuntimeWarning, match="offsets"):
+        torch.nn.functional.grouped_mm(torch.randn(4, 3, 16), weight)
+    with xt.kernel_policy(strict("grouped_matmul")), torch.inference_mode(), xt.explain() as found:
+        torch.nn.functional.grouped_mm(x, weight, offs=offsets)
+    assert {(row.status, row.phase) for row in rows_of(found, "grouped_matmul")} == {("honoured", "infer")}
+
+
+def test_canary_finds_a_product_that_leaves_out_short_groups(monkeypatch):
+    compute = _Kernel._compute
+
+    def without_single_rows(self, call, tensors):
+        (out,) = compute(self, call, tensors)
+        ends = tensors[2].tolist() if self.op == "grouped_matmul" else []
+        for start, end in zip([0, *ends], ends, strict=False):
+            if end - start == 1:
+                out = out.index_fill(0, torch.tensor([start]), 0)
+        return (out,)
+
+    monkeypatch.setattr(_Kernel, "_compute", without_single_rows)
+    x, weight, offsets = groups()
+    with (
+        xt.kernel_policy(strict("grouped_matmul")),
+        pytest.raises(UnsupportedOperationError, match="the output differs"),
+    ):
+        torch.nn.functional.grouped_mm(x, weight, offs=offsets)
 
 
 class Fused(torch.nn.Module):

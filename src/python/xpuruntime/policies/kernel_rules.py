@@ -96,7 +96,7 @@ FAMILIES: dict[str, dict[str, str]] = {
 
 #: Those that kernels of the core serve; the others are for kernels on tensors of PyTorch alone.
 ARRAY_OPS = tuple(FAMILIES)
-TENSOR_OPS = ("swiglu", "geglu", "rope", "softmax", "cross_entropy", "linear_cross_entropy")
+TENSOR_OPS = ("swiglu", "geglu", "rope", "softmax", "cross_entropy", "linear_cross_entropy", "grouped_matmul")
 FAMILIES |= {op: {"auto": FAMILIES["conv"]["auto"], "torch": _FRAMEWORK, "inductor": _INDUCTOR} for op in TENSOR_OPS}
 FAMILIES["linear_cross_entropy"]["chunked"] = "a part of the rows at a time, so that the logits are never all in memory"
 #: The operations a kernel can be chosen for.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.pytorch.dispatch.overrides.native import Override
 
-__all__ = ["UNUSUAL", "AdaptedClasses", "AdaptedFunctions", "decides", "is_usual", "run_original"]
+__all__ = ["UNUSUAL", "AdaptedClasses", "AdaptedFunctions", "compiled_decision", "decides", "is_usual", "run_original"]
 
 UNUSUAL = "it is called in a transform of torch.func, in forward mode, or with tensors of another class"
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -42,6 +42,17 @@ def decides(op: str, like: Tensor) -> bool:
     """Say whether the active policy decides calls of an operation on tensors like this one."""
     active = active_policy()
     return active is not None and op in active.ops and like.device.type in _DEVICES and like.numel() > 0
+
+
+def compiled_decision(op: str) -> Callable[[], bool]:
+    """Return what says, as a constant of compiled code, whether the active policy decides an operation."""
+
+    def decided() -> bool:
+        active = active_policy()
+        return active is not None and op in active.ops and not torch.compiler.is_exporting()
+
+    _private_api.mark_constant(decided)
+    return decided
 
 
 def run_original(

@@ -16,7 +16,14 @@ from torch.nn import functional
 
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.adapters.in_place import UNUSUAL, AdaptedClasses, decides, is_usual, run_original
+from xpuruntime.pytorch.adapters.in_place import (
+    UNUSUAL,
+    AdaptedClasses,
+    compiled_decision,
+    decides,
+    is_usual,
+    run_original,
+)
 from xpuruntime.pytorch.coverage.gaps import CoverageGap, report_gaps
 from xpuruntime.pytorch.coverage.operation_table import title_of
 from xpuruntime.pytorch.dispatch.context import active_policy
@@ -277,11 +284,7 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
 
 
 def _function(native: Any) -> Callable[..., Any]:
-    def decided() -> bool:
-        active = active_policy()
-        return active is not None and _OP in active.ops and not torch.compiler.is_exporting()
-
-    _private_api.mark_constant(decided)
+    decided = compiled_decision(_OP)
 
     # Traced by Dynamo: nothing but what it can follow, and the function that it takes for a constant.
     @functools.wraps(native)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Overrides for ``softmax`` and ``cross_entropy``, of all that calls PyTorch's functions, as losses of models do.
+"""Overrides for ``softmax``, ``cross_entropy`` and products of groups, of all that calls PyTorch's functions.
 
 Losses of transformers first make a copy of the logits in float32. A kernel that computes in float32 anyway gets the
 logits themselves, and their gradient is in their type, as after that copy.
@@ -17,8 +17,8 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from xpuruntime.pytorch.adapters.in_place import UNUSUAL, decides, is_usual, run_original
-from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override
+from xpuruntime.pytorch.adapters.in_place import UNUSUAL, compiled_decision, decides, is_usual, run_original
+from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, IN_PYTHON, Override
 from xpuruntime.pytorch.providers.operators import perform, takes
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ __all__ = ["OVERRIDES"]
 #: Of PyTorch's numbers for reductions.
 _REDUCTIONS = ("none", "mean", "sum")
 _OTHER_ROWS = "it is for the last dimension of floating-point numbers"
+_OTHER_GROUPS = "it is for groups of rows that end at offsets, without a bias and another type of the output"
 _UNSERVED = "it is for rows of logits and class indices, without class weights and label smoothing"
 
 
@@ -76,6 +77,34 @@ def _softmax(native: Native) -> Callable[..., Any]:
         return perform("softmax", {"x": x if dtype is None else x.to(dtype)}, {})
 
     return softmax
+
+
+def _grouped_products(native: Any) -> Callable[..., Any]:
+    decided = compiled_decision("grouped_matmul")
+
+    # Traced by Dynamo: nothing but what it can follow, and the function that it takes for a constant.
+    def _grouped_mm(
+        input: Tensor,
+        mat2: Tensor,
+        offs: Tensor | None = None,
+        bias: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Any:
+        compiling = torch.compiler.is_compiling()
+        if not (decided() if compiling else decides("grouped_matmul", input)):
+            return native(input, mat2, offs=offs, bias=bias, out_dtype=out_dtype)
+        groups = offs is not None and input.dim() == 2 and mat2.dim() == 3
+        why = "" if groups and bias is None and out_dtype in (None, input.dtype) else _OTHER_GROUPS
+        if why == "" and not compiling and not is_usual(input, mat2, offs):
+            why = UNUSUAL
+        if why == "":
+            return perform("grouped_matmul", {"x": input, "weight": mat2, "offsets": offs}, {})
+        if compiling:
+            return native(input, mat2, offs=offs, bias=bias, out_dtype=out_dtype)
+        run = lambda *operands: native(*operands, offs=offs, bias=bias, out_dtype=out_dtype)  # noqa: E731 - as above
+        return run_original("grouped_matmul", functional.grouped_mm, run, (input, mat2), input, why)
+
+    return _grouped_mm
 
 
 class _NotUpcast(TorchFunctionMode):  # type: ignore[misc]
@@ -151,5 +180,6 @@ def _copies(loss: Any) -> bool:
 OVERRIDES = (
     Override("softmax.int", "softmax", ("CompositeImplicitAutograd",), _softmax),
     Override("cross_entropy_loss", "cross_entropy", ("CompositeImplicitAutograd",), _cross_entropy),
+    Override("_grouped_mm", "grouped_matmul", (IN_PYTHON,), _grouped_products, "torch"),
     Override("LOSS_MAPPING", "cross_entropy", (CLASSES,), _Losses, "transformers.loss.loss_utils"),
 )

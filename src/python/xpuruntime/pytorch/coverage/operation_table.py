@@ -76,7 +76,7 @@ _FUNCTION = "an autograd function of another package runs kernels of its own, pa
 UNKNOWN = "unknown:"
 #: Products by operators that no kernel of this library stands in for; each calls no other operator for products.
 _PRODUCTS = (
-    "mv", "addmv", "addmv_", "_int_mm", "_scaled_mm_v2", "_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2",
+    "mv", "addmv", "addmv_", "_int_mm", "_scaled_mm_v2",
     "_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu", "_weight_int8pack_mm", "_dyn_quant_matmul_4bit",
     "_mkl_linear", "_linear_pointwise",
 )  # fmt: skip
@@ -109,7 +109,7 @@ _FOREIGN_ROWS = tuple(
         (r"::\w*(topk_softmax|grouped_topk|moe_align|moe_sum|moe_permute|moe_unpermute)", "routing"),
         (r"::\w*causal_conv1d", "conv"),
         (r"::\w*(quantize|quant_|qparams|_quant\b)", "quantize"),
-        (r"^_moe_C\w*::", "matmul"),
+        (r"^_moe_C\w*::", "grouped_matmul"),
         (r"^(_?C|_C\w*|_rocm_C|_xpu_C|_?quack\w*|torch_vendor_quack|torchao\w*|_?sgl_kernel\w*|_?flashinfer\w*|vllm"
          r"|fbgemm\w*|mslk\w*|bitsandbytes|torch_ipex|deep_?gemm\w*|cutlass\w*|gptq\w*|awq\w*|marlin\w*|machete\w*"
          r"|aiter|xformers\w*|hqq\w*|gemlite\w*)::\w*(gemm|gemv|mm\b|mm_|linear|matmul|f8f8|bf16i4|experts|fused_moe)",
@@ -158,6 +158,8 @@ _OPERATORS: dict[str, UncoveredKernel] = {
        for name in ("native_layer_norm", "native_layer_norm_backward")},
     **{name: UncoveredKernel("conv", NOT_REACHED) for name in ("convolution", "convolution_backward")},
     **{name: UncoveredKernel("matmul", _NO_KERNEL) for name in _PRODUCTS},
+    "_grouped_mm": UncoveredKernel("grouped_matmul", NOT_REACHED),
+    **{name: UncoveredKernel("grouped_matmul", _NO_KERNEL) for name in ("_scaled_grouped_mm", "_scaled_grouped_mm_v2")},
     **{
         name: UncoveredKernel("matmul", _NO_OVERRIDE)
         for name in ("addbmm", "addbmm_", "_scaled_mm", "_addmm_activation", "mkldnn_linear")
@@ -202,7 +204,8 @@ _KERNELS: tuple[tuple[re.Pattern[str], UncoveredKernel], ...] = tuple(
         (r"(?i)layer_?norm", "layer_norm", _DIRECT),
         (r"(?i)rms_?norm", "rms_norm", _DIRECT),
         (r"(?i)implicit_gemm|convolve|conv\dd|fprop|dgrad|wgrad|winograd", "conv", _DIRECT),
-        (r"(?i)gemm|gemv|nvjet|cutlass.*tensorop|splitKreduce|fused_moe", "matmul", _DIRECT),
+        (r"(?i)fused_moe", "grouped_matmul", _DIRECT),
+        (r"(?i)gemm|gemv|nvjet|cutlass.*tensorop|splitKreduce", "matmul", _DIRECT),
         (r"(?i)soft_?max", "softmax", _DIRECT),
     )
 )

@@ -385,6 +385,18 @@ def _softmaxes(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]
         yield Case(f"rows of {columns} columns, one far from zero and one mostly hidden", {"x": rows}, {})
 
 
+def _grouped_products(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:
+    """Yield groups of uneven sizes, empty ones among them, by matrices of both orders in memory."""
+    own = call.operands["weight"].shape[1:]
+    for ends, (k, n) in (((3, 3, 8), (32, 64)), ((0, 65, 66, 128), (64, 96)), ((7, 7), (16, 16)), ((5, 9), own)):
+        x, weight = random(ends[-1], k), random(len(ends), k, n)
+        offsets = torch.tensor(ends, dtype=torch.int32, device=x.device)
+        what = f"groups that end at {list(ends)}, of {k} by {n}"
+        yield Case(what, {"x": x, "weight": weight, "offsets": offsets}, {})
+        turned = weight.mT.contiguous().mT
+        yield Case(f"{what}, columns dense", {"x": x, "weight": turned, "offsets": offsets}, {})
+
+
 #: Operation to what makes its inputs, of a function that draws numbers and of the call that is to be served.
 CASES: dict[str, Callable[[Callable[..., Tensor], TorchCall], Iterator[Case]]] = {
     "rms_norm": _norms,
@@ -396,4 +408,5 @@ CASES: dict[str, Callable[[Callable[..., Tensor], TorchCall], Iterator[Case]]] =
     "cross_entropy": _losses,
     "linear_cross_entropy": _linear_losses,
     "softmax": _softmaxes,
+    "grouped_matmul": _grouped_products,
 }

@@ -20,6 +20,7 @@ __all__ = [
     "Operation",
     "cross_entropy",
     "geglu",
+    "grouped_matmul",
     "linear_cross_entropy",
     "rms_norm",
     "rope",
@@ -114,6 +115,21 @@ def softmax(x: Tensor) -> Tensor:
     return out
 
 
+def grouped_matmul(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+    """Return the products of groups of rows by a matrix each: ``[rows, k]`` by ``[groups, k, n]``.
+
+    `offsets` are int32, and say where each group ends. Rows after the last group are not defined.
+    """
+    if x.is_meta:
+        return x.new_empty(x.shape[0], weight.shape[-1])  # PyTorch's own takes bfloat16 alone there
+    if x.dtype != torch.float64:
+        out: Tensor = torch.ops.aten._grouped_mm.default(x, weight, offsets)  # ``torch._grouped_mm`` asks the policy
+        return out
+    ends: list[int] = offsets.tolist()  # PyTorch's own has no float64
+    parts = [x[start:end] @ weight[group] for group, (start, end) in enumerate(zip([0, *ends], ends, strict=False))]
+    return torch.cat([*parts, x.new_zeros(x.shape[0] - ends[-1], weight.shape[-1])])
+
+
 _LOSS = MappingProxyType({"ignore_index": -100, "reduction": "mean"})
 _ROWS = (
     Operation("rms_norm", ("x", "weight"), rms_norm, defaults={"formula": "torch"}),
@@ -129,6 +145,7 @@ _ROWS = (
         "linear_cross_entropy", ("x", "weight", "target", "bias"), linear_cross_entropy, without_gradient=("target",),
         defaults=_LOSS, large=True,
     ),
+    Operation("grouped_matmul", ("x", "weight", "offsets"), grouped_matmul, without_gradient=("offsets",)),
 )  # fmt: skip
 #: Operation to its row.
 OPERATIONS: dict[str, Operation] = {row.name: row for row in _ROWS}

@@ -179,6 +179,7 @@ class KernelChoices(PolicyValue, frozen=True, kw_only=True):
     softmax: tuple[str, ...] | None = field(_kernels("softmax"), default=None)
     cross_entropy: tuple[str, ...] | None = field(_kernels("cross_entropy"), default=None)
     linear_cross_entropy: tuple[str, ...] | None = field(_kernels("linear_cross_entropy"), default=None)
+    grouped_matmul: tuple[str, ...] | None = field(_kernels("grouped_matmul"), default=None)
 
 
 class SearchSpace(PolicyValue, frozen=True, kw_only=True):
