@@ -40,6 +40,7 @@ RECORDS = {
     "conformance": ("conformance()", "metadata"),
     "tuned": ("tuned()", "control"),
     "gates": ("gates()", "next tokens"),
+    "generations": ("generations()", "the same bits"),
     "history": ("history()", "abc"),
     "folder_index": ("folder_index()", "odd"),
 }
@@ -91,6 +92,12 @@ def gates():
 
     gate = Gate(name='kl', verdict='pass', observed='0', requested='at most 0.1', reason='')
     return GateReport(gates=(gate,), texts=1, positions=3)
+
+def generations():
+    from xpuruntime.inference import GenerationComparison
+
+    return GenerationComparison(reference='a on torch@cpu', candidate='b on torch@cpu', texts='t', gates=gates(),
+                                logprobs=3, bits=True, max_difference=0.0, first='', atol=1e-4)
 
 def history():
     from xpuruntime.locks.history import LockHistory, LockRevision

@@ -211,6 +211,8 @@ def test_a_deviation_of_each_kind_is_planted() -> None:
 @pytest.mark.parametrize("name", DEVIATIONS)
 def test_each_fact_that_changed_is_named(name: str) -> None:
     deviation, expected, found = DEVIATIONS[name]
+    if name == "canary":
+        pytest.importorskip("torch", reason="needs torch")
     (drift,) = compare_validators(*deviation())
     assert drift.code == name.partition(" ")[0]
     assert expected in drift.before

@@ -9,7 +9,7 @@ import writing
 @pytest.mark.parametrize(
     "text",
     [
-        "The model is quantized before it runs.",
+        "The model is quantised before it runs.",
         "Its behaviour is stated, and the colour too.",
         "What is not stated is taken from the precision.",
         "A first sentence. What nobody reads is left out.",
@@ -25,13 +25,13 @@ def test_a_breach_is_found(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "Inputs are quantized, and a key that is `quantized` keeps its name.",
+        "Inputs are quantized, and a key that is `quantised` keeps its name.",
         "What ran, beside the request.",
         "What will run, decided from facts alone, before anything is loaded.",
         "What does it cost?",
         'The rule says "what is wrong is found", and is quoted.',
         "```text\ncuda:0 is not there\n```\n",
-        "[a link](guides/quantization.md)",
+        "[a link](guides/quantisation.md)",
     ],
 )
 def test_prose_that_follows_the_rules_has_no_finding(text: str) -> None:
@@ -44,6 +44,6 @@ def test_lines_are_those_of_the_page() -> None:
 
 
 def test_strings_of_a_module_are_prose_where_they_have_words() -> None:
-    source = '"""The module that normalizes."""\nNAME = "behaviour"\ntext = f"a colour for {NAME!r}, or none"\n'
+    source = '"""The module that normalises."""\nNAME = "behaviour"\ntext = f"a colour for {NAME!r}, or none"\n'
     found = [words for _, text in writing.strings(source) for _, words, _ in writing.findings(text)]
-    assert found == ["normalizes", "colour"]
+    assert found == ["normalises", "colour"]

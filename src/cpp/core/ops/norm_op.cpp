@@ -21,11 +21,11 @@ void check_x(const Operand& x) {
   if (x.rank < 1) require_rank(x, 1, "[.., columns]");
   if (!is_real(x.dtype)) {
     throw InputError(describe(x) +
-                     " has a dtype that is not normalised here: use float16, bfloat16, float32 or "
+                     " has a dtype that is not normalized here: use float16, bfloat16, float32 or "
                      "float64");
   }
   if (x.size(0) == 0) {
-    throw InputError(describe(x) + " has no columns to normalise over");
+    throw InputError(describe(x) + " has no columns to normalize over");
   }
 }
 

@@ -28,7 +28,7 @@ struct NormOptions {
 OpCall make_norm(const NormInputs& inputs, const NormOptions& options);
 
 struct NormBackwardInputs {
-  Operand grad_y, x;   ///< x: what was normalised, with the residual added
+  Operand grad_y, x;   ///< x: what was normalized, with the residual added
   Operand weight;      ///< [columns]
   Operand mean, rstd;  ///< [..], as the forward gave them; mean: layer norm only
   Operand grad_sum;    ///< as x: gradient arriving at the sum

@@ -73,7 +73,7 @@ struct AttentionBackward {
 struct Norm {
   enum : std::uint8_t { kX, kResidual, kWeight, kBias, kY, kSum, kMean, kRstd, kCount };
 };
-/// x is what was normalised (s). grad_sum: gradient that arrives at `sum`, added to grad_x, which
+/// x is what was normalized (s). grad_sum: gradient that arrives at `sum`, added to grad_x, which
 /// is also the gradient of the residual.
 struct NormBackward {
   enum : std::uint8_t {

@@ -75,6 +75,11 @@ class GenerationComparison(msgspec.Struct, frozen=True, kw_only=True):
         lines = [f"{self.candidate}", f"against {self.reference}, on {self.texts}", str(self.gates)]
         return printable("\n".join([*lines, f"{self.logprobs} logprobs: {bits}{first}"]))
 
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import fragment, fragment_lines
+
+        return fragment((fragment_lines(str(self).split("\n")),))
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         plain: dict[str, Any] = msgspec.to_builtins(self)

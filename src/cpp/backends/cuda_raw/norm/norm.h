@@ -65,7 +65,7 @@ struct NormForwardArgs {
 
 struct NormBackwardArgs {
   const void* grad_y = nullptr;
-  const void* x = nullptr;         ///< What was normalised: sum_out where a residual was added.
+  const void* x = nullptr;         ///< What was normalized: sum_out where a residual was added.
   const void* weight = nullptr;    ///< Or null: ones.
   const void* grad_sum = nullptr;  ///< Or null. The gradient arriving at sum_out; added to grad_x.
   const float* mean = nullptr;     ///< As forward wrote it. Layer norm only.

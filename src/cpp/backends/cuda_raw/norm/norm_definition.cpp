@@ -60,7 +60,7 @@ Support take_types(const OpDesc& op, std::size_t x, std::size_t first_line, std:
          : op.has(second_line) ? op[second_line].dtype
                                : op[x].dtype;
   if (!type_of(op[x].dtype, type) || !type_of(line, weight_type)) {
-    return Support::no("these kernels normalise float32, float16 and bfloat16, and not " +
+    return Support::no("these kernels normalize float32, float16 and bfloat16, and not " +
                        to_string(op[x].dtype) + " with weights of " + to_string(line));
   }
   return Support::yes();

@@ -19,7 +19,6 @@ from xpuruntime.engines.model.file import refuse
 from xpuruntime.engines.model.info import ModelInfo
 from xpuruntime.engines.torch.names import op_name
 from xpuruntime.engines.torch.program.archive import check_archive, check_sizes
-from xpuruntime.engines.torch.program.recording import record
 from xpuruntime.engines.torch.program.sources import ExportedSource, ModuleSource, given_names, leaves, reading, spelled
 from xpuruntime.engines.torch.uncovered_calls import width_by_products
 from xpuruntime.errors import InputError, ModelError
@@ -157,6 +156,8 @@ def inspect_module(module: Any, example_inputs: Mapping[str, Any] | Sequence[Any
     source = ModuleSource(
         module, keyword=keyword, inputs=names, outputs=(), examples=examples, device=device, where=where
     )
+    from xpuruntime.engines.torch.program.recording import record
+
     with reading(where, "pass example_inputs that it runs on"):
         call = (lambda: module(**examples)) if keyword else (lambda: module(*examples.values()))
         result, nodes = record(module, call)
