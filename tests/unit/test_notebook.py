@@ -94,9 +94,11 @@ def gates():
     return GateReport(gates=(gate,), texts=1, positions=3)
 
 def generations():
+    from xpuruntime.generation.gates import GateReport
     from xpuruntime.inference import GenerationComparison
 
-    return GenerationComparison(reference='a on torch@cpu', candidate='b on torch@cpu', texts='t', gates=gates(),
+    return GenerationComparison(reference='a', candidate='b', texts='t',
+                                gates=GateReport(gates=(), texts=1, positions=3),
                                 logprobs=3, bits=True, max_difference=0.0, first='', atol=1e-4)
 
 def history():
@@ -283,7 +285,7 @@ def test_every_record_is_executed_in_a_notebook():
     shown = {
         "Artifact", "CaptureReport", "Comparison", "ConformanceResult", "Decisions", "DecodeReport", "DeterminismTests",
         "DeviceMemoryReport", "Diagnosis", "Diff", "Explanation", "ExportResult", "Exported", "FolderIndex",
-        "GateReport", "LockHistory", "MemoryReport", "Parity",
+        "GateReport", "GenerationComparison", "LockHistory", "MemoryReport", "Parity",
         "Plan", "Profile", "Report", "ReportComparison", "TuneResult", "TunedStep", "VerificationResult",
         "VersionBisect", "profile",
     }  # fmt: skip
