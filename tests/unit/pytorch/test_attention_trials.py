@@ -107,7 +107,7 @@ def unfused_is_fastest(nothing_is_tuned, monkeypatch):
     def measure(candidates, device, eager, costs, rule, step):
         real(candidates, device, eager, costs, TuningPolicy(budget=0.001))
         if "torch.math" in dict(candidates):
-            assert costs["torch.math"] == 0  # guards call it, and its gradient goes no way of ours
+            assert "torch.math" not in costs  # guards call it, and its gradient goes no way of ours
         found = [
             KernelTiming(name, "", 1.0, 0.1, 0.1, 0.1, "faster")
             if name == "torch.math"
