@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import signal
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +46,16 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def session(request: Any, written: Path) -> Any:
     with xrt.GenerationSession(written, policy(ATTENTION_BACKEND=request.param)) as opened:
         yield opened
+
+
+def test_signals_arrive_after_a_pipeline_has_gone(written: Path):
+    with xrt.GenerationSession(written, policy()) as opened:
+        assert len(opened.logprobs([*PROMPT, *opened.generate(PROMPT, 2)])) == len(PROMPT) + 1
+    del opened
+    gc.collect()
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(1)
 
 
 def test_tokens_are_those_of_the_graph(session: Any):

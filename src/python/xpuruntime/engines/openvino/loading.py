@@ -19,9 +19,10 @@ from xpuruntime.engines.model.shapes import with_shapes
 from xpuruntime.engines.model_source import ModelSource, prepare_source
 from xpuruntime.engines.openvino.execution_graph import flatten_softmax, name_operations
 from xpuruntime.engines.openvino.options import read_back, word
-from xpuruntime.engines.openvino.probing import kept_signal_stack, process_core, translate
+from xpuruntime.engines.openvino.probing import process_core, translate
 from xpuruntime.errors import EngineError, EngineUnavailable, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.files.scratch import ScratchFolder
+from xpuruntime.runtime.signal_stack import kept_signal_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

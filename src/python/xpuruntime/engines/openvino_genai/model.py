@@ -14,6 +14,7 @@ from xpuruntime.engines.generation.model import Generated, GenerationModel
 from xpuruntime.errors import EngineFailed, EngineUnavailable, InputError, UnsupportedOperationError
 from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint
 from xpuruntime.evidence.records import KeySeen
+from xpuruntime.runtime.signal_stack import kept_signal_stack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +43,8 @@ def load_pipeline(request: Request, judgement: Judgement[PipelineSettings]) -> P
         raise EngineUnavailable(f"openvino_genai does not import: {text}", fix=fix, engine=_ENGINE) from None
     folder = request.model.source.folder
     try:
-        handle = engine.LLMPipeline(folder, "CPU", **judgement.settings.properties)
+        with kept_signal_stack():
+            handle = engine.LLMPipeline(folder, "CPU", **judgement.settings.properties)
     except Exception as error:
         raise _failed(error, f"loading {folder}") from None
     return PipelineModel(handle, request, judgement)
@@ -78,9 +80,10 @@ class PipelineModel(GenerationModel):
             if self._compiled is None:
                 stated = {k: v for k, v in self._settings.properties.items() if k not in _OF_PIPELINE}
                 try:
-                    self._compiled = openvino.Core().compile_model(
-                        str(Path(self.folder.folder) / "openvino_model.xml"), "CPU", stated
-                    )
+                    with kept_signal_stack():
+                        self._compiled = openvino.Core().compile_model(
+                            str(Path(self.folder.folder) / "openvino_model.xml"), "CPU", stated
+                        )
                 except Exception as error:
                     raise _failed(error, f"compiling the graph of {self.folder.folder}") from None
                 self._log.add("logits of a second compiled model", "the pipeline hands none over")
