@@ -5,11 +5,9 @@
 from __future__ import annotations
 
 import copy
-import functools
 import pickle
 import sys
-import threading
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -17,75 +15,19 @@ torch = pytest.importorskip("torch")
 sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
 hf = pytest.importorskip("transformers")
 
-from recorded_steps import AgainRecorder  # noqa: E402 - it needs PyTorch
+from decode_models import FAMILIES, MASK, PADDED, PROMPT, Streamer, eager, ending, model_of, on_stand_in  # noqa: E402 - it needs PyTorch
 
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
-from xpuruntime.pytorch.capture.captured_state import CapturedState  # noqa: E402
-from xpuruntime.pytorch.generation.captured_decode import CapturedDecode  # noqa: E402
 from xpuruntime.pytorch.generation.decode_calls import NotCapturedError, choice_of  # noqa: E402
 from xpuruntime.pytorch.generation.joined_products import JoinedProducts  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-_SMALL: dict[str, Any] = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": None,
-    "pad_token_id": 0,
-}  # fmt: skip
-FAMILIES: dict[str, Any] = {
-    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**_SMALL)),
-    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**_SMALL, head_dim=8)),
-    "gemma3": lambda: hf.Gemma3ForCausalLM(
-        hf.Gemma3TextConfig(**_SMALL, head_dim=8, sliding_window=8, layer_types=["sliding_attention", "full_attention"])
-    ),
-    "mixtral": lambda: hf.MixtralForCausalLM(
-        hf.MixtralConfig(**_SMALL, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)
-    ),
-    "gpt2": lambda: hf.GPT2LMHeadModel(
-        hf.GPT2Config(
-            vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=128, bos_token_id=1, eos_token_id=None,
-            pad_token_id=0,
-        )
-    ),
-}  # fmt: skip
-PROMPT = torch.tensor([[5, 9, 2, 7, 11], [3, 8, 6, 4, 1]])
-PADDED = torch.tensor([[0, 0, 2, 7, 11], [3, 8, 6, 4, 1]])
-MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
-
-
-@functools.cache
-def model_of(family: str) -> Any:
-    torch.manual_seed(0)
-    return FAMILIES[family]().eval()
-
 
 @pytest.fixture
 def llama() -> Any:
     return copy.deepcopy(model_of("llama"))
-
-
-def on_stand_in(model: Any, **options: Any) -> CapturedDecode:
-    """Capture on the CPU by a recorder that runs again what it has recorded."""
-    settings: dict[str, Any] = {
-        "max_length": 48,
-        "batches": (1, 2, 4),
-        "extents": (8, 16, 48),
-        "check_every": 4,
-        "max_graphs": 32,
-    }
-    settings |= {"fuse": True, "tolerance": None, "compile": False, "strict": None, **options}
-    return CapturedDecode(model, torch.device("cpu"), AgainRecorder(CapturedState()), why_eager="", **settings)
-
-
-def eager(model: Any, **options: Any) -> CapturedDecode:
-    return xt.capture_decode(model, **{"max_length": 48, "batch": (1, 2, 4), "kv_ranges": (8, 16), **options})
-
-
-def ending(model: Any, ids: Any, count: int = 3, **options: Any) -> list[int]:
-    """Return tokens that rows choose soon, so that they end texts at different places."""
-    made = model.generate(ids, max_new_tokens=6, do_sample=False, **options)[:, ids.shape[1] :]
-    return sorted({int(row[i]) for i, row in enumerate(made.repeat(3, 1)[:count])})
 
 
 CALLS: dict[str, dict[str, Any]] = {
@@ -241,20 +183,6 @@ def test_compiled_steps(llama: Any) -> None:
         eager(llama, compile={"mode": "reduce-overhead"})
 
 
-class Streamer:
-    def __init__(self, fails: int = -1) -> None:
-        self.got: list[Any] = []
-        self.fails = fails
-
-    def put(self, value: Any) -> None:
-        if len(self.got) == self.fails:
-            raise KeyboardInterrupt
-        self.got.append(value.tolist())
-
-    def end(self) -> None:
-        self.got.append("end")
-
-
 @pytest.mark.parametrize("make", [eager, on_stand_in])
 def test_streamers(llama: Any, make: Any) -> None:
     captured, plain, ours = make(llama), Streamer(), Streamer()
@@ -336,242 +264,6 @@ def test_what_is_left_to_plain_generate(llama: Any, reason: str) -> None:
     policy = xrt.Policy(mode="strict", kernels={"matmul": "cpu.blas"})
     with xt.kernel_policy(policy), pytest.raises(xrt.UnsupportedOperationError):
         captured.generate(**options)
-
-
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("ids", "mask", "message"),
-        [
-            (PROMPT, MASK[:, :3], r"attention_mask has shape \[2, 3\], and the token ids have \[2, 5\]"),
-            (PROMPT, MASK[:1], "attention_mask has shape"),
-            (PROMPT, MASK.tolist(), "attention_mask is a list"),
-            (PROMPT.float(), None, r"these are a torch.float32 tensor of shape \[2, 5\]"),
-            (PROMPT[0], None, r"of shape \[rows, tokens\]"),
-            ([[1, 2]], None, "these are list"),
-            (PROMPT[:, :0], None, "Fix: give at least one token a row"),
-        ],
-    )
-    def test_ids_and_masks(self, llama: Any, ids: Any, mask: Any, message: str) -> None:
-        captured = eager(llama)
-        with pytest.raises(xrt.InputError, match=message):
-            captured.generate(ids, attention_mask=mask, max_new_tokens=2)
-
-    def test_settings(self, llama: Any) -> None:
-        with pytest.raises(TypeError, match="kv_ranges is 'pow2' or a list of whole numbers, got 'all'"):
-            eager(llama, kv_ranges="all")
-        for wrong in ({"max_length": 0}, {"batch": ()}, {"batch": (1, 0)}, {"check_every": 0}, {"kv_ranges": (64,)}):
-            with pytest.raises(xrt.InputError):
-                eager(llama, **wrong)
-        with pytest.raises(xrt.ModelError, match="got a Linear"):
-            eager(torch.nn.Linear(2, 2))
-        with pytest.raises(xrt.ModelError, match="training mode"):
-            eager(llama.train())
-        with pytest.raises(xrt.UnsupportedOperationError, match="the CPU has no CUDA graphs"):
-            eager(llama.eval(), strict=True)
-        assert eager(llama, max_length=1000, kv_ranges="pow2").report.kv_ranges == (128, 256, 512, 1000)
-
-    def test_int32_ids_and_inference_mode(self, llama: Any) -> None:
-        captured = on_stand_in(llama)
-        with torch.inference_mode():
-            first = captured.generate(PROMPT, max_new_tokens=4, do_sample=False)
-        assert torch.equal(captured.generate(PROMPT.int(), max_new_tokens=4, do_sample=False), first.clone())
-
-    def test_encoder_decoder(self) -> None:
-        config = hf.T5Config(d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, vocab_size=32,
-                             decoder_start_token_id=0)  # fmt: skip
-        model = hf.T5ForConditionalGeneration(config).eval()
-        captured = eager(model)
-        want = model.generate(PROMPT % 32, max_new_tokens=3)
-        assert torch.equal(captured.generate(PROMPT % 32, max_new_tokens=3), want)
-        assert captured.report.reasons == {"the model is an encoder-decoder": 1}
-
-    def test_a_call_inside_of_a_call(self, llama: Any) -> None:
-        captured = on_stand_in(llama)
-        errors: list[Exception] = []
-
-        class Again(Streamer):
-            def put(self, value: Any) -> None:
-                def call() -> None:
-                    try:
-                        captured.generate(PROMPT[:1], max_new_tokens=2)
-                    except xrt.UnsupportedOperationError as error:
-                        errors.append(error)
-
-                thread = threading.Thread(target=call)
-                thread.start()
-                thread.join()
-
-        captured.generate(PROMPT[:1], max_new_tokens=2, streamer=Again())
-        assert len(errors) == 3
-        assert "in another thread" in str(errors[0])
-
-
-class TestChanges:
-    def same(self, captured: CapturedDecode, model: Any) -> None:
-        options = {"max_new_tokens": 10, "do_sample": False}
-        assert torch.equal(captured.generate(PROMPT, **options), model.generate(PROMPT, **options))
-
-    def test_weights_in_place_replaced_and_converted(self, llama: Any) -> None:
-        captured = on_stand_in(llama)
-        self.same(captured, llama)
-        captures = captured.report.captures
-        with captured.attached():
-            self.same(captured, llama)
-        assert captured.report.captures == captures, "attaching is no change"
-        with torch.no_grad():
-            llama.lm_head.weight.mul_(-1)
-        self.same(captured, llama)
-        assert captured.report.captures == captures, "a graph reads weights where they are"
-        llama.model.layers[0].mlp.down_proj.weight = torch.nn.Parameter(torch.randn(32, 64))
-        self.same(captured, llama)
-        assert captured.report.captures == 2 * captures
-        assert "the model was changed, so graphs were captured anew" in captured.report.notes
-        llama.double()
-        self.same(captured, llama)
-        llama.model.norm.variance_epsilon = 0.5
-        self.same(captured, llama)
-        assert captured.report.captures == 4 * captures
-
-    def test_a_switch_of_an_adapter_and_a_hook(self, llama: Any) -> None:
-        class Adapter(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
-            def __init__(self, inner: Any) -> None:
-                super().__init__()
-                self.inner, self.more = inner, torch.nn.Linear(32, 64)
-                self._disable_adapters = False
-
-            def forward(self, x: Any) -> Any:
-                return self.inner(x) if self._disable_adapters else self.inner(x) + self.more(x)
-
-        captured = on_stand_in(llama)
-        llama.model.layers[0].mlp.up_proj = Adapter(llama.model.layers[0].mlp.up_proj).eval()
-        for disabled in (False, True, False):
-            llama.model.layers[0].mlp.up_proj._disable_adapters = disabled
-            self.same(captured, llama)
-        handle = llama.model.layers[1].register_forward_hook(lambda *a: a[2] * 2)
-        self.same(captured, llama)
-        handle.remove()
-        self.same(captured, llama)
-
-    def test_autocast_has_a_cache_of_its_own(self, llama: Any) -> None:
-        captured = on_stand_in(llama)
-        self.same(captured, llama)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            captured.generate(PROMPT, max_new_tokens=10, do_sample=False)
-        self.same(captured, llama)
-        assert captured.report.reasons == {}
-
-    def test_a_model_around_another(self, llama: Any) -> None:
-        class Around(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
-            def __init__(self) -> None:
-                super().__init__()
-                self.base, self.config = llama, llama.config
-                self.prepare_inputs_for_generation = llama.prepare_inputs_for_generation
-
-            def forward(self, *args: Any, **kwargs: Any) -> Any:
-                return self.base(*args, **kwargs)
-
-            def generate(self, *args: Any, **kwargs: Any) -> Any:
-                return self.base.generate(*args, **kwargs)
-
-        captured = on_stand_in(Around().eval())
-        self.same(captured, llama)
-        assert captured.report.replays == 9
-
-    def test_a_forward_that_raises(self, llama: Any) -> None:
-        captured = on_stand_in(llama)
-        handle = llama.lm_head.register_forward_pre_hook(lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            captured.generate(PROMPT, max_new_tokens=4)
-        handle.remove()
-        self.same(captured, llama)
-
-    def test_policies_have_graphs_of_their_own(self, llama: Any) -> None:
-        captured = on_stand_in(llama)
-        with captured.attached():
-            self.same(captured, llama)
-            captures = captured.report.captures
-            for _ in range(2):
-                with xt.kernel_policy(matmul="cpu.reference"):
-                    llama.generate(PROMPT, max_new_tokens=10, do_sample=False)
-            assert captured.report.captures == 2 * captures
-            self.same(captured, llama)
-            assert captured.report.captures == 2 * captures
-
-    def test_graphs_give_way(self, llama: Any) -> None:
-        captured = on_stand_in(llama, max_graphs=2)
-        for _ in range(2):
-            self.same(captured, llama)
-            captured.generate(PROMPT[:1], max_new_tokens=30)
-        assert len(captured.report.graphs) == captured._recorder.live == 2  # type: ignore[union-attr]
-
-    def test_memory_that_runs_out_in_a_capture(self, llama: Any) -> None:
-        captured = on_stand_in(llama)
-        captured._recorder.fails = torch.OutOfMemoryError("out of memory")  # type: ignore[union-attr]
-        self.same(captured, llama)
-        [reason, *_] = captured.report.reasons
-        assert "cannot be captured" in reason
-        assert "out of memory" in reason
-        strict = on_stand_in(llama, strict=True)
-        strict._recorder.fails = torch.OutOfMemoryError("out of memory")  # type: ignore[union-attr]
-        with pytest.raises(xrt.UnsupportedOperationError, match="out of memory"):
-            strict.generate(PROMPT, max_new_tokens=4)
-
-
-class TestEndsOfCalls:
-    OPTIONS: ClassVar[dict[str, Any]] = {"max_new_tokens": 10, "do_sample": False}
-
-    def same(self, captured: CapturedDecode, model: Any, ids: Any = PROMPT) -> None:
-        assert torch.equal(captured.generate(ids, **self.OPTIONS), model.generate(ids, **self.OPTIONS))
-
-    def test_a_policy_that_is_left_while_it_is_attached(self, llama: Any) -> None:
-        captured = on_stand_in(llama)
-        policy = xt.kernel_policy(matmul="cpu.reference")
-        want = llama.generate(PROMPT, **self.OPTIONS)
-        with captured.attached():
-            with policy:
-                llama.generate(PROMPT, **self.OPTIONS)
-                captures = captured.report.captures
-            assert torch.equal(llama.generate(PROMPT, **self.OPTIONS), want)
-            assert captured.report.captures == 2 * captures, "graphs of a policy are used under it alone"
-            with xt.explain(root=llama) as found:
-                llama.generate(PROMPT[:1], **self.OPTIONS)
-            assert {row.source for row in found.rows} == {"default"}
-
-    def test_the_first_token_ends_the_text(self, llama: Any) -> None:
-        captured = on_stand_in(llama)
-        first = int(llama.generate(PROMPT[:1], max_new_tokens=1, do_sample=False)[0, -1])
-        options = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": first}
-        want = llama.generate(PROMPT[:1], **options)
-        assert want.shape[1] == PROMPT.shape[1] + 1
-        assert torch.equal(captured.generate(PROMPT[:1], **options), want)
-        assert captured.report.captures == captured.report.replays == 0
-
-    def test_a_batch_that_grows_and_a_prompt_that_is_too_long(self, llama: Any) -> None:
-        captured = on_stand_in(llama)
-        for rows in (1, 2, 4, 1, 8, 2):
-            self.same(captured, llama, PROMPT[:1].repeat(rows, 1))
-        assert [*captured.report.reasons] == ["there is no cache for 8 rows, only for 1, 2, 4"]
-        long = PROMPT[:1].repeat(1, 12)
-        self.same(captured, llama, long)
-        assert "70 tokens do not fit into max_length=48" in captured.report.reasons
-        strict = on_stand_in(llama, strict=True)
-        with pytest.raises(xrt.UnsupportedOperationError, match="do not fit"):
-            strict.generate(long, **self.OPTIONS)
-        self.same(strict, llama)
-
-    def test_a_model_that_was_moved(self, llama: Any) -> None:
-        captured = on_stand_in(llama)
-        self.same(captured, llama)
-        llama.to("meta")
-        with pytest.raises(Exception):  # noqa: B017, PT011 - of transformers: there are no numbers
-            captured.generate(PROMPT, **self.OPTIONS)
-        assert "the model was captured on cpu, and is on meta now" in captured.report.reasons
-        other = copy.deepcopy(model_of("llama"))
-        strict = on_stand_in(other, strict=True)
-        self.same(strict, other)
-        other.to("meta")
-        with pytest.raises(xrt.UnsupportedOperationError, match="is on meta now"):
-            strict.generate(PROMPT, **self.OPTIONS)
 
 
 def test_replays_have_the_rows_of_their_capture(llama: Any) -> None:
