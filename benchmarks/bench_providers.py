@@ -16,11 +16,12 @@ import statistics
 import sys
 import time
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
 
+from bench_attention import Shape
 from gpu_timing import graph_times, medians, sets_for
 from harness import write
 from xpuruntime.error_text import error_line
@@ -40,23 +41,6 @@ CROSS_ENTROPY_US = 816.0
 ADAPTER_US = 1.0
 NORMS = ((8192, 4096), (65536, 768), (4096, 8192))
 DTYPE = torch.bfloat16
-
-
-class Shape(NamedTuple):
-    """Sizes of one attention."""
-
-    batch: int
-    heads: int
-    kv_heads: int
-    length: int
-    head_dim: int
-    causal: bool
-
-    def flops(self, products: int) -> float:
-        """Return the floating point operations of this many products, half of them where causal."""
-        whole = 2.0 * products * self.batch * self.heads * self.length**2 * self.head_dim
-        return whole / 2 if self.causal else whole
-
 
 SHAPES = (
     Shape(4, 16, 16, 4096, 128, True),
@@ -301,7 +285,7 @@ def adapter_rows(rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
 def chosen_by() -> dict[str, Any]:
     """Return the times by which `auto` has chosen, and what the way to another kernel costs, in microseconds."""
     kinds = {
-        f"{op};{key};{'eager' if eager else 'captured'}": [one._asdict() for one in found.candidates]
+        f"{op};{key};{'eager' if eager else 'captured'}": [candidate._asdict() for candidate in found.candidates]
         for (op, key, eager), found in CONTEXT.times.items()
     }
     return {"times": kinds, "route_us": {";".join(mark): cost * 1e6 for mark, cost in CONTEXT.route_costs.items()}}
@@ -322,7 +306,7 @@ def show(row: dict[str, Any]) -> list[str]:
     missed = []
     for kind in ("samples_us", "eager_us"):
         if kind in row:
-            times = "  ".join(f"{name} {statistics.median(one):.1f}" for name, one in row[kind].items())
+            times = "  ".join(f"{name} {statistics.median(samples):.1f}" for name, samples in row[kind].items())
             print(f"{row['what']:32} {sizes:28} {'eager' if kind == 'eager_us' else '':6} us  {times}")
     jit = "  ".join(f"{name} {seconds:.1f}" for name, seconds in row["first_call_s"].items() if seconds >= 1)
     if jit:
