@@ -246,11 +246,11 @@ def by_devices(cases: list[Case], args: argparse.Namespace, policy: Path) -> dic
             assert models.ready()[0], models.ready()[1]
             for case in cases:
                 for many in args.concurrency:
-                    before = [one["rows"] for one in models.evidence(case.name, "evidence")["devices"]]
+                    before = [device["rows"] for device in models.evidence(case.name, "evidence")["devices"]]
                     with ThreadPoolExecutor(1) as client:
                         row = client.submit(served_here, models, case, many, args.seconds).result()
                     after = models.evidence(case.name, "evidence")["devices"]
-                    row["rows"] = [one["rows"] - then for one, then in zip(after, before, strict=True)]
+                    row["rows"] = [now["rows"] - then for now, then in zip(after, before, strict=True)]
                     body[f"{case.name}, {count} devices, {many} at a time"] = row
                     print(f"{case.name:<8} {count} devices, {many:>3} at a time {row['rows_per_second']:9.0f} rows/s "
                           f"{row['p50_ms']:8.2f} ms {row['p99_ms']:8.2f} ms, rows by device {row['rows']}")  # fmt: skip

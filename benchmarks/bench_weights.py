@@ -65,13 +65,13 @@ def measure(mode: str, device: str, *, quick: bool) -> dict[str, Any]:
         with xrt_torch.explain(root=model) as found:
             for _ in range(2 if quick else 5):
                 model(ids, past_key_values=cache, use_cache=True)
-    counted = [one for one in found.weights if one.module != "lm_head"]
+    counted = [weight for weight in found.weights if weight.module != "lm_head"]
     return {
         "mode": mode,
         "device": device,
-        "storage": sorted({one.storage for one in counted}),
-        "compute": sorted({one.compute for one in counted}),
-        "operators": sorted({name for one in counted for name in one.operators}),
+        "storage": sorted({weight.storage for weight in counted}),
+        "compute": sorted({weight.compute for weight in counted}),
+        "operators": sorted({name for weight in counted for name in weight.operators}),
         "deviations": found.weight_deviations,
         "traffic": found.weight_traffic.verdict if found.weight_traffic else "none",
         "layers_us": found.weight_traffic.layers_us if found.weight_traffic else 0.0,

@@ -188,7 +188,7 @@ def providers(record: dict[str, Any]) -> Section:
         ]
         parts.append(table((f"{title}, µs", *columns), lines))
     refused = [f"{case['what']}, {name}: {why}" for case in record["cases"] for name, why in case["refused"].items()]
-    notes = "".join(f"* {' '.join(one.split())}\n" for one in dict.fromkeys(refused))
+    notes = "".join(f"* {' '.join(sentence.split())}\n" for sentence in dict.fromkeys(refused))
     longest = ", ".join(f"{name} {number(seconds)} s" for name, seconds in first.items() if seconds >= 1)
     text = (
         "How fast are kernels of Liger, quack and FlashAttention 4 through a policy, beside PyTorch's, Inductor's and "

@@ -35,15 +35,15 @@ def folder(tmp_path_factory):
 def test_captured_steps_give_the_tokens_of_eager_ones(folder):
     with xrt.GenerationSession(folder, {"mode": "strict", "execution": EXECUTION}) as eager:
         expected = eager.generate(PROMPT, 40).tokens
-        several = [one.tokens for one in eager.generate([PROMPT, [9]], 20)]
+        several = [result.tokens for result in eager.generate([PROMPT, [9]], 20)]
         assert eager.explain(PROMPT, runs=2).honoured
     graphs = {"mode": "strict", "execution": {**EXECUTION, "cuda_graph": "require"}}
     with xrt.GenerationSession(folder, graphs) as captured:
         for _ in range(2):
             assert captured.generate(PROMPT, 40).tokens == expected
-        assert [one.tokens for one in captured.generate([PROMPT, [9]], 20)] == several
+        assert [result.tokens for result in captured.generate([PROMPT, [9]], 20)] == several
         report = captured.explain(PROMPT, runs=2)
-        seen = {one.key: one for one in report.observations}["execution.cuda_graph"]
+        seen = {observation.key: observation for observation in report.observations}["execution.cuda_graph"]
         assert seen.status == "honoured", report
         with pytest.raises(xrt.UnsupportedOperationError, match="run eagerly"):
             captured.stream(PROMPT, 4)

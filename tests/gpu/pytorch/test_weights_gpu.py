@@ -36,7 +36,7 @@ def observe(count: int = 3, width: int = 16384, rows: int = 16, **weights):
 def test_less_is_read_than_of_bf16(storage, compute):
     found = observe(storage=storage, compute=compute)
     assert found.weight_deviations == (), found
-    assert {one.storage for one in found.weights} == {storage}
+    assert {weight.storage for weight in found.weights} == {storage}
     assert found.weight_traffic.verdict == "proved", found.weight_traffic
 
 

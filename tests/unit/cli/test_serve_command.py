@@ -156,7 +156,7 @@ def test_options_become_settings(start, digits, tmp_path):
     config = ask(said["http"], "/v2/models/nice/config")
     assert config["max_batch_size"] == 8
     assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 2000
-    assert [one["device"] for one in ask(said["http"], "/v2/models/nice/evidence")["devices"]] == ["cpu", "cpu"]
+    assert [entry["device"] for entry in ask(said["http"], "/v2/models/nice/evidence")["devices"]] == ["cpu", "cpu"]
     with pytest.raises(urllib.error.HTTPError, match="401"):
         ask(said["http"], "/v2/repository/index", {})
     request = urllib.request.Request(

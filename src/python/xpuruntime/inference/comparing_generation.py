@@ -195,9 +195,9 @@ def _texts(
         given = limits.text
     if given is None:
         facts = [session.model.source for session in (first, second)]
-        length = min(_LENGTH, *(one.context // 2 for one in facts))
+        length = min(_LENGTH, *(fact.context // 2 for fact in facts))
         draw = np.random.default_rng(0)
-        most = min(one.vocabulary for one in facts)
+        most = min(fact.vocabulary for fact in facts)
         return draw.integers(0, most, (_TEXTS, max(2, length))).tolist(), "random tokens"
     listed = isinstance(given, (list, tuple))
     texts, origin = (given, "the caller's texts") if listed else (read_texts(given).texts, str(given))

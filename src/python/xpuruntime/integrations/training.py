@@ -276,7 +276,8 @@ class TrainingPolicy:
             "lock": None if self.lock is None else self.lock.digest,
             "kernels": {name: " and ".join(sorted(found)) for name, found in kernels.items()},
             "libraries": {
-                "device" if one.kind == "device" else f"{one.kind} {one.key}": str(one.expect) for one in validators
+                "device" if fact.kind == "device" else f"{fact.kind} {fact.key}": str(fact.expect)
+                for fact in validators
             },
         })  # fmt: skip
         differences, odd = [], set()

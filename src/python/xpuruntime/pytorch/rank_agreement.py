@@ -234,8 +234,8 @@ class RankAgreement:
     def check_same(self, facts: Mapping[str, str]) -> None:
         """Refuse ranks that differ in facts. Raises InputError on all of them, which names those of a minority."""
         everyone = self.gather(dict(facts))
-        for key in dict.fromkeys(key for one in everyone for key in one):
-            values = [one.get(key) for one in everyone]
+        for key in dict.fromkeys(key for facts in everyone for key in facts):
+            values = [facts.get(key) for facts in everyone]
             usual = max(values, key=values.count)  # the first one of the most frequent
             odd = [rank for rank, value in enumerate(values) if value != usual]
             if odd:

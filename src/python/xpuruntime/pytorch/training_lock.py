@@ -149,14 +149,14 @@ def _lock_of(found: Explanation, note: str, old: Lock | None, tokenizer: Any) ->
 
 def _named_as_in(old: Lock, validators: tuple[Validator, ...]) -> tuple[Validator, ...]:
     """Name a CUDA device as a lock does, which another rank may have made on a device of another number."""
-    locked = next((one for one in old.identity.validators if one.kind == ValidatorKind.DEVICE), None)
+    locked = next((validator for validator in old.identity.validators if validator.kind == ValidatorKind.DEVICE), None)
     if locked is None or not locked.key.startswith("cuda"):
         return validators
     return tuple(
-        msgspec.structs.replace(one, id=locked.id, key=locked.key)
-        if one.kind == ValidatorKind.DEVICE and one.key.startswith("cuda")
-        else one
-        for one in validators
+        msgspec.structs.replace(validator, id=locked.id, key=locked.key)
+        if validator.kind == ValidatorKind.DEVICE and validator.key.startswith("cuda")
+        else validator
+        for validator in validators
     )
 
 

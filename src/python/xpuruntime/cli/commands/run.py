@@ -188,10 +188,10 @@ def bench(
     check_target("--html", html)
     read = [("the lock", lock)] if lock is not None else []
     check_outputs(
-        {"--html": html}, model, session_options, input, read + [("a baseline", one) for one in against or ()]
+        {"--html": html}, model, session_options, input, read + [("a baseline", path) for path in against or ()]
     )
     refuse_other_kinds({"--html": (html, "page")})
-    baselines = [(one, _saved_timings(one)) for one in against or ()]
+    baselines = [(path, _saved_timings(path)) for path in against or ()]
     info, feeds = prepare(model, input, dim, trust=session_options.trust)
     generates = info.format in GENERATION_FORMATS
     new_tokens = (new_tokens or NEW_TOKENS) if generates else new_tokens

@@ -166,7 +166,11 @@ def resolve_weights(request: Request, builder: ControlBuilder, *, cuda: bool) ->
     if claimed.storage is None:
         return
     kept = [Glob(pattern) for pattern in claimed.exclude]
-    found = [one for one in _packed_products(request.model, cuda=cuda) if not any(glob(one.node) for glob in kept)]
+    found = [
+        product
+        for product in _packed_products(request.model, cuda=cuda)
+        if not any(glob(product.node) for glob in kept)
+    ]
     for key in ("storage", "compute", "group", "exclude"):
         wanted, name = getattr(claimed, key), f"execution.weights.{key}"
         if key == "exclude":

@@ -258,7 +258,7 @@ def _refused(raw: str, text: str, nodes: Sequence[NodeInfo]) -> str | None:
 
 def _named(listed: str, nodes: Sequence[NodeInfo]) -> str:
     """Return operators as OpenVINO lists them, such as ``"Det-17"``, with the nodes of the model that have them."""
-    ops = {one.strip().rpartition(".")[2].partition("-")[0] for one in listed.split(",")}
+    ops = {entry.strip().rpartition(".")[2].partition("-")[0] for entry in listed.split(",")}
     found = [node.name for node in nodes if node.op in ops]
     more = f" and {len(found) - 4} more" if len(found) > 4 else ""
     return listed.strip() + (f" (node {', '.join(map(repr, found[:4]))}{more})" if found else "")

@@ -18,7 +18,7 @@ __all__ = ["NAME", "OPTIONS", "PRECISIONS", "PipelineSettings", "resolve"]
 
 NAME = "openvino-genai"
 PRECISIONS = {"model": "f32", "fp32": "f32", "bf16": "bf16"}
-#: The CPU rounds the cache, and activations before compressed weights, unless it is told not to.
+#: The CPU rounds the cache, and activations before compressed weights, by default.
 _DEFAULTS = {"ATTENTION_BACKEND": "PA", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 OPTIONS: dict[str, Option] = {
     "ATTENTION_BACKEND": Option(meaning="paged attention, or attention over a state", values=("PA", "SDPA")),

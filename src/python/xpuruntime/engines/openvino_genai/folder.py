@@ -38,8 +38,8 @@ def inspect_pipeline(folder: Path) -> ModelInfo:
         stated.only(values, "", _ONLY)
     names = (_GRAPH, "openvino_model.bin", "openvino_tokenizer.xml", "openvino_tokenizer.bin")
     beside = files_beside(folder, (*names, "openvino_detokenizer.xml", "openvino_detokenizer.bin", name, *TOKENIZER))
-    there = {one.location for one in beside}
-    missing = next((one for one in names[:3] if one not in there), None)
+    there = {entry.location for entry in beside}
+    missing = next((file_name for file_name in names[:3] if file_name not in there), None)
     if missing is not None:
         raise file.refuse(f"it has no {missing}", _AGAIN)
     vocabulary = file.count(config, "vocab_size")

@@ -137,7 +137,7 @@ class PipelineModel(GenerationModel):
         if "seed" in search:
             raise InputError("several prompts take no seed", fix="call generate() for each prompt, or leave seed out")
         made, _ = self._whole(checked, new, search)
-        return [(one, "stop" if one and one[-1] in self.folder.ends else "length") for one in made]
+        return [(tokens, "stop" if tokens and tokens[-1] in self.folder.ends else "length") for tokens in made]
 
     def _whole(self, prompts: list[Any], new: int, search: Mapping[str, Any]) -> tuple[list[list[int]], int]:
         """Return the new tokens of each prompt, and after how many nanoseconds the first was there."""
@@ -164,7 +164,7 @@ class PipelineModel(GenerationModel):
                 result = handle.generate(inputs, config)
             except Exception as error:
                 raise _failed(error, f"running {self.folder.folder}") from None
-        return [list(map(int, one)) for one in result.tokens], int(result.perf_metrics.get_ttft().mean * 1e6)
+        return [list(map(int, tokens)) for tokens in result.tokens], int(result.perf_metrics.get_ttft().mean * 1e6)
 
     def tokenizer(self) -> Any:
         """Return the pipeline's tokenizer."""

@@ -112,7 +112,9 @@ def other_floats(model: ModelInfo, precisions: Collection[str]) -> str:
     if proto is None or not _stated(model, proto) & set(precisions):
         return ""
     stated = {one.name: one.data_type for one in proto.graph.initializer}
-    types = model_precisions(proto, stated | {one.name: one.type.tensor_type.elem_type for one in proto.graph.input})
+    types = model_precisions(
+        proto, stated | {graph_input.name: graph_input.type.tensor_type.elem_type for graph_input in proto.graph.input}
+    )
     found = []
     for node in proto.graph.node:
         those = {types.get(name, "") for name in (*node.input, *node.output)} & set(precisions)

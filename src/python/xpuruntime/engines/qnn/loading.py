@@ -271,7 +271,7 @@ def rejected_in_log(text: str) -> list[RejectedNode]:
         for match in _FAILED.finditer(text)
         for node in _NODE.finditer(match["nodes"])
     ]
-    seen = {one.name for one in found}
+    seen = {node.name for node in found}
     for line in text.splitlines():
         if "Unsupported nodes in QNN EP" in line:
             found += [
@@ -303,16 +303,16 @@ def refusal(
         said = "; ".join(faults) or "QNN gave no reason, not even in its verbose log"
         msg = f"QNN does not load {label} for {where}: {said}. Run `xrt doctor`, and check the options of the policy"
         return EngineFailed(msg, engine="qnn", device="npu")
-    named = "; ".join(f"{one.name} ({one.op}): {one.reason}" for one in rejected[:_NAMED])
+    named = "; ".join(f"{node.name} ({node.op}): {node.reason}" for node in rejected[:_NAMED])
     more = f"; and {len(rejected) - _NAMED} more" if len(rejected) > _NAMED else ""
-    ops = ", ".join(sorted({one.op for one in rejected}))
+    ops = ", ".join(sorted({node.op for node in rejected}))
     fixes = [f"To let them run on the CPU, state execution.allow_cpu_ops: [{ops}]"]
     if composing:
         fixes = [
             "QNN accepts them one by one and fails to build its graph, so execution.allow_cpu_ops cannot leave them "
             f"to the CPU. Replace them in the model (operators {ops}), or run it on another engine"
         ]
-    if any(one.reason == _SHAPE for one in rejected):
+    if any(node.reason == _SHAPE for node in rejected):
         fixes.insert(
             0,
             "QNN needs every shape beforehand: state execution.shapes for the inputs, and export the model without "

@@ -337,7 +337,11 @@ CAPABILITIES: dict[str, Capability] = {
 
 def probe_api(trt: Any, product: TensorRtProduct) -> dict[str, str]:
     """Return what the bindings offer, as `EngineFacts.detail` holds it."""
-    words = [word for word, one in CAPABILITIES.items() if one.present(trt) and not (one.timed and product.jit)]
+    words = [
+        word
+        for word, capability in CAPABILITIES.items()
+        if capability.present(trt) and not (capability.timed and product.jit)
+    ]
     return {"capabilities": " ".join(words), "compute_capabilities": " ".join(_targets(trt))}
 
 

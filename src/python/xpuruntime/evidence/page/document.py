@@ -94,7 +94,9 @@ def render_timings(plain: Mapping[str, Any], baselines: Sequence[tuple[str, Mapp
     own = plain["samples_us"]
     base = baselines[0][1]["samples_us"] if baselines else dict.fromkeys(own, next(iter(own.values())))
     named = [(call, call, samples) for call, samples in own.items()]
-    named += [(f"{name}: {call}", call, held) for name, one in baselines for call, held in one["samples_us"].items()]
+    named += [
+        (f"{name}: {call}", call, held) for name, timings in baselines for call, held in timings["samples_us"].items()
+    ]
     rows = [_timed_row(name, samples, base.get(call)) for name, call, samples in named]
     headline = ", ".join(f"{call} {plain['latency'][call]['median_us']:,.1f} us" for call in own)
     facts = {"version": "engine_version", "CUDA graph": "cuda_graph"}
@@ -126,7 +128,7 @@ def _timed_row(name: str, samples: Sequence[float], base: Sequence[float] | None
         ratio = {"value": found.ratio / other.ratio, "low": found.low / other.high, "high": found.high / other.low}
     return {
         "name": name,
-        "points": [round(float(one), 2) for one in samples[:: -(-len(samples) // _DRAWN)]],
+        "points": [round(float(sample), 2) for sample in samples[:: -(-len(samples) // _DRAWN)]],
         **{
             key: float(np.percentile(samples, share))
             for key, share in (("median", 50), ("p90", 90), ("p99", 99), ("min", 0))

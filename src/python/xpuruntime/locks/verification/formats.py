@@ -392,7 +392,7 @@ def _data(result: VerificationResult) -> dict[str, Any]:
         "verdict": result.verdict,
         "exit": result.exit_code,
         "known": [[name, value] for name in names if (value := getattr(result, name))],
-        "claims": [_claim(result, one) for one in worst_first(result.claims)],
+        "claims": [_claim(result, claim) for claim in worst_first(result.claims)],
         "sections": [section for section in SECTIONS if any(claim.section == section for claim in result.claims)],
         "facts": [list(pair) for pair in result.facts.items()],
         "notes": list(result.notes),
@@ -435,7 +435,10 @@ def _interval(claim: Claim) -> dict[str, float | None] | None:
 def _fragment(result: VerificationResult) -> str:
     """Return headline and claims, for browsers without scripts."""
     kind = {"pass": "honoured", "fail": "substituted"}.get(result.verdict, "unobservable")
-    rows = [(one.id, one.requested, one.observed, Badge(one.verdict), one.reason) for one in worst_first(result.claims)]
+    rows = [
+        (claim.id, claim.requested, claim.observed, Badge(claim.verdict), claim.reason)
+        for claim in worst_first(result.claims)
+    ]
     head = f"<p class='xrt-headline xrt-{kind}'>{escaped(result.headline)}</p>"
     columns = ("claim", "requested", "observed", "verdict", "reason")
     return fragment([head, fragment_table("Claims", columns, rows)])

@@ -297,9 +297,9 @@ def write_value(value: Any, folder: Path) -> dict[str, Any]:
     if value is None or type(value) in (bool, int, float, str):
         return {"plain": value}
     if isinstance(value, Mapping):
-        return {"map": [[_key(key), write_value(one, folder)] for key, one in value.items()]}
+        return {"map": [[_key(key), write_value(entry, folder)] for key, entry in value.items()]}
     if isinstance(value, (list, tuple)):
-        return {"list": [write_value(one, folder) for one in value]}
+        return {"list": [write_value(entry, folder) for entry in value]}
     array = np.asarray(value)
     if array.dtype == object:
         texts = array.ravel().tolist()
@@ -318,9 +318,9 @@ def read_value(passed: dict[str, Any]) -> Any:
     if kind == "plain":
         return content
     if kind == "map":
-        return {key: read_value(one) for key, one in content}
+        return {key: read_value(entry) for key, entry in content}
     if kind == "list":
-        return [read_value(one) for one in content]
+        return [read_value(entry) for entry in content]
     if kind == "texts":
         array = np.empty(len(content), object)
         array[:] = content

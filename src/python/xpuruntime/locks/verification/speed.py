@@ -387,7 +387,7 @@ def _tail(
     except InputError as error:
         return TimedMetric(metric, None, {"runs": float(runs)}, found.conditions.remarks(), str(error))
     family = len(checks.metric)
-    scaled = [[expected * one for one in side] for side in (control, twin)]
+    scaled = [[expected * ratio for ratio in side] for side in (control, twin)]
     comparison = compare(times, scaled[0], twin=scaled[1], margin=margin, confidence=checks.confidence, family=family)
     figures = {
         "session_us": float(np.median(times)) * 1e6,
@@ -399,7 +399,7 @@ def _tail(
 
 def _single(sampler: Sampler) -> Sampler:
     """Return a variant whose samples are single runs, whatever number of calls a sample is asked to have."""
-    return lambda calls, samples: [one * calls for one in sampler(1, samples)]
+    return lambda calls, samples: [sample * calls for sample in sampler(1, samples)]
 
 
 def _percentiles(found: RoundTimes) -> tuple[list[float], list[float], list[float]]:

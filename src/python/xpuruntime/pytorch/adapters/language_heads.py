@@ -151,7 +151,7 @@ def _computed(value: Any) -> Any:
     if isinstance(value, Logits):
         return value.computed()
     if isinstance(value, dict):
-        return {name: _computed(one) for name, one in value.items()}
+        return {name: _computed(entry) for name, entry in value.items()}
     return type(value)(map(_computed, value)) if type(value) in (list, tuple) else value
 
 
@@ -192,7 +192,7 @@ def _under_autocast(*tensors: Tensor | None) -> tuple[Any, ...]:
 
 
 class _Rows(torch.Tensor):  # type: ignore[misc]
-    """The input of a head, whose linear layer is not computed."""
+    """The input of a head that skips its linear layer."""
 
     call: _Call
 
@@ -208,7 +208,7 @@ class _Rows(torch.Tensor):  # type: ignore[misc]
 
 
 class _Call:
-    """A call of a model with labels, whose head is not computed as long as nothing but the loss reads it."""
+    """A call of a model with labels: the head runs when something beside the loss reads its logits."""
 
     def __init__(self, model: type) -> None:
         self._model = model

@@ -187,7 +187,7 @@ def rejection(kernel: str, *args: Any, scale: float | None, enable_gqa: bool) ->
                 if _can_use(kernel, False, *args, enable_gqa):
                     return ""
                 _warning_here(lambda: _can_use(kernel, True, *args, enable_gqa))
-                return next((lookup.without_source(str(one.message)) for one in caught), _unknown(kernel))
+                return next((lookup.without_source(str(warning.message)) for warning in caught), _unknown(kernel))
             number = _private_api.sdp_choice(*args, scale=scale, enable_gqa=enable_gqa)
         except RuntimeError as error:
             if not lookup.has_no_sdp_backend(error):

@@ -316,7 +316,7 @@ class _Joining:
             reason = f"{by_name.reason}: {' or '.join(map(str, sources))}" if sources else by_name.reason
             share = self._rest[UnattributedCalls("uncovered", by_name.op, work.name, module, phase, (), (), reason)]
         elif (operator is None or unknown) and (sources := self._triton_sources(work.name)):
-            owners = dict.fromkeys(one.distribution or one.module.partition(".")[0] for one in sources)
+            owners = dict.fromkeys(source.distribution or source.module.partition(".")[0] for source in sources)
             names = " or ".join(map(str, sources))
             share = self._rest[UnattributedCalls("unknown", UNKNOWN + " or ".join(owners), names, "", "", (), (), "")]
         else:

@@ -142,7 +142,7 @@ class FusedDecoder:
         self._product(active, layer.down, hidden, residual=hidden)
 
     def prove(self, lane: Lane, tolerance: float | None) -> str:
-        """Probe each layer in a lane whose cache may be written. Returns why it is not used, or nothing.
+        """Probe each layer in a lane that it may write to. Returns the reason against the layers, or nothing.
 
         The model runs a token over a random cache once; then each layer and its kernels run the same hidden states of
         several magnitudes, with what the model has given the layer. Results, keys and values are compared.

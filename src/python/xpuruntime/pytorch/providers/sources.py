@@ -160,7 +160,7 @@ def _signature(repository: str, commit: str) -> str:
 
     A signature that is wrong, or that cannot be checked, is an InputError.
     """
-    replaced = {one.partition("=")[0] for one in os.environ.get("LOCAL_KERNELS", "").split(":")}
+    replaced = {entry.partition("=")[0] for entry in os.environ.get("LOCAL_KERNELS", "").split(":")}
     if repository in replaced:
         raise InputError(f"LOCAL_KERNELS puts a folder in the place of {repository}; unset LOCAL_KERNELS")
     try:

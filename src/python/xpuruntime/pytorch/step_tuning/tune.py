@@ -154,7 +154,7 @@ def tune(
                 progress=progress, seed=seed,
             ),
         )  # fmt: skip
-        ranks.check_variants({one.name: one.policy for one in variants})
+        ranks.check_variants({variant.name: variant.policy for variant in variants})
         if make_capturable and optimizer is not None and device.type == "cuda":
             change(optimizer, device)
         args = tuple(on_device(samples, device))

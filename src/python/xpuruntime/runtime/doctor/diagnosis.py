@@ -48,7 +48,7 @@ class Diagnosis(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     def of_kernels(self) -> Diagnosis:
         """Return the advisories alone: kernels, PyTorch's own included, that give wrong numbers on this machine."""
-        advisories = tuple(found for found in self.findings if found.code == FindingCode.KERNEL_ADVISORY)
+        advisories = tuple(finding for finding in self.findings if finding.code == FindingCode.KERNEL_ADVISORY)
         return msgspec.structs.replace(self, findings=advisories)
 
     def to_dict(self) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class Batcher:
         #: Times by shape, where requests may run inline.
         self.short = ShortRuns.of(settings) if inline else None
         self._admission = Admission(layout, settings, name, clock)
-        self._executors = [BatchExecutor(one, layout, settings, name, self.short) for one in self._runners]
+        self._executors = [BatchExecutor(runner, layout, settings, name, self.short) for runner in self._runners]
         self._scheduler = Scheduler(settings, threads, serial=runner.serial and not others)
         self._lock = threading.Lock()
         #: Of the threads of the batcher, which nothing interrupts; and of those that call it.

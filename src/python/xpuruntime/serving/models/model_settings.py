@@ -77,8 +77,8 @@ class _Devices(Kind):
         return "a list of devices such as ['cuda:0', 'cuda:1']"
 
     def _check(self, value: Any) -> Any:
-        if isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
-            return tuple(check_device(one) for one in value)
+        if isinstance(value, (list, tuple)) and all(isinstance(device, str) for device in value):
+            return tuple(check_device(device) for device in value)
         raise self.wrong_type(describe_value(value))
 
     def _read(self, node: Node) -> Any:

@@ -276,7 +276,7 @@ class Models:
                     "count": loaded.settings.instances,
                     "gpus": []
                     if gpu is None
-                    else [int(one.plan.device.partition(":")[2] or 0) for one in loaded.sessions],
+                    else [int(session.plan.device.partition(":")[2] or 0) for session in loaded.sessions],
                 }
             ],
             "parameters": {key: {"string_value": value} for key, value in parameters.items()},

@@ -98,10 +98,10 @@ class ServedVersion:
             for other in others:
                 self.sessions.append(open_session(path, settings, registry, other))
                 self.ran.append((0, 0))
-            self.runner, *other_runners = (host_runner(one) for one in self.sessions)
+            self.runner, *other_runners = (host_runner(session) for session in self.sessions)
             self._warm_up()
             if settings.evidence:
-                self.reports = [one.explain().to_dict() for one in self.sessions]
+                self.reports = [session.explain().to_dict() for session in self.sessions]
             self._watchers = make_watchers(path, settings, self.session, self.layout, registry)
             batching = settings.batching
             if self.limits is not None:
@@ -154,7 +154,7 @@ class ServedVersion:
     def memory_usage(self) -> list[tuple[str, int]]:
         """Return devices and bytes, one pair for each session."""
         disk = size_on_disk(self.path) if self.path else 0
-        others = [(one.plan.device, max(sum(one.memory().values()), disk)) for one in self.sessions[1:]]
+        others = [(session.plan.device, max(sum(session.memory().values()), disk)) for session in self.sessions[1:]]
         return [(self.memory["device"], self.memory["bytes"]), *others]
 
     @property
@@ -318,7 +318,7 @@ class ServedVersion:
             lock = self.lock
             ran = [execution for execution in job.executions if execution.error is None]  # one that failed was repeated
             whole = sum(one.elements + one.padding for one in ran)
-            devices = dict.fromkeys(self.sessions[one.place].plan.device for one in ran)
+            devices = dict.fromkeys(self.sessions[execution.place].plan.device for execution in ran)
             parameters = {
                 "xrt_engine": f"{self.session.plan.engine}@{','.join(devices)}",
                 "xrt_lock": lock.digest if lock is not None else "",

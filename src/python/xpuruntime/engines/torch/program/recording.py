@@ -242,4 +242,4 @@ class _Retyping(Interpreter):  # type: ignore[misc]
 
 
 def _replaced(values: Any, target: torch.dtype) -> Any:
-    return pytree.tree_map(lambda one: target if one is torch.float32 else one, values)
+    return pytree.tree_map(lambda dtype: target if dtype is torch.float32 else dtype, values)
