@@ -29,7 +29,7 @@ def off(found, want):
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize("rows", [1, 3, 20])
+@pytest.mark.parametrize("rows", [1, 3, 20, 64])
 @pytest.mark.parametrize(
     ("columns", "count", "norm", "bias", "kind"),
     [(2048, 3072, True, False, ""), (2816, 512, False, True, "residual"), (520, 1000, True, False, "gated")],

@@ -15,7 +15,11 @@ def _normed(x: Any, weight: Any, eps: float) -> Any:
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
-def product(x, weight, out, *, norm=None, bias=None, residual=None, gated=False) -> None:  # type: ignore[no-untyped-def]
+def ways(rows: int, dtype: Any) -> tuple[str, ...]:
+    return ("a formula",)
+
+
+def product(x, weight, out, *, norm=None, bias=None, residual=None, gated=False, way="") -> None:  # type: ignore[no-untyped-def]
     made = F.linear(x if norm is None else _normed(x, *norm), weight, bias)
     if gated:
         gate, up = made.chunk(2, -1)

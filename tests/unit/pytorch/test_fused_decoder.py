@@ -113,6 +113,22 @@ def test_a_small_fault_of_a_layer_is_seen() -> None:
     assert any("the result of layer 1 differ" in note for note in captured.report.notes), captured.report
 
 
+def test_a_wrong_kernel_of_products_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = decode_formulas.product
+
+    def by(x: Any, weight: Any, *rest: Any, way: str, **more: Any) -> None:
+        plain(x, weight * 1.1 if way == "a wrong kernel" else weight, *rest, **more)
+
+    monkeypatch.setattr(decode_formulas, "ways", lambda rows, dtype: ("a wrong kernel", "a formula"))
+    monkeypatch.setattr(decode_formulas, "product", by)
+    model = model_of("Llama")
+    captured = capture(model)
+    assert same_tokens(model, captured)
+    assert USED in captured.report.notes
+    (said,) = (note for note in captured.report.notes if note.startswith("products of 2 rows: "))
+    assert "q, k, v, output, gate, up, down, logits by a formula; not by a wrong kernel, since logits differ" in said
+
+
 def test_bits_policies_positions_and_reset() -> None:
     model = model_of("Llama")
     exact = capture(model, tolerance=0.0)

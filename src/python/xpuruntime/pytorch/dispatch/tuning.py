@@ -120,19 +120,19 @@ class StepCost(NamedTuple):
         return _sampler(run, device, lambda host, on_device: self.of(host, on_device, route))
 
 
-def time_on_cuda(run: Callable[[], Any], device: Any, count: int) -> tuple[float, float]:
+def time_on_cuda(run: Callable[[], Any], device: Any, count: int, *, cold: bool = True) -> tuple[float, float]:
     """Return the seconds of the host, and those of the device, of a call that is queued about so often.
 
     The device is timed by events around each call, which finds nothing of the call before in the device's cache, as in
     a step, where other weights have passed meanwhile: they were read, since lines that were written would go back to
     memory at the expense of the call. The launches are queued behind a kernel that waits, so that the host's time is
-    not in it.
+    not in it. What reads far more than the cache holds need not be made `cold`.
     """
     count = min(max(count, _FEWEST), _MOST)
     clock = time.perf_counter
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream()
-        others = torch.zeros(_cache_bytes(device) // 2, device=device)
+        others = torch.zeros(_cache_bytes(device) // 2 if cold else 1, device=device)
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
         stream.synchronize()
         start = clock()

@@ -456,6 +456,8 @@ class CapturedDecode:
         why = self._fused.prove(lane, self._tolerance)
         said = f"layers by five kernels each, {rows} rows: "
         self._notes[said + (f"not used, since {why}" if why else f"in {len(lane.cache.layers)} layers")] = None
+        if not why:
+            self._notes[self._fused.products(rows)] = None
         return None if why else self._fused
 
     def _is_free(self) -> bool:

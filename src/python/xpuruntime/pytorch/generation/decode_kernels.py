@@ -12,11 +12,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - as PyTorch calls it
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["attend", "product"]
+rows_product: Any
+try:
+    from xpuruntime.pytorch.generation.rows_product import rows_product
+except ImportError:  # this Triton has no Gluon, or none with these tensor cores
+    rows_product = None
+
+__all__ = ["attend", "product", "splits_for", "ways"]
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 #: Positions of the cache that a program of attention reads at once.
@@ -24,30 +31,9 @@ _TILE = 64
 _WARPS = 4
 #: Bytes of keys and values that a program of attention reads at once, at most.
 _STAGE = 64 << 10
-#: Bytes of shared memory that the stages of a product may take.
-_SHARED = 160 << 10
-
-
-@triton.jit
-def _around(bias, residual, row, n, alive, N: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-            GATED: tl.constexpr):  # fmt: skip
-    """Read what is added to a product, before it is made."""
-    zero = tl.zeros_like(alive).to(tl.float32)
-    added = tl.load(bias + n, mask=alive, other=0.0).to(tl.float32) if BIAS else zero
-    added_up = tl.load(bias + N + n, mask=alive, other=0.0).to(tl.float32) if BIAS and GATED else zero
-    kept = tl.load(residual + row * N + n, mask=alive, other=0.0).to(tl.float32) if RESIDUAL else zero
-    return added, added_up, kept
-
-
-@triton.jit
-def _finish(value, up, around, out, row, n, alive, N: tl.constexpr, GATED: tl.constexpr, TYPE: tl.constexpr):
-    """Round as the single modules do, and store."""
-    added, added_up, kept = around
-    value = (value + added).to(TYPE).to(tl.float32)
-    if GATED:
-        up = (up + added_up).to(TYPE).to(tl.float32)
-        value = (value / (1.0 + tl.exp(-value))).to(TYPE).to(tl.float32) * up
-    tl.store(out + row * N + n, (kept + value.to(TYPE).to(tl.float32)).to(TYPE).to(out.dtype.element_ty), mask=alive)
+#: Rows of a weight that a program of a product of one row has.
+_BLOCK_N = 4
+_LIBRARY = "cuBLAS"
 
 
 @triton.jit
@@ -60,6 +46,7 @@ def _row_product(x, norm, weight, bias, residual, out, eps, N: tl.constexpr, K: 
     at = weight + n[:, None].to(tl.int64) * K + k[None, :]
     rows = n[:, None] < N
     PARTS: tl.constexpr = BLOCK_K // 8
+    TYPE: tl.constexpr = weight.dtype.element_ty
     # The first weights are on their way while the kernel in front still runs.
     first = tl.load(at, mask=rows & (k[None, :] < K), other=0.0, eviction_policy="evict_first")
     if GATED:
@@ -67,7 +54,9 @@ def _row_product(x, norm, weight, bias, residual, out, eps, N: tl.constexpr, K: 
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
-    around = _around(bias, residual, 0, n, n < N, N, BIAS, RESIDUAL, GATED)
+    added = tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32) if BIAS else 0.0
+    added_up = tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32) if BIAS and GATED else 0.0
+    kept = tl.load(residual + n, mask=n < N, other=0.0).to(tl.float32) if RESIDUAL else 0.0
     total = tl.zeros([BLOCK_N, PARTS], tl.float32)
     total_up = tl.zeros([BLOCK_N, PARTS], tl.float32)
     squares = tl.zeros([PARTS], tl.float32)
@@ -94,70 +83,12 @@ def _row_product(x, norm, weight, bias, residual, out, eps, N: tl.constexpr, K: 
         scale = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
         value *= scale
         up *= scale
-    _finish(value, up, around, out, 0, n, n < N, N, GATED, weight.dtype.element_ty)
-
-
-@triton.jit
-def _fetch(weight, n, N: tl.constexpr, K: tl.constexpr):
-    """Have rows of a weight on their way to L2."""
-    LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
-    LINES: tl.constexpr = triton.next_power_of_2((K + LINE - 1) // LINE)
-    line = tl.minimum(tl.arange(0, LINES) * LINE, K - 1)
-    places = (weight + tl.minimum(n, N - 1)[:, None].to(tl.int64) * K + line[None, :]).to(tl.int64)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
-def _norm_rows(x, norm, out, eps, K: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr):
-    """Norm a row, rounded twice as the modules do."""
-    k = tl.arange(0, BLOCK_K)
-    scale = tl.load(norm + k, mask=k < K, other=0.0)
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
-    place = tl.program_id(0) * K + k
-    value = tl.load(x + place, mask=k < K, other=0.0).to(tl.float32)
-    value *= tl.rsqrt(tl.sum(value * value, axis=0) / K + eps)
-    tl.store(out + place, value.to(scale.dtype) * scale, mask=k < K)
-
-
-@triton.jit
-def _rows_product(x, weight, bias, residual, out, M, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr,
-                  RESIDUAL: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
-                  BLOCK_K: tl.constexpr, SHARES: tl.constexpr, STAGES: tl.constexpr,
-                  EARLY: tl.constexpr):  # fmt: skip
-    """Several rows of activations: weights are the tall operand of the tensor cores, the rows the narrow one.
-
-    Each warp has a share of the columns, so that no chain of sums is long.
-    """
-    TYPE: tl.constexpr = weight.dtype.element_ty
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    row = tl.arange(0, ROWS)
-    k = tl.arange(0, SHARES)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
-    at = weight + n[None, :, None].to(tl.int64) * K + k[:, None, :]
-    of = x + row[None, :, None] * K + k[:, None, :]
-    total = tl.zeros([SHARES, BLOCK_N, ROWS], tl.float32)
-    total_up = tl.zeros([SHARES, BLOCK_N, ROWS], tl.float32)
-    if EARLY:
-        _fetch(weight, n, N, K)
-        if GATED:
-            _fetch(weight + N * K, n, N, K)
-        gdc_launch_dependents()
-        gdc_wait()
-    alive = (n[:, None] < N) & (row[None, :] < M)
-    around = _around(bias, residual, row[None, :], n[:, None], alive, N, BIAS, RESIDUAL, GATED)
-    for start in tl.range(0, K, SHARES * BLOCK_K, num_stages=STAGES):
-        here = (start + k < K)[:, None, :]
-        w = tl.load(at + start, mask=here & (n[None, :, None] < N), other=0.0)
-        value = tl.trans(tl.load(of + start, mask=here & (row[None, :, None] < M), other=0.0), 0, 2, 1)
-        total = tl.dot(w, value, total, input_precision="ieee")
-        if GATED:
-            w = tl.load(at + N * K + start, mask=here & (n[None, :, None] < N), other=0.0)
-            total_up = tl.dot(w, value, total_up, input_precision="ieee")
-    value, up = tl.sum(total, axis=0), tl.sum(total_up, axis=0)
-    _finish(value, up, around, out, row[None, :], n[:, None], alive, N, GATED, TYPE)
+    # Rounded as the single modules do.
+    value = (value + added).to(TYPE).to(tl.float32)
+    if GATED:
+        up = (up + added_up).to(TYPE).to(tl.float32)
+        value = ((value / (1.0 + tl.exp(-value))).to(TYPE).to(tl.float32) * up).to(TYPE).to(tl.float32)
+    tl.store(out + n, (kept + value).to(TYPE).to(out.dtype.element_ty), mask=n < N)
 
 
 @triton.jit
@@ -300,6 +231,12 @@ def _early(tensor: torch.Tensor) -> bool:
     return bool(tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) >= (9, 0))
 
 
+def ways(rows: int, dtype: torch.dtype) -> tuple[str, ...]:
+    """Return how products of so many rows can be computed."""
+    own = rows == 1 or (rows_product is not None and dtype == torch.bfloat16)
+    return ("a kernel of its own", _LIBRARY) if own else (_LIBRARY,)
+
+
 def product(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -309,39 +246,35 @@ def product(
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     gated: bool = False,
-    tiles: dict[str, int] | None = None,
+    way: str = "",
 ) -> None:
     """Write ``norm(x) @ weight.T + bias`` into `out`, gated or added to a residual, which may be `out` itself."""
     rows, columns = x.shape
-    count = weight.shape[0] // (2 if gated else 1)
-    early = _early(x)
-    more: dict[str, Any] = {"EARLY": early, **({"launch_pdl": True} if early else {})}
-    flags = {"N": count, "K": columns, "BIAS": bias is not None, "RESIDUAL": residual is not None, "GATED": gated}
-    tiles = tiles or _tiles(rows, norm is not None, gated, x.element_size())
-    scale, eps = norm or (x, 0.0)
-    grid = (triton.cdiv(count, tiles["BLOCK_N"]),)
-    others = (weight, x if bias is None else bias, x if residual is None else residual, out)
-    if rows == 1:
-        _row_product[grid](x, scale, *others, eps, NORM=norm is not None, **flags, **tiles, **more)
+    if (way or ways(rows, x.dtype)[0]) == _LIBRARY:
+        x = x if norm is None else F.rms_norm(x, (columns,), *norm)
+        added = residual if bias is None else bias if residual is None else residual + bias
+        if gated:
+            gate, up = F.linear(x, weight, bias).chunk(2, -1)
+            torch.mul(F.silu(gate), up, out=out)
+        elif out.dtype != x.dtype:
+            out.copy_(F.linear(x, weight, added))
+        elif added is None:
+            torch.mm(x, weight.t(), out=out)
+        else:
+            torch.addmm(added, x, weight.t(), out=out)
         return
-    if norm is not None:
-        normed = torch.empty_like(x)
-        block = triton.next_power_of_2(columns)
-        _norm_rows[rows,](x, scale, normed, eps, K=columns, BLOCK_K=block, num_warps=8, **more)
-        x = normed
-    _rows_product[grid](x, *others, rows, ROWS=_padded(rows), **flags, **tiles, **more)
-
-
-def _tiles(rows: int, normed: bool, gated: bool, size: int) -> dict[str, int]:
-    """Return tiles for elements of so many bytes."""
-    if rows == 1:
-        return {"BLOCK_N": 4, "BLOCK_K": 1024 if normed else 2048, "num_warps": 2 if gated else 4}
-    stage = 4 * 64 * size * (16 * (1 + gated) + _padded(rows))
-    return {"BLOCK_N": 16, "BLOCK_K": 64, "SHARES": 4, "STAGES": min(6, 1 + _SHARED // stage), "num_warps": 4}
-
-
-def _padded(rows: int) -> int:
-    return max(16, int(triton.next_power_of_2(rows)))
+    early = _early(x)
+    if rows > 1:
+        rows_product(x, weight, out, norm=norm, bias=bias, residual=residual, gated=gated, early=early)
+        return
+    count = weight.shape[0] // (2 if gated else 1)
+    scale, eps = norm or (x, 0.0)
+    _row_product[triton.cdiv(count, _BLOCK_N),](
+        x, scale, weight, x if bias is None else bias, x if residual is None else residual, out, eps, N=count,
+        K=columns, NORM=norm is not None, BIAS=bias is not None, RESIDUAL=residual is not None, GATED=gated,
+        BLOCK_N=_BLOCK_N, BLOCK_K=2048 if norm is None else 1024, num_warps=2 if gated else 4, EARLY=early,
+        **({"launch_pdl": True} if early else {}),
+    )  # fmt: skip
 
 
 def splits_for(rows: int, kv_heads: int, extent: int) -> int:

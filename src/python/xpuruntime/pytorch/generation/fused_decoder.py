@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,9 +13,10 @@ import torch.nn.functional as F  # noqa: N812 - as PyTorch calls it
 
 from xpuruntime.error_text import error_line
 from xpuruntime.pytorch.capture.captured_state import CapturedState, StateSnapshot
+from xpuruntime.pytorch.dispatch import tuning
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from xpuruntime.pytorch.generation.decode_lanes import Lane
     from xpuruntime.pytorch.generation.joined_products import JoinedProducts
@@ -28,7 +30,9 @@ _MAGNITUDES = (1e-3, 1.0, 30.0)
 _KEY_MAGNITUDE = 4.0
 #: Kinds of rotary embeddings that depend on the position alone.
 _ROTARY = ("default", "linear", "llama3", "yarn")
-
+#: Products of a step, each of which has its own shape.
+_PRODUCTS = ("q, k, v", "output", "gate, up", "down", "logits")
+_TIMED = 7
 #: Beyond, the time is in the arithmetic of products.
 _MOST_ROWS = 64
 
@@ -101,6 +105,9 @@ class FusedDecoder:
         if any(map(_is_changed, model.modules())):
             raise NotFusedError("a module has hooks, or a forward of its own")
         self._proved: dict[int, str] = {}
+        #: By rows, how each kind of product is computed.
+        self._ways: dict[int, dict[str, str]] = {}
+        self._rejected: dict[int, str] = {}
         #: By rows, how many pieces of a split head are made; zeros between kernels.
         self._arrived: dict[int, torch.Tensor] = {}
 
@@ -118,17 +125,18 @@ class FusedDecoder:
 
     def _scores(self, hidden: torch.Tensor) -> torch.Tensor:
         out = hidden.new_empty(hidden.shape[0], self._head[0].shape[0], dtype=torch.float32)
-        self._product(hidden, self._head, out, norm=self._norm)
+        self._product("logits", hidden, self._head, out, norm=self._norm)
         return out
 
-    def _product(self, x: Any, operands: Any, out: Any, **more: Any) -> None:
-        self._kernels.product(x, operands[0], out, bias=operands[1], **more)
+    def _product(self, kind: str, x: Any, operands: Any, out: Any, **more: Any) -> None:
+        way = self._ways[x.shape[0]][kind]
+        self._kernels.product(x, operands[0], out, bias=operands[1], way=way, **more)
 
     def _run(self, layer: _Layer, hidden: torch.Tensor, lane: Lane, cached: Any) -> None:
         """Have `hidden` be what the layer makes of it."""
         rows = hidden.shape[0]
         qkv = hidden.new_empty(rows, layer.qkv[0].shape[0])
-        self._product(hidden, layer.qkv, qkv, norm=layer.first)
+        self._product("q, k, v", hidden, layer.qkv, qkv, norm=layer.first)
         heads = hidden.new_empty(rows, layer.o[0].shape[1])
         splits = self._kernels.splits_for(rows, layer.kv_heads, cached.extent)
         pieces = hidden.new_empty(splits * (heads.numel() + 2 * heads.numel() // layer.head), dtype=torch.float32)
@@ -136,10 +144,10 @@ class FusedDecoder:
             qkv, cached.keys, cached.values, self._turns, lane.mask, lane.length, lane.position, heads,
             (pieces, self._arrived[rows]), scale=layer.scale, norms=layer.norms, extent=cached.extent,
         )  # fmt: skip
-        self._product(heads, layer.o, hidden, residual=hidden)
+        self._product("output", heads, layer.o, hidden, residual=hidden)
         active = hidden.new_empty(rows, layer.down[0].shape[1])
-        self._product(hidden, layer.gate_up, active, norm=layer.second, gated=True)
-        self._product(active, layer.down, hidden, residual=hidden)
+        self._product("gate, up", hidden, layer.gate_up, active, norm=layer.second, gated=True)
+        self._product("down", active, layer.down, hidden, residual=hidden)
 
     def prove(self, lane: Lane, tolerance: float | None) -> str:
         """Probe each layer in a lane that it may write to. Returns the reason against the layers, or nothing.
@@ -154,11 +162,45 @@ class FusedDecoder:
             limit = _TOLERANCES[self._embedding.dtype] if tolerance is None else tolerance
             heads = rows * max(layer.kv_heads for layer in self._layers)
             self._arrived[rows] = torch.zeros(heads, dtype=torch.int32, device=self._embedding.device)
-            try:
-                self._proved[rows] = self._probe(lane, limit)
-            except Exception as error:
-                self._proved[rows] = f"the probe failed: {error_line(error)}"
+            ways = self._kernels.ways(rows, self._embedding.dtype)
+            for number, first in enumerate(ways):
+                self._ways[rows] = dict.fromkeys(_PRODUCTS, first)
+                self._proved[rows] = why = self._why_wrong(lane, limit)
+                if not why:
+                    self._choose(lane, limit, ways[number:])
+                    break
+                self._rejected[rows] = f"; not by {first}, since {why}"
         return self._proved[rows]
+
+    def products(self, rows: int) -> str:
+        """Return how the products of so many rows are computed."""
+        ways = self._ways[rows]
+        parts = (
+            f"{', '.join(kind for kind in ways if ways[kind] == way)} by {way}" for way in dict.fromkeys(ways.values())
+        )
+        return f"products of {rows} rows: {'; '.join(parts)}{self._rejected.get(rows, '')}"
+
+    def _why_wrong(self, lane: Lane, limit: float) -> str:
+        try:
+            return self._probe(lane, limit)
+        except Exception as error:
+            return f"the probe failed: {error_line(error)}"
+
+    def _choose(self, lane: Lane, limit: float, ways: Sequence[str]) -> None:
+        """Have each kind of product be computed in the way by which the step takes least time on the device."""
+        if len(ways) == 1:
+            return
+        used = self._ways[lane.token.shape[0]]
+        least = self._seconds(lane)
+        for kind, way in itertools.product(_PRODUCTS, ways[1:]):
+            before, used[kind] = used[kind], way
+            seconds = self._seconds(lane)
+            least, used[kind] = (seconds, way) if seconds < least else (least, before)
+        if self._why_wrong(lane, limit):
+            used.update(dict.fromkeys(_PRODUCTS, ways[0]))
+
+    def _seconds(self, lane: Lane) -> float:
+        return tuning.time_on_cuda(lambda: self.logits(lane), self._embedding.device, _TIMED, cold=False)[1]
 
     def _probe(self, lane: Lane, limit: float) -> str:
         device = self._embedding.device

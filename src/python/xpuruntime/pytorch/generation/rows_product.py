@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+# ruff: noqa: ANN001, ANN202, N803, N806 - Triton's kernels have no types, and constants as parameters
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+"""A Gluon kernel of a decode step: a product of several rows in bfloat16 with all that is around it.
+
+Weights go from memory straight into the registers of the tensor cores, in whose order each thread reads 16 bytes of a
+row: columns are summed in another order than they lie, in both operands alike.
+"""
+
+from __future__ import annotations
+
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+__all__ = ["rows_product"]
+
+
+@gluon.jit
+def _weights(at, start, k, K: gl.constexpr, STEP: gl.constexpr):
+    if start + STEP <= K:
+        return gl.load(at + start, eviction_policy="evict_first")
+    return gl.load(at + start, mask=(start + k < K)[:, None, :], other=0.0, eviction_policy="evict_first")
+
+
+@gluon.jit
+def _rows_product(x, norm, weight, bias, residual, out, eps, M, N: gl.constexpr, K: gl.constexpr, NORM: gl.constexpr,
+                  BIAS: gl.constexpr, RESIDUAL: gl.constexpr, GATED: gl.constexpr, ROWS: gl.constexpr,
+                  BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, EARLY: gl.constexpr):  # fmt: skip
+    """Weights are the tall operand, rows the narrow one. Each warp has a share of the columns."""
+    SHARES: gl.constexpr = gl.num_warps()
+    STEP: gl.constexpr = SHARES * BLOCK_K
+    TYPE: gl.constexpr = weight.dtype.element_ty
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [SHARES, 1, 1], [1, 16, 8])
+    TALL: gl.constexpr = gl.DotOperandLayout(0, SUMS, 8)
+    NARROW: gl.constexpr = gl.DotOperandLayout(1, SUMS, 8)
+    share = gl.arange(0, SHARES, layout=gl.SliceLayout(1, gl.SliceLayout(1, TALL)))
+    k = share[:, None] * BLOCK_K + gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, gl.SliceLayout(1, TALL)))[None, :]
+    n = gl.program_id(0) * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, gl.SliceLayout(2, TALL)))
+    at = weight + gl.minimum(n, N - 1)[None, :, None].to(gl.int64) * K + k[:, None, :]
+    share = gl.arange(0, SHARES, layout=gl.SliceLayout(1, gl.SliceLayout(2, NARROW)))
+    x_k = share[:, None] * BLOCK_K + gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, gl.SliceLayout(2, NARROW)))[None, :]
+    x_row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, gl.SliceLayout(1, NARROW)))
+    of = x + x_row[None, None, :] * K + x_k[:, :, None]
+    there = (x_row < M)[None, None, :]
+    # The first weights are on their way while the kernel in front still runs.
+    ahead = _weights(at, 0, k, K, STEP)
+    ahead_up = ahead
+    if GATED:
+        ahead_up = _weights(at + N * K, 0, k, K, STEP)
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    to_n = gl.program_id(0) * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, gl.SliceLayout(0, SUMS)))
+    to_n, to_row = to_n[:, None], gl.arange(0, ROWS, layout=gl.SliceLayout(0, gl.SliceLayout(0, SUMS)))[None, :]
+    alive = (to_n < N) & (to_row < M)
+    if RESIDUAL:
+        kept = gl.load(residual + to_row * N + to_n, mask=alive, other=0.0).to(gl.float32)
+    total = gl.zeros([SHARES, BLOCK_N, ROWS], gl.float32, SUMS)
+    total_up = gl.zeros([SHARES, BLOCK_N, ROWS], gl.float32, SUMS)
+    squares = gl.zeros([SHARES, ROWS], gl.float32, gl.SliceLayout(1, NARROW))
+    for start in gl.static_range(0, K, STEP):
+        w, w_up = ahead, ahead_up
+        if start + STEP < K:
+            ahead = _weights(at, start + STEP, k, K, STEP)
+            if GATED:
+                ahead_up = _weights(at + N * K, start + STEP, k, K, STEP)
+        here = start + x_k < K
+        value = gl.load(of + start, mask=there & here[:, :, None], other=0.0)
+        if NORM:
+            wide = value.to(gl.float32)
+            squares += gl.sum(wide * wide, axis=1)
+            scale = gl.load(norm + start + x_k, mask=here, other=0.0).to(gl.float32)
+            value = (wide * scale[:, :, None]).to(TYPE)
+        total = gl.nvidia.ampere.mma_v2(w, value, total)
+        if GATED:
+            total_up = gl.nvidia.ampere.mma_v2(w_up, value, total_up)
+    made, up = gl.sum(total, axis=0), gl.sum(total_up, axis=0)
+    if NORM:
+        scale = gl.rsqrt(gl.sum(squares, axis=0) / K + eps)
+        scale = gl.convert_layout(scale, gl.SliceLayout(0, gl.SliceLayout(0, SUMS)))[None, :]
+        made *= scale
+        up *= scale
+    if BIAS:
+        made += gl.load(bias + to_n, mask=to_n < N, other=0.0).to(gl.float32)
+    made = made.to(TYPE).to(gl.float32)
+    if GATED:
+        if BIAS:
+            up += gl.load(bias + N + to_n, mask=to_n < N, other=0.0).to(gl.float32)
+        made = (made / (1.0 + gl.exp(-made))).to(TYPE).to(gl.float32) * up.to(TYPE).to(gl.float32)
+        made = made.to(TYPE).to(gl.float32)
+    if RESIDUAL:
+        made = (kept + made).to(TYPE).to(gl.float32)
+    gl.store(out + to_row * N + to_n, made.to(out.dtype.element_ty), mask=alive)
+
+
+def rows_product(x, weight, out, *, norm, bias, residual, gated, early, tiles=None) -> None:
+    """Write a product as `product` of the other kernels does."""
+    rows, columns = x.shape
+    count = weight.shape[0] // (2 if gated else 1)
+    scale, eps = norm or (x, 0.0)
+    tiles = tiles or {"BLOCK_N": 16, "BLOCK_K": 64 if gated else 128, "num_warps": 4 if gated or count > 8192 else 8}
+    _rows_product[triton.cdiv(count, tiles["BLOCK_N"]),](
+        x, scale, weight, x if bias is None else bias, x if residual is None else residual, out, eps, rows, N=count,
+        K=columns, NORM=norm is not None, BIAS=bias is not None, RESIDUAL=residual is not None, GATED=gated,
+        ROWS=max(8, triton.next_power_of_2(rows)), EARLY=early, **tiles, **({"launch_pdl": True} if early else {}),
+    )  # fmt: skip
