@@ -46,7 +46,7 @@ class KernelPolicy(PolicySection, frozen=True, kw_only=True, dict=True, cache_ha
     Attributes
     ----------
     matmul, attention, layer_norm, rms_norm, conv, swiglu, geglu, rope : str or tuple of str or None
-    softmax, cross_entropy, linear_cross_entropy, grouped_matmul : str or tuple of str or None
+    softmax, cross_entropy, linear_cross_entropy, grouped_matmul, cache_update : str or tuple of str or None
         The short forms; ``None`` when nothing is stated.
     rules : tuple of KernelRule
         Looked at before the short forms; the first that matches wins.
@@ -96,6 +96,9 @@ class KernelPolicy(PolicySection, frozen=True, kw_only=True, dict=True, cache_ha
     )
     grouped_matmul: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(
         _kernels("grouped_matmul"), default=None
+    )
+    cache_update: Accepts[str | tuple[str, ...] | None, str | Sequence[str] | None] = field(
+        _kernels("cache_update"), default=None
     )
     rules: Accepts[tuple[KernelRule, ...], Sequence[KernelRule | dict[str, Any]]] = field(
         ListOf(

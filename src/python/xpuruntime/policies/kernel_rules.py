@@ -96,7 +96,9 @@ FAMILIES: dict[str, dict[str, str]] = {
 
 #: Those that kernels of the core serve; the others are for kernels on tensors of PyTorch alone.
 ARRAY_OPS = tuple(FAMILIES)
-TENSOR_OPS = ("swiglu", "geglu", "rope", "softmax", "cross_entropy", "linear_cross_entropy", "grouped_matmul")
+TENSOR_OPS = (
+    "swiglu", "geglu", "rope", "softmax", "cross_entropy", "linear_cross_entropy", "grouped_matmul", "cache_update",
+)  # fmt: skip
 FAMILIES |= {op: {"auto": FAMILIES["conv"]["auto"], "torch": _FRAMEWORK, "inductor": _INDUCTOR} for op in TENSOR_OPS}
 FAMILIES["linear_cross_entropy"]["chunked"] = "a part of the rows at a time, so that the logits are never all in memory"
 #: The operations a kernel can be chosen for.
@@ -142,6 +144,7 @@ KERNEL_IDS: dict[str, tuple[tuple[str, ...], str]] = {
     "flashinfer.rms_norm": (("rms_norm",), "FlashInfer's RMS norm, for inference"),
     "flashinfer.swiglu": (("swiglu",), "FlashInfer's gated SiLU, for inference"),
     "flashinfer.decode": (("attention",), "FlashInfer's attention of a single query, for inference"),
+    "flashinfer.cache_update": (("cache_update",), "FlashInfer's write of keys and values into a cache"),
     "quack.softmax": (("softmax",), "quack's softmax, in CuTe"),
     "quack.cross_entropy": (("cross_entropy",), "quack's cross entropy, in CuTe"),
 }

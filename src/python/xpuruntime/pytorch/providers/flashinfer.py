@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.ops.torch_kernels import TorchKernel
@@ -20,6 +21,9 @@ _TYPES = ("float16", "bfloat16")
 _HEAD_DIMS = (64, 128, 256)
 #: Heads of queries for each head of keys.
 _GROUPS = (1, 2, 3, 4, 8)
+#: Numbers of all heads of a position: 1,024 threads with a vector each.
+_MOST_NUMBERS = 8192
+_VECTOR = 16
 
 
 class FlashInferKernel(TorchKernel):
@@ -147,4 +151,48 @@ class _Decode(FlashInferKernel):
         return (out,), ((lse * math.log(2)).view(1, -1, 1),)  # whose logarithms are to the base 2
 
 
-KERNELS: tuple[TorchKernel, ...] = (_RmsNorm(), _SwiGlu(), _Decode())
+class _CacheUpdate(FlashInferKernel):
+    id = "flashinfer.cache_update"
+    op = "cache_update"
+    description = "FlashInfer's write of keys and values into a cache, each sequence as a page"
+    limits = "fp16 and bf16; keys and values of one head_dim, 64, 128 or 256, in rows of whole vectors of 16 bytes"
+    device_kernels = ("*AppendPagedKVCache*",)
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        operands = {name: one for name, one in call.operands.items() if name != "positions"}
+        fits, why = super().supports(replace(call, operands=operands))
+        if not fits:
+            return fits, why
+        keys, values = operands["keys"], operands["values"]
+        heads, _, columns = keys.shape[1:]
+        if keys.shape != values.shape or keys.strides != values.strides:
+            return False, "keys and values have to be of one shape, and to lie in memory alike"
+        if columns not in _HEAD_DIMS:
+            return False, f"it takes a head_dim of {', '.join(map(str, _HEAD_DIMS))}, and this is {columns}"
+        if heads * columns > _MOST_NUMBERS:
+            return False, f"it takes at most {_MOST_NUMBERS // columns} heads of {columns}, and these are {heads}"
+        for name, one in operands.items():
+            if one.strides[-1] != 1 or one.alignment < _VECTOR or any(step * 2 % _VECTOR for step in one.strides[:-1]):
+                return False, f"the rows of {name} do not begin at multiples of {_VECTOR} bytes"
+        return True, ""
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        del call
+        import torch
+        from flashinfer.page import append_paged_kv_cache
+
+        keys, values, new_keys, new_values, positions = tensors
+        batch, _, length, _ = keys.shape
+        count = positions.shape[0]
+        # It would write a position after the end into the next sequence.
+        torch.ops.aten._assert_async.msg((positions < length).all(), "a position is after the end of the cache")
+        pages = torch.arange(batch + 1, dtype=torch.int32, device=keys.device)
+        append_paged_kv_cache(
+            *(x.transpose(1, 2).flatten(0, 1) for x in (new_keys, new_values)),
+            pages[:batch].repeat_interleave(count, output_size=batch * count), positions.int().repeat(batch),
+            (keys, values), pages[:batch], pages, torch.full_like(pages[:batch], length), kv_layout="HND",
+        )  # fmt: skip
+        return (), ()
+
+
+KERNELS: tuple[TorchKernel, ...] = (_RmsNorm(), _SwiGlu(), _Decode(), _CacheUpdate())

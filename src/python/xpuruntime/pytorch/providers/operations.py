@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "OPERATIONS",
     "Operation",
+    "cache_update",
     "cross_entropy",
     "geglu",
     "grouped_matmul",
@@ -43,6 +44,7 @@ class Operation(NamedTuple):
     without_gradient: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = MappingProxyType({})
     large: bool = False
+    writes: int = 0
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, *, epsilon: float, formula: str = "torch") -> Tensor:
@@ -130,6 +132,12 @@ def grouped_matmul(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     return torch.cat([*parts, x.new_zeros(x.shape[0] - ends[-1], weight.shape[-1])])
 
 
+def cache_update(keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, positions: Tensor) -> None:
+    """Write new keys and values at positions of a static cache, ``[batch, heads, length, head_dim]``, in place."""
+    keys.index_copy_(2, positions, new_keys)
+    values.index_copy_(2, positions, new_values)
+
+
 _LOSS = MappingProxyType({"ignore_index": -100, "reduction": "mean"})
 _ROWS = (
     Operation("rms_norm", ("x", "weight"), rms_norm, defaults={"formula": "torch"}),
@@ -146,6 +154,7 @@ _ROWS = (
         defaults=_LOSS, large=True,
     ),
     Operation("grouped_matmul", ("x", "weight", "offsets"), grouped_matmul, without_gradient=("offsets",)),
+    Operation("cache_update", ("keys", "values", "new_keys", "new_values", "positions"), cache_update, writes=2),
 )  # fmt: skip
 #: Operation to its row.
 OPERATIONS: dict[str, Operation] = {row.name: row for row in _ROWS}

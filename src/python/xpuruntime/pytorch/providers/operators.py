@@ -47,7 +47,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def perform(op: str, operands: Mapping[str, Tensor | None], attributes: Mapping[str, Any], kernel: str = "") -> Any:
     """Return an operation of the table, by the kernel that a call names, or that the active policy gives it.
 
-    A tensor, or a tuple of several. Differentiable, and one operator where code is compiled.
+    A tensor, or a tuple of several, or of none where it writes its operands. Differentiable otherwise, and one operator
+    where code is compiled.
     """
     present = {name: operands.get(name) for name in OPERATIONS[op].operands}
     tensors = [x for x in present.values() if x is not None]
@@ -55,7 +56,11 @@ def perform(op: str, operands: Mapping[str, Tensor | None], attributes: Mapping[
     stated = {**OPERATIONS[op].defaults, **attributes}
     text = "; ".join([f"{name}={value!r}" for name, value in stated.items()])  # Dynamo traces no json.dumps
     if torch.compiler.is_compiling():
-        found = getattr(torch.ops.xpuruntime, op).decided(tensors, names, text, kernel)
+        decided, written = getattr(torch.ops.xpuruntime, op).decided, OPERATIONS[op].writes
+        if written > 0:
+            decided(tensors[:written], tensors[written:], names, text, kernel)
+            return ()
+        found = decided(tensors, names, text, kernel)
     else:
         found = _decide(op, tensors, names, text, kernel)
     return found[0] if len(found) == 1 else tuple(found)
@@ -96,8 +101,16 @@ def _decide(op: str, tensors: Sequence[Tensor], names: str, attributes: str, ker
     if route is None or route.place is None:
         return _by_torch(op, route, tensors, names, attributes)
     word = route.place.word if isinstance(route.place, BoundKernel) else route.kernel
-    served = getattr(torch.ops.xpuruntime, op).served(list(tensors), names, attributes, word, context.phase())
-    return list(served[: _count(op, tensors, names, attributes)])
+    served = _served(op, tensors, names, attributes, word, context.phase())
+    return served[: _count(op, tensors, names, attributes)]
+
+
+def _served(op: str, tensors: Sequence[Tensor], names: str, attributes: str, word: str, phase: str) -> list[Tensor]:
+    operator, written = getattr(torch.ops.xpuruntime, op).served, OPERATIONS[op].writes
+    if written:
+        operator(list(tensors[:written]), list(tensors[written:]), names, attributes, word, phase)
+        return []
+    return list(operator(list(tensors), names, attributes, word, phase))
 
 
 def _by_torch(op: str, route: Route | None, tensors: Sequence[Tensor], names: str, attributes: str) -> list[Tensor]:
@@ -114,7 +127,7 @@ def _reference(op: str, tensors: Sequence[Tensor], names: str, attributes: str) 
     operands = dict(zip(names.split(","), tensors, strict=True))
     options = {name: value for name, value in _options(attributes).items() if name != "needs"}
     made = OPERATIONS[op].reference(*(operands.get(name) for name in OPERATIONS[op].operands), **options)
-    return [made] if isinstance(made, torch.Tensor) else list(made)
+    return [made] if isinstance(made, torch.Tensor) else list(made or ())
 
 
 def _count(op: str, tensors: Sequence[Tensor], names: str, attributes: str) -> int:
@@ -203,9 +216,7 @@ def _settle(
                 torch.autograd.grad(outputs, [x for x in inputs if x.requires_grad], [*map(torch.ones_like, outputs)])
 
     def served(word: str, inputs: list[Tensor]) -> Sequence[Tensor]:
-        phase = "train" if records else context.phase()
-        found: Sequence[Tensor] = getattr(torch.ops.xpuruntime, op).served(inputs, names, attributes, word, phase)
-        return found
+        return _served(op, inputs, names, attributes, word, "train" if records else context.phase())
 
     candidates = [(route.kernel, lambda: run(lambda inputs: _reference(op, inputs, names, attributes)))]
     candidates += [(word, functools.partial(run, functools.partial(served, word))) for word in places]
@@ -270,6 +281,9 @@ def _by_rule(active: CompiledPolicy | None, op: str) -> bool:
 
 def define(operation: Operation) -> None:
     """Register the operators of an operation. Once for each."""
+    if operation.writes:
+        _define_in_place(operation)
+        return
     op = operation.name
 
     def decided(tensors: Sequence[Tensor], names: str, attributes: str, kernel: str) -> list[Tensor]:
@@ -363,6 +377,32 @@ def define(operation: Operation) -> None:
     torch.library.register_fake(f"xpuruntime::{op}.served", fake, lib=_library)
     torch.library.register_fake(f"xpuruntime::{op}_backward.served", fake_backward, lib=_library)
     torch.library.register_autograd(f"xpuruntime::{op}.served", gradients, setup_context=keep, lib=_library)
+
+
+def _define_in_place(operation: Operation) -> None:
+    """Register the operators of an operation that writes its first operands, which their schemas say."""
+    op = operation.name
+
+    def decided(written: Sequence[Tensor], tensors: Sequence[Tensor], names: str, attributes: str, kernel: str) -> None:
+        _decide(op, [*written, *tensors], names, attributes, kernel)
+
+    def served(
+        written: Sequence[Tensor], tensors: Sequence[Tensor], names: str, attributes: str, kernel: str, phase: str
+    ) -> None:
+        place = _placed(op, kernel)
+
+        def run(*inputs: Tensor) -> None:
+            place.forward(_call(place, phase, inputs, names, attributes), inputs, (), saved=0)
+
+        _observed(op, f"xpuruntime::{op}", place, run, [*written, *tensors])
+        torch.autograd.graph.increment_version(written)
+
+    written = "Tensor(a!)[] written, Tensor[] tensors, str names, str attributes, str kernel"
+    _library.define(f"{op}.decided({written}) -> ()")
+    _library.define(f"{op}.served({written}, str phase) -> ()")
+    _library.impl(f"{op}.decided", decided, "CompositeImplicitAutograd")
+    _library.impl(f"{op}.served", served, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"xpuruntime::{op}.served", lambda *_: None, lib=_library)
 
 
 def _with_gradient(operation: Operation, names: str, attributes: str) -> list[bool]:

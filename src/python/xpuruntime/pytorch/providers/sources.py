@@ -66,7 +66,7 @@ class _Function(TorchKernel):
     def _call(self, call: TorchCall, tensors: Sequence[Any]) -> tuple[Any, ...]:
         options = [value for name, value in call.attributes.items() if name not in _OURS]
         found = self._function(*tensors, *options)
-        return (found,) if isinstance(found, torch.Tensor) else tuple(found)
+        return (found,) if isinstance(found, torch.Tensor) else tuple(found or ())
 
     def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         with torch.no_grad():

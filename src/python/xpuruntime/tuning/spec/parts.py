@@ -180,6 +180,7 @@ class KernelChoices(PolicyValue, frozen=True, kw_only=True):
     cross_entropy: tuple[str, ...] | None = field(_kernels("cross_entropy"), default=None)
     linear_cross_entropy: tuple[str, ...] | None = field(_kernels("linear_cross_entropy"), default=None)
     grouped_matmul: tuple[str, ...] | None = field(_kernels("grouped_matmul"), default=None)
+    cache_update: tuple[str, ...] | None = field(_kernels("cache_update"), default=None)
 
 
 class SearchSpace(PolicyValue, frozen=True, kw_only=True):

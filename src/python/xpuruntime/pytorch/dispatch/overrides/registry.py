@@ -57,6 +57,7 @@ _MODULES = {
     "cross_entropy": ("xpuruntime.pytorch.adapters.rows",),
     "linear_cross_entropy": ("xpuruntime.pytorch.adapters.language_heads",),
     "grouped_matmul": ("xpuruntime.pytorch.adapters.rows",),
+    "cache_update": ("xpuruntime.pytorch.adapters.static_caches",),
 }
 #: All that sees what runs. The rest only says what a policy does not reach, adapts classes of models to a policy, or is
 #: in the way of code that is being compiled alone, which would be compiled anew for it.
