@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from bench_providers import chosen_by
 from harness import write
 
 if TYPE_CHECKING:
@@ -197,6 +198,8 @@ def run_mode(name: str, mode: str, device: str, steps: int, quick: bool) -> dict
             row["peak_gib"] = max(row["peak_gib"], row["steady_gib"])
         if mode.startswith("eager"):
             row |= explained(lambda: step(batches[0]))
+        if policy is not None:
+            row["chosen_by"] = chosen_by()
     return row | {"ms": statistics.median(samples), "samples_ms": samples, "losses": [float(loss) for loss in losses]}
 
 
@@ -285,6 +288,9 @@ def show(row: dict[str, Any]) -> None:
     other = f"  other {row['other']:.1%}  {row['kernels_us']}  {row['other_rows']}" if "other" in row else ""
     line = f"{row['model']:6} {row['mode']:22} {row['ms']:8.2f} ms  GiB {memory}  prepared {row['prepare_s']:.0f} s"
     print(f"{line}{drift}{other}", flush=True)
+    for kind, candidates in row.get("chosen_by", {}).get("times", {}).items():
+        times = "  ".join(f"{one['kernel']} {one['microseconds']:.1f} {one['verdict']}" for one in candidates)
+        print(f"    {kind}: {times}", flush=True)
 
 
 if __name__ == "__main__":

@@ -190,5 +190,6 @@ def nothing_is_tuned(own_tuning_cache: Path, monkeypatch: pytest.MonkeyPatch) ->
     from xpuruntime.pytorch.dispatch.context import CONTEXT
 
     monkeypatch.setattr(CONTEXT, "times", {})
+    monkeypatch.setattr(CONTEXT, "lags", {})
     monkeypatch.setattr(CONTEXT, "route_costs", {})
     return own_tuning_cache

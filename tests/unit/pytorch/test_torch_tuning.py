@@ -22,6 +22,7 @@ from xpuruntime.policies import TuningPolicy
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
 tuning = pytest.importorskip("xpuruntime.pytorch.dispatch.tuning")
+step_cost = pytest.importorskip("xpuruntime.pytorch.dispatch.step_cost")
 CONTEXT = pytest.importorskip("xpuruntime.pytorch.dispatch.context").CONTEXT
 
 pytestmark = pytest.mark.torch
@@ -175,9 +176,10 @@ def test_what_cannot_serve_is_out():
         ((38.0, 30.0), (23.0, 29.0), "torch.mm"),  # less than a call costs more in a step
         ((60.0, 5.0), (36.0, 2.0), "torch.mm"),
         ((60.0, 5.0), (20.0, 2.0), "auto"),
-        ((12.0, 60.0), (13.0, 40.0), "auto"),  # the device is behind
-        ((12.0, 60.0), (70.0, 40.0), "torch.mm"),  # then it would wait
-        ((12.0, 40.0), (13.0, 20.0), "torch.mm"),  # it may wait for what is beside such calls
+        ((12.0, 90.0), (13.0, 60.0), "auto"),  # the device is behind
+        ((12.0, 90.0), (70.0, 60.0), "torch.mm"),  # then it would wait
+        ((12.0, 60.0), (13.0, 40.0), "torch.mm"),  # it may wait for what is beside such calls
+        ((12.0, 20.0), (13.0, 10.0), "torch.mm"),
         ((45.0, 40.0), (13.0, 42.0), "auto"),
         ((45.0, 40.0), (13.0, 60.0), "torch.mm"),  # what the host gains, the device loses
     ],
@@ -216,8 +218,8 @@ def test_a_measured_kernel_that_is_no_candidate_any_more_is_out():
 
 def chosen(monkeypatch, times, *, eager, route, device=CUDA):
     """Return what is chosen where calls take these microseconds of the host and of the device."""
-    monkeypatch.setattr(tuning, "time_on_cuda", lambda run, *_: tuple(1e-6 * one for one in times[run()]))
-    monkeypatch.setattr(tuning, "time_calls", lambda run, calls, samples: [1e-6 * times[run()][0] * calls] * samples)
+    monkeypatch.setattr(step_cost, "time_on_cuda", lambda run, *_: tuple(1e-6 * one for one in times[run()]))
+    monkeypatch.setattr(step_cost, "time_calls", lambda run, calls, samples: [1e-6 * times[run()][0] * calls] * samples)
     candidates = [(name, lambda name=name: name) for name in times]
     found = tuning._measure(candidates, device, eager, {"auto": route * 1e-6}, TuningPolicy())
     assert found.rounds < 15 or route == math.inf
@@ -282,8 +284,9 @@ def test_inside_replayed_the_times_of_replays_decide(monkeypatch):
     monkeypatch.setattr(tuning, "_measure", measure)
     cuda = type("Device", (), {"type": "cuda"})()
     monkeypatch.setattr(tuning, "_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(step_cost, "_is_behind", lambda *_: False)
     candidates = [("torch.mm", lambda: None), ("auto", lambda: None)]
-    assert tuning.pick("matmul", "x", candidates, cuda) == "torch.mm"
+    assert [tuning.pick("matmul", "x", candidates, cuda) for _ in range(64)][-1] == "torch.mm"
     with tuning.replayed():
         assert tuning.pick("matmul", "x", candidates, cuda) == "auto"
     assert tuning.pick("matmul", "x", candidates, cuda) == "torch.mm"
@@ -291,6 +294,32 @@ def test_inside_replayed_the_times_of_replays_decide(monkeypatch):
         by_hand.setattr(tuning.context, "capturing", lambda: True)
         assert tuning.pick("matmul", "x", candidates, cuda) == "auto"
     assert runs == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("behind", "kernel", "microseconds", "asked"),
+    [((False, True, True, False, True, True, True), "auto", 1.0, 7), ((True, True, False) * 22, "torch.mm", 10.0, 64)],
+)
+def test_where_the_device_is_behind_its_times_decide(behind, kernel, microseconds, asked, monkeypatch):
+    def measure(candidates, device, eager, *_):
+        return replacement({"torch.mm": 10.0, "auto": 20.0 if eager else 1.0})
+
+    waits = []
+
+    def observed(host, device):
+        waits.append(host)
+        return behind[len(waits) - 1]
+
+    monkeypatch.setattr(tuning, "_measure", measure)
+    monkeypatch.setattr(tuning, "_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(step_cost, "_is_behind", observed)
+    cuda = type("Device", (), {"type": "cuda"})()
+    candidates = [("torch.mm", lambda: None), ("auto", lambda: None)]
+    found = [tuning.pick("matmul", "y", candidates, cuda) for _ in range(70)]
+    assert found == [None] * (asked - 1) + [kernel] * (71 - asked)
+    assert waits == [pytest.approx(20e-6)] * asked  # for what the host needs of the kernel that is faster there
+    assert dict(tuning.measured("matmul", "y", cuda))["auto"] == (1.0 if kernel == "auto" else 20.0)
+    assert dict(tuning.measured("matmul", "y", cuda))[kernel] == microseconds
 
 
 def test_routes_are_decided_anew_around_replayed(monkeypatch):

@@ -229,7 +229,7 @@ def _size(sampler: Sampler, block: float, warm: float) -> tuple[int, int]:
 
 
 #: Another word whenever kernels are measured or chosen in another way, so that records of before do not hold.
-PROTOCOL = "4"
+PROTOCOL = "5"
 #: Rounds before the first look at the times, and the most; the core's tuner has the same.
 ROUNDS = (7, 61)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.policy_scope import InstalledPolicy
     from xpuruntime.pytorch.dispatch.route import Route
     from xpuruntime.pytorch.dispatch.route_cost import RoutePin
+    from xpuruntime.pytorch.dispatch.step_cost import StepLag
 
 __all__ = [
     "CONTEXT",
@@ -161,6 +162,7 @@ class DispatchContext:
         self.policies_by_call: dict[tuple[int, str], CompiledPolicy] = {}
         self.replays = 0
         self.times: dict[tuple[str, str, bool], Replacement] = {}
+        self.lags: dict[tuple[str, str, bool], StepLag] = {}
         self.route_costs: dict[tuple[str, str, str], float] = {}
         self.unfused_convs: set[tuple[Any, ...]] = set()
         self.switch_claims: dict[str, Any] = {}

@@ -6,20 +6,18 @@ from __future__ import annotations
 
 import functools
 import math
-import statistics
 import threading
-import time
 import warnings
 from contextlib import contextmanager, nullcontext
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from xpuruntime import _core
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning
-from xpuruntime.measuring.rounds import KernelTiming, Replacement, choose, time_calls
+from xpuruntime.measuring.rounds import KernelTiming, Replacement, choose
 from xpuruntime.measuring.tuning_watch import TuningStep
 from xpuruntime.ops import tuned_records
 from xpuruntime.ops.plugins import facts_of_kernel
@@ -27,9 +25,10 @@ from xpuruntime.ops.torch_kernels import automatic_torch_kernels, environment_va
 from xpuruntime.policies import TuningPolicy
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch import context
-from xpuruntime.pytorch.dispatch.context import CONTEXT, forget_tuned_routes, thread_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, forget_tuned_routes
 from xpuruntime.pytorch.dispatch.route import Route
 from xpuruntime.pytorch.dispatch.route_cost import route_cost
+from xpuruntime.pytorch.dispatch.step_cost import StepCost, StepLag, host_sampler, on_device
 from xpuruntime.runtime import profiler as trace_events
 
 if TYPE_CHECKING:
@@ -37,127 +36,21 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from xpuruntime.measuring.rounds import Sampler
     from xpuruntime.ops.call_context import CallContext
     from xpuruntime.ops.torch_kernels import TorchKernel
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.providers.bound import BoundKernel
 
 __all__ = [
-    "StepCost",
     "as_tuning",
-    "host_sampler",
     "keep_tuned",
     "may_measure",
     "measured",
     "measuring",
-    "on_device",
     "pick",
     "replayed",
     "settle",
-    "time_on_cuda",
 ]
-
-
-#: Fewest and most launches that are queued before the device may begin with them.
-_FEWEST, _MOST = 3, 50
-#: How many times as long as the host PyTorch's own kernel has to take on the device for the step to surely wait for the
-#: device: such a call has some others beside it, casts and additions, that need the host more than the device.
-_AHEAD = 4.0
-#: Launches by which that is found out.
-_PROBE = 10
-
-
-def host_sampler(run: Callable[[], Any], route: float) -> Sampler:
-    """Return a sampler of the seconds that a call takes here, and `route` on its way. No policy holds inside of it."""
-
-    def sample(calls: int, samples: int) -> Sequence[float]:
-        with thread_policy(None):
-            return [seconds + route * calls for seconds in time_calls(run, calls, samples)]
-
-    return sample
-
-
-def on_device(run: Callable[[], Any], device: Any) -> Sampler:
-    """Return a sampler of the seconds that a call takes on a CUDA device, whatever the host needs."""
-    return _sampler(run, device, lambda _, on_device: on_device)
-
-
-def _sampler(run: Callable[[], Any], device: Any, cost: Callable[[float, float], float]) -> Sampler:
-    def sample(calls: int, samples: int) -> Sequence[float]:
-        with thread_policy(None):
-            host, seconds = time_on_cuda(run, device, calls * samples)
-        return [cost(host, seconds) * calls] * samples
-
-    return sample
-
-
-class StepCost(NamedTuple):
-    """What calls cost an eager step on a CUDA device, by how PyTorch's own kernel does.
-
-    Where that one keeps the device for much longer than the host, the step waits for the device, and a call costs the
-    larger of both. Otherwise a step may wait for the host, where a kernel that is faster on the device alone gains
-    nothing: a call costs the host's time, and what it keeps the device for longer than PyTorch's own.
-    """
-
-    native: float
-    ahead: bool
-
-    @classmethod
-    def probe(cls, run: Callable[[], Any], device: Any) -> StepCost:
-        """Find out by PyTorch's own kernel."""
-        with thread_policy(None):
-            host, seconds = time_on_cuda(run, device, _PROBE)
-        return cls(seconds, seconds >= _AHEAD * host)
-
-    def of(self, host: float, on_device: float, route: float = 0.0) -> float:
-        """Return the seconds of a call that takes these, and `route` of the host on its way to a kernel."""
-        host += route
-        return max(host, on_device) if self.ahead else host + max(0.0, on_device - self.native)
-
-    def sampler(self, run: Callable[[], Any], device: Any, route: float) -> Sampler:
-        """Return a sampler of that."""
-        return _sampler(run, device, lambda host, on_device: self.of(host, on_device, route))
-
-
-def time_on_cuda(run: Callable[[], Any], device: Any, count: int, *, cold: bool = True) -> tuple[float, float]:
-    """Return the seconds of the host, and those of the device, of a call that is queued about so often.
-
-    The device is timed by events around each call, which finds nothing of the call before in the device's cache, as in
-    a step, where other weights have passed meanwhile: they were read, since lines that were written would go back to
-    memory at the expense of the call. The launches are queued behind a kernel that waits, so that the host's time is
-    not in it. What reads far more than the cache holds need not be made `cold`.
-    """
-    count = min(max(count, _FEWEST), _MOST)
-    clock = time.perf_counter
-    with torch.cuda.device(device):
-        stream = torch.cuda.current_stream()
-        others = torch.zeros(_cache_bytes(device) // 2 if cold else 1, device=device)
-        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
-        stream.synchronize()
-        start = clock()
-        others.amax()
-        run()
-        seconds = clock() - start
-        stream.synchronize()
-        # The stream waits while the launches are queued: about 2 cycles for each nanosecond that the host needs.
-        _private_api.occupy_stream(int(2e9 * (seconds * (count + 1) + 1e-4)))
-        host = []
-        for before, after in events:
-            others.amax()
-            before.record(stream)
-            start = clock()
-            run()
-            host.append(clock() - start)
-            after.record(stream)
-        stream.synchronize()
-    on_device = statistics.median(before.elapsed_time(after) for before, after in events)
-    return statistics.median(host), max(on_device * 1e-3, 1e-9)
-
-
-def _cache_bytes(device: Any) -> int:
-    return int(torch.cuda.get_device_properties(device).L2_cache_size)
-
 
 _USUAL = TuningPolicy()
 #: Libraries of PyTorch's own kernels that it loads when it is imported.
@@ -257,7 +150,10 @@ def pick(
     passes: Mapping[str, int] = MappingProxyType({}),
     active: CompiledPolicy | None = None,
 ) -> str | None:
-    """Return the id of the candidate that is to run, measured once for each kind of call and kept on disk."""
+    """Return the id of the candidate that is to run, measured once for each kind of call and kept on disk.
+
+    ``None`` where that is not known yet.
+    """
     rule = _USUAL if active is None else active.policy.kernels.tuning
     mark = _mark(op, key, device, rule)
     found = _known(CONTEXT.times.get(mark), rule) or tuned_records.recall(_text(mark), _held_by(op, device.type), rule)
@@ -278,8 +174,29 @@ def pick(
         if found.cancelled:
             return None
     CONTEXT.times[mark] = found
+    if (lag := _lag(mark, device, rule)) is not None:
+        behind = lag.observe(device)
+        if behind is None:
+            return None
+        found = CONTEXT.times[*mark[:2], not behind]
     can = {name for name, _ in candidates}  # another process may have had more
     return next((candidate.kernel for candidate in found.candidates if candidate.kernel in can), candidates[0][0])
+
+
+def _lag(mark: tuple[str, str, bool], device: Any, rule: TuningPolicy) -> StepLag | None:
+    """Return by what it is decided which times a step goes by, where those of the device choose another kernel.
+
+    Ranks go by the same, which they share.
+    """
+    if not mark[2] or device.type != "cuda" or tuned_records.SharedTimes.current() is not None:
+        return None
+    found, other = CONTEXT.times[mark], (*mark[:2], False)
+    by_device = CONTEXT.times.get(other) or tuned_records.recall(_text(other), _held_by(mark[0], device.type), rule)
+    costs = {candidate.kernel: candidate.microseconds * 1e-6 for candidate in found.candidates}
+    if by_device is None or by_device.chosen.kernel not in costs or by_device.chosen.kernel == found.chosen.kernel:
+        return None
+    CONTEXT.times[other] = by_device
+    return CONTEXT.lags.setdefault(mark, StepLag(costs[by_device.chosen.kernel]))
 
 
 def _known(found: Replacement | None, rule: TuningPolicy) -> Replacement | None:
@@ -351,7 +268,9 @@ def _hooks_hidden() -> AbstractContextManager[Any]:
 def measured(op: str, key: str, device: Any, *, active: CompiledPolicy | None = None) -> tuple[tuple[str, float], ...]:
     """Return the ids and the microseconds that `pick` chooses by, as far as they are known; its arguments."""
     rule = _USUAL if active is None else active.policy.kernels.tuning
-    found = CONTEXT.times.get(_mark(op, key, device, rule))
+    mark = _mark(op, key, device, rule)
+    lag = CONTEXT.lags.get(mark)
+    found = CONTEXT.times.get((*mark[:2], False) if lag is not None and lag.behind else mark)
     return () if found is None else tuple((candidate.kernel, candidate.microseconds) for candidate in found.candidates)
 
 

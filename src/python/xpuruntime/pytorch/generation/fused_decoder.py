@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - as PyTorch calls it
 
 from xpuruntime.error_text import error_line
 from xpuruntime.pytorch.capture.captured_state import CapturedState, StateSnapshot
-from xpuruntime.pytorch.dispatch import tuning
+from xpuruntime.pytorch.dispatch import step_cost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -200,7 +200,7 @@ class FusedDecoder:
             used.update(dict.fromkeys(_PRODUCTS, ways[0]))
 
     def _seconds(self, lane: Lane) -> float:
-        return tuning.time_on_cuda(lambda: self.logits(lane), self._embedding.device, _TIMED, cold=False)[1]
+        return step_cost.time_on_cuda(lambda: self.logits(lane), self._embedding.device, _TIMED, cold=False)[1]
 
     def _probe(self, lane: Lane, limit: float) -> str:
         device = self._embedding.device

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What a call costs a step: the time of the host and of the device, and which of both the step waits for."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from xpuruntime.measuring.rounds import time_calls
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.dispatch.context import thread_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from xpuruntime.measuring.rounds import Sampler
+
+__all__ = ["StepCost", "StepLag", "host_sampler", "on_device", "time_on_cuda"]
+
+#: Fewest and most launches that are queued before the device may begin with them.
+_FEWEST, _MOST = 3, 50
+#: How many times as long as the host a call has to take on the device for the step to surely wait for the device: it
+#: has some others beside it, casts and additions, that need the host more than the device.
+_AHEAD = 2.0
+#: Launches by which that is found out.
+_PROBE = 10
+
+
+def host_sampler(run: Callable[[], Any], route: float) -> Sampler:
+    """Return a sampler of the seconds that a call takes here, and `route` on its way. No policy holds inside of it."""
+
+    def sample(calls: int, samples: int) -> Sequence[float]:
+        with thread_policy(None):
+            return [seconds + route * calls for seconds in time_calls(run, calls, samples)]
+
+    return sample
+
+
+def on_device(run: Callable[[], Any], device: Any) -> Sampler:
+    """Return a sampler of the seconds that a call takes on a CUDA device, whatever the host needs."""
+    return _sampler(run, device, lambda _, on_device: on_device)
+
+
+def _sampler(run: Callable[[], Any], device: Any, cost: Callable[[float, float], float]) -> Sampler:
+    def sample(calls: int, samples: int) -> Sequence[float]:
+        with thread_policy(None):
+            host, seconds = time_on_cuda(run, device, calls * samples)
+        return [cost(host, seconds) * calls] * samples
+
+    return sample
+
+
+class StepCost(NamedTuple):
+    """What calls cost an eager step on a CUDA device, by how PyTorch's own kernel does.
+
+    Where that one keeps the device for much longer than the host, the step waits for the device, and a call costs its
+    time there, or so much of the host's as would end that. Otherwise a step may wait for the host, where a kernel that
+    is faster on the device alone gains nothing: a call costs the host's time, and what it keeps the device for longer
+    than PyTorch's own. `StepLag` observes which of both a step does.
+    """
+
+    native: float
+    ahead: bool
+
+    @classmethod
+    def probe(cls, run: Callable[[], Any], device: Any) -> StepCost:
+        """Find out by PyTorch's own kernel."""
+        with thread_policy(None):
+            host, seconds = time_on_cuda(run, device, _PROBE)
+        return cls(seconds, seconds >= _AHEAD * host)
+
+    def of(self, host: float, on_device: float, route: float = 0.0) -> float:
+        """Return the seconds of a call that takes these, and `route` of the host on its way to a kernel."""
+        host += route
+        return max(_AHEAD * host, on_device) if self.ahead else host + max(0.0, on_device - self.native)
+
+    def sampler(self, run: Callable[[], Any], device: Any, route: float) -> Sampler:
+        """Return a sampler of that."""
+        return _sampler(run, device, lambda host, on_device: self.of(host, on_device, route))
+
+
+def time_on_cuda(run: Callable[[], Any], device: Any, count: int, *, cold: bool = True) -> tuple[float, float]:
+    """Return the seconds of the host, and those of the device, of a call that is queued about so often.
+
+    The device is timed by events around each call, which finds nothing of the call before in the device's cache, as in
+    a step, where other weights have passed meanwhile: they were read, since lines that were written would go back to
+    memory at the expense of the call. The launches are queued behind a kernel that waits, so that the host's time is
+    not in it. What reads far more than the cache holds need not be made `cold`.
+    """
+    count = min(max(count, _FEWEST), _MOST)
+    clock = time.perf_counter
+    with torch.cuda.device(device):
+        stream = torch.cuda.current_stream()
+        others = torch.zeros(_cache_bytes(device) // 2 if cold else 1, device=device)
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
+        stream.synchronize()
+        start = clock()
+        others.amax()
+        run()
+        seconds = clock() - start
+        stream.synchronize()
+        # The stream waits while the launches are queued: about 2 cycles for each nanosecond that the host needs.
+        _private_api.occupy_stream(int(2e9 * (seconds * (count + 1) + 1e-4)))
+        host = []
+        for before, after in events:
+            others.amax()
+            before.record(stream)
+            start = clock()
+            run()
+            host.append(clock() - start)
+            after.record(stream)
+        stream.synchronize()
+    on_device = statistics.median(before.elapsed_time(after) for before, after in events)
+    return statistics.median(host), max(on_device * 1e-3, 1e-9)
+
+
+def _cache_bytes(device: Any) -> int:
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+class StepLag:
+    """Whether the device is behind the host where a program makes calls of one kind, observed at some of them.
+
+    It is where, for as long as the host needs for a call, the device does not even get to it: then the host's time
+    costs the step nothing.
+
+    Attributes
+    ----------
+    behind : bool or None
+        ``None`` until it is settled.
+    """
+
+    #: Observations in a row that settle it, and how many are made before it is settled otherwise.
+    _ROW, _MOST = 3, 64
+
+    def __init__(self, host: float) -> None:
+        self.behind: bool | None = None
+        self._host = host
+        self._row = self._count = 0
+
+    def observe(self, device: Any) -> bool | None:
+        """Observe the device at a call, while it is not settled, and return `behind`."""
+        if self.behind is None:
+            self._count += 1
+            self._row = self._row + 1 if _is_behind(self._host, device) else 0
+            self.behind = True if self._row >= self._ROW else False if self._count >= self._MOST else None
+        return self.behind
+
+
+def _is_behind(host: float, device: Any) -> bool:
+    """Say whether a device does not get to what is queued now within so many seconds."""
+    reached = torch.cuda.Event()
+    reached.record(torch.cuda.current_stream(device))
+    until = time.perf_counter() + host
+    while time.perf_counter() < until:
+        if reached.query():
+            return False
+    return not reached.query()
