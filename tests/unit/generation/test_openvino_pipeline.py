@@ -114,7 +114,7 @@ def test_what_a_pipeline_does_not_do_is_refused(session: Any):
         ({"provider_options": {NAME: {"ATTENTION_BACKEND": "FLASH"}}}, "'FLASH' is not one of 'PA', 'SDPA'"),
         ({"provider_options": {NAME: {"nonsense": 1}}}, "unknown option 'nonsense'"),
         ({"precision": "fp16"}, "fp16 is not computed here"),
-        ({"device": "gpu"}, "the engine runs on cpu here"),
+        ({"device": "gpu"}, "OpenVINO GenAI has no device 'gpu'; it runs on cpu here"),
         ({"engine": "torch"}, "the model is of the format openvino-genai"),
     ],
 )

@@ -7,10 +7,9 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Refusal, Request
+from xpuruntime.engines.base import Judgement, LoadedModel, PackagedEngine, Refusal, Request, Resolved
 from xpuruntime.engines.control_builder import ControlBuilder, Option, check_options, own_options
-from xpuruntime.errors import PolicyError
-from xpuruntime.evidence.records import Verdict, VerdictCode
+from xpuruntime.evidence.records import VerdictCode
 from xpuruntime.runtime.machine import EngineFacts, Machine
 
 if TYPE_CHECKING:
@@ -35,20 +34,25 @@ _DTYPES = (
 )
 
 
-class ReferenceEngine(Engine):
+class ReferenceEngine(PackagedEngine[dict[str, Any]]):
     """Runs a model by the reference implementation of each operator that the package `onnx` has, in NumPy."""
 
     name: ClassVar[str] = NAMES[0]
     aliases: ClassVar[tuple[str, ...]] = NAMES[1:]
     # It is right and slow, so it never comes into an "auto" by itself: a policy has to name it.
     automatic: ClassVar[bool] = False
+    device_kinds: ClassVar[tuple[str, ...] | None] = ("cpu",)
+    title: ClassVar[str] = "the reference evaluator"
+    runs_on: ClassVar[str] = "cpu, in NumPy"
+    absent: ClassVar[str] = "the package onnx is not installed"
+    install: ClassVar[str | None] = "pip install onnx"
 
     def probe(self) -> EngineFacts:
         """Say which version is installed. Never raises; imports nothing."""
         try:
             version = metadata.version("onnx")
         except metadata.PackageNotFoundError:
-            return EngineFacts(name=self.name, reason="the package onnx is not installed", fix="pip install onnx")
+            return self.not_installed()
         return EngineFacts(name=self.name, version=version, loadable=True, providers=("numpy",))
 
     def devices(self, machine: Machine) -> tuple[str, ...]:
@@ -56,37 +60,9 @@ class ReferenceEngine(Engine):
         facts = machine.engines.get(self.name)
         return ("cpu",) if facts is not None and facts.loadable else ()
 
-    def judge(self, request: Request, machine: Machine) -> Judgement:
-        """Accept or reject from facts, with one control for each key that the policy states."""
-        rejected = self._reject(request, machine)
-        if rejected is not None:
-            return rejected.judgement(self.name, request.device)
-        try:
-            settings, controls = _settle(request)
-        except PolicyError as error:
-            return Refusal(VerdictCode.OPTION_INVALID, str(error)).judgement(self.name, request.device)
-        reason = f"the reference evaluator of onnx {machine.engines[self.name].version}"
-        candidate = f"{self.name}@{request.device}"
-        verdict = Verdict(candidate=candidate, accepted=True, code=VerdictCode.ACCEPTED, reason=reason)
-        return Judgement(verdict=verdict, controls=controls, settings=settings)
-
-    def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
-        """Load the model; here, and not before, the vendor's package is imported."""
-        from example_engine.model import load_model
-
-        return load_model(request, judgement.settings, machine.engines[self.name].version or "")
-
-    def _reject(self, request: Request, machine: Machine) -> Refusal | None:
-        """Return why it cannot run, or ``None``."""
-        facts = machine.engines.get(self.name)
-        if facts is None or facts.version is None:
-            return Refusal(VerdictCode.ENGINE_MISSING, "the package onnx is not installed", "pip install onnx")
-        if request.device != "cpu":
-            return Refusal(
-                VerdictCode.DEVICE_UNSUPPORTED,
-                f"it computes in NumPy and has no device {request.device}",
-                "use device cpu",
-            )
+    def refuse(self, request: Request, machine: Machine) -> Refusal | None:
+        """Return why it cannot run the model, or ``None``; `judge` has looked for the device and the package."""
+        del machine
         precision = request.policy.execution.precision
         if precision not in ("model", "fp32"):
             reason = f"it computes in the types of the model and converts nothing to {precision}"
@@ -104,6 +80,17 @@ class ReferenceEngine(Engine):
                 reason = f"{tensor.name!r} is of type {tensor.dtype}, which NumPy does not have"
                 return Refusal(VerdictCode.OP_UNSUPPORTED, reason, "put a Cast at it into the model")
         return None
+
+    def resolve(self, request: Request, machine: Machine) -> Resolved[dict[str, Any]]:
+        """Return the settings, with one control for each key that the policy states."""
+        settings, controls = _settle(request)
+        return Resolved(settings, controls, f"the reference evaluator of onnx {machine.engines[self.name].version}")
+
+    def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
+        """Load the model; here, and not before, the vendor's package is imported."""
+        from example_engine.model import load_model
+
+        return load_model(request, judgement.settings, machine.engines[self.name].version or "")
 
 
 def _settle(request: Request) -> tuple[dict[str, Any], tuple[Control, ...]]:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, P
 import msgspec
 
 from xpuruntime.engines.loaded_model import Binding, LoadedModel, Observed, closed
-from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.errors import PolicyError, UnsupportedOperationError
 from xpuruntime.evidence.records import Verdict, VerdictCode
 from xpuruntime.policies.compound_kinds import FrozenDict
 from xpuruntime.runtime.cpu_and_memory import cpu_cores
-from xpuruntime.runtime.packages import guarded
+from xpuruntime.runtime.machine import EngineFacts
+from xpuruntime.runtime.packages import guarded, install_command
 
 __all__ = [
     "Binding",
@@ -24,9 +25,11 @@ __all__ = [
     "Judgement",
     "LoadedModel",
     "Observed",
+    "PackagedEngine",
     "Recipe",
     "Refusal",
     "Request",
+    "Resolved",
     "Tunable",
     "WorkRecorder",
     "closed",
@@ -47,9 +50,9 @@ if TYPE_CHECKING:
     from xpuruntime.engines.control_builder import Option
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.native_export.native_config import NativeExporter
-    from xpuruntime.evidence.records import Control, Verdict
+    from xpuruntime.evidence.records import Control
     from xpuruntime.policies import Policy
-    from xpuruntime.runtime.machine import EngineFacts, Machine
+    from xpuruntime.runtime.machine import Machine
     from xpuruntime.runtime.profiler import DeviceRecording
 
     SettingsT = TypeVar("SettingsT", default=Any)
@@ -224,6 +227,80 @@ class Refusal(NamedTuple):
     def judgement(self, engine: str, device: str) -> Judgement:
         """Return the answer to a request for this engine on this device."""
         return Judgement(verdict=self.verdict(engine, device))
+
+
+class Resolved(msgspec.Struct, Generic[SettingsT], frozen=True):
+    """A policy as an engine takes it: settings, what becomes of each key, and a sentence for the verdict."""
+
+    settings: SettingsT
+    controls: tuple[Control, ...]
+    reason: str
+    uncompilable: str | None = None
+
+
+class PackagedEngine(Engine[SettingsT]):
+    """An engine of a package: its `judge` looks for the device and the package, then asks `refuse` and `resolve`."""
+
+    #: Name of the product, in sentences.
+    title: ClassVar[str]
+    #: The devices, in words.
+    runs_on: ClassVar[str]
+    #: Why there is no such engine, and what installs it in place of `extra`.
+    absent: ClassVar[str]
+    install: ClassVar[str | None] = None
+
+    def judge(self, request: Request, machine: Machine) -> Judgement[SettingsT]:
+        """Accept or reject from facts; see `Engine.judge`."""
+        try:
+            refusal = self.refuse_device(request, machine) or self.refuse_package(machine)
+            refusal = refusal or self.refuse(request, machine)
+            found = refusal or self.resolve(request, machine)
+        except PolicyError as error:
+            found = Refusal(VerdictCode.OPTION_INVALID, error.reason, error.fix)
+        if isinstance(found, Refusal):
+            return found.judgement(self.name, request.device)
+        return Judgement(
+            verdict=Verdict(
+                candidate=f"{self.name}@{request.device}",
+                accepted=True,
+                code=VerdictCode.ACCEPTED,
+                reason=found.reason,
+            ),
+            controls=found.controls,
+            settings=found.settings,
+            uncompilable=found.uncompilable,
+        )
+
+    def not_installed(self) -> EngineFacts:
+        """Return what `probe` says where the package is missing."""
+        return EngineFacts(name=self.name, reason=self.absent, fix=self.install or install_command(self.extra or ""))
+
+    def refuse_device(self, request: Request, machine: Machine) -> Refusal | None:
+        """Refuse a device that it never has, or that is not there. Pure; the package may be missing."""
+        kind = request.device.partition(":")[0]
+        if kind not in (self.device_kinds or ()):
+            reason = f"{self.title} has no device {request.device!r}; it runs on {self.runs_on}"
+            return Refusal(VerdictCode.DEVICE_UNSUPPORTED, reason)
+        return missing_cuda_device(request.device, machine) if kind == "cuda" else None
+
+    def refuse_package(self, machine: Machine) -> Refusal | None:
+        """Refuse where the package is missing or broken. Pure."""
+        facts = machine.engines.get(self.name)
+        if facts is None or facts.version is None:
+            missing = self.not_installed()
+            reason, fix = (None, None) if facts is None else (facts.reason, facts.fix)
+            return Refusal(VerdictCode.ENGINE_MISSING, reason or missing.reason or "", fix or missing.fix)
+        if not facts.loadable:
+            return Refusal(VerdictCode.ENGINE_BROKEN, facts.reason or f"{self.title} does not import", facts.fix)
+        return None
+
+    @abstractmethod
+    def refuse(self, request: Request, machine: Machine) -> Refusal | None:
+        """Refuse what it cannot run, or runs wrongly. The package is there. Pure."""
+
+    @abstractmethod
+    def resolve(self, request: Request, machine: Machine) -> Resolved[SettingsT]:
+        """Return what it is loaded with; raises `PolicyError` for an option that it does not take. Pure."""
 
 
 def missing_cuda_device(device: str, machine: Machine) -> Refusal | None:

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from xpuruntime.engines.arrays import from_host, kind_of, kind_of_feeds, to_host
-from xpuruntime.engines.base import Binding, Engine, Judgement, LoadedModel, Observed, Refusal, Request, closed
+from xpuruntime.engines.base import (
+    Binding,
+    Judgement,
+    LoadedModel,
+    Observed,
+    PackagedEngine,
+    Refusal,
+    Request,
+    Resolved,
+    closed,
+)
 from xpuruntime.engines.input_binding import (
     ConversionLog,
     InputValidator,
@@ -27,7 +37,7 @@ from xpuruntime.engines.input_binding import (
     type_name,
 )
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.evidence.records import Control, Time, Unit, Verdict, VerdictCode
+from xpuruntime.evidence.records import Control, Time, Unit, VerdictCode
 from xpuruntime.runtime.machine import EngineFacts
 
 if TYPE_CHECKING:
@@ -40,12 +50,14 @@ if TYPE_CHECKING:
 __all__ = ["NullEngine"]
 
 
-class NullEngine(Engine):
+class NullEngine(PackagedEngine[Any]):
     """Runs the whole path and computes nothing; for tests, and for measuring what the path itself costs."""
 
     name: ClassVar[str] = "null"
     device_kinds: ClassVar[tuple[str, ...] | None] = ("cpu",)
     automatic: ClassVar[bool] = False
+    title: ClassVar[str] = "the null engine"
+    runs_on: ClassVar[str] = "cpu"
 
     def probe(self) -> EngineFacts:
         """Say that it is always there."""
@@ -56,40 +68,29 @@ class NullEngine(Engine):
         del machine
         return ("cpu",)
 
-    def judge(self, request: Request, machine: Machine) -> Judgement:
-        """Accept when it was named and every output is a tensor."""
+    def refuse_package(self, machine: Machine) -> None:
+        """Refuse nothing: there is no package."""
+
+    def refuse(self, request: Request, machine: Machine) -> Refusal | None:
+        """Refuse where it was not named, or an output is no tensor."""
         del machine
-
-        def refuse(code: VerdictCode, reason: str, fix: str) -> Judgement:
-            return Refusal(code, reason, fix).judgement(self.name, request.device)
-
         named = request.policy.execution.engine
         listed = (named,) if isinstance(named, str) else tuple(named)
-        listed += tuple(one.engine for one in request.policy.execution.fallback_candidates)
+        listed += tuple(candidate.engine for candidate in request.policy.execution.fallback_candidates)
         if self.name not in listed:
-            return refuse(
-                VerdictCode.NOT_NAMED,
-                "it computes nothing and is used only when named",
-                "state engine: null if you want zeros",
-            )
-        if request.device != "cpu":
-            return refuse(VerdictCode.DEVICE_UNSUPPORTED, "the null engine has only the device cpu", "use device cpu")
+            reason = "it computes nothing and is used only when named"
+            return Refusal(VerdictCode.NOT_NAMED, reason, "state engine: null if you want zeros")
         shapeless = [o.name for o in request.model.outputs if o.shape is None or not is_tensor(o)]
         if shapeless:
-            return refuse(
-                VerdictCode.OP_UNSUPPORTED,
-                f"output {shapeless[0]!r} is no tensor with a known rank",
-                "use another engine",
-            )
+            reason = f"output {shapeless[0]!r} is no tensor with a known rank"
+            return Refusal(VerdictCode.OP_UNSUPPORTED, reason, "use another engine")
+        return None
+
+    def resolve(self, request: Request, machine: Machine) -> Resolved[Any]:
+        """Return no settings."""
+        del machine
         controls = tuple(_control(key, value) for key, value in request.policy.stated().items())
-        candidate = f"{self.name}@{request.device}"
-        verdict = Verdict(
-            candidate=candidate,
-            accepted=True,
-            code=VerdictCode.ACCEPTED,
-            reason="named in the policy; computes nothing",
-        )
-        return Judgement(verdict=verdict, controls=controls)
+        return Resolved({}, controls, "named in the policy; computes nothing")
 
     def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
         """Return the model that answers with zeros."""

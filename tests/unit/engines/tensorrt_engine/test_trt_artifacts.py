@@ -130,7 +130,7 @@ def test_refused_by_another_product(tmp_path: Any) -> None:
     from xpuruntime.engines.tensorrt.refusals import refuse_artifact
 
     request = asked(tmp_path, compiled(tmp_path))
-    refusal = refuse_artifact(request, machine((8, 6)), request.artifact, TENSORRT)
+    refusal = refuse_artifact(request, machine((8, 6)), TENSORRT)
     assert refusal is not None
     assert "an engine of tensorrt-rtx, which TensorRT does not read" in refusal.reason
 

@@ -45,7 +45,7 @@ def test_names_and_order() -> None:
 
 @BOTH
 def test_not_installed(tmp_path: Any, engine: str) -> None:
-    facts = EngineFacts(name=engine, reason="not there", fix="-")
+    facts = EngineFacts(name=engine, reason="not there")
     verdict = judge(ask(tmp_path), machine((8, 9), engines=(facts,)), engine).verdict
     assert (verdict.code, verdict.fix) == ("engine_missing", install_command(engine))
     assert judge(ask(tmp_path, device="cpu"), machine(engines=(facts,)), engine).verdict.code == "device_unsupported"

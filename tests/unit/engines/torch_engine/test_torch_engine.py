@@ -368,7 +368,7 @@ class TestPlans:
         [
             ({"execution": {"precision": "int8"}}, "does not quantize"),
             ({"execution": {"device": "cuda:0"}}, "cuda:0 was not found"),
-            ({"execution": {"device": "npu", "engine": "torch"}}, "not on 'npu'"),
+            ({"execution": {"device": "npu", "engine": "torch"}}, "PyTorch has no device 'npu'"),
             ({"execution": {"provider_options": {"torch": {"mode": "fast"}}}}, "'fast' is not one of"),
             ({"execution": {"provider_options": {"torch": {"fullgraph": True}}}}, "an option of torch.compile"),
             ({"mode": "strict", "kernels": {"matmul": "cublasLt"}}, "cublasLt does not run on cpu"),

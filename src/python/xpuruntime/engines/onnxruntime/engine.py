@@ -8,7 +8,7 @@ from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from xpuruntime.engines.base import Engine, Judgement, Refusal, Request, missing_cuda_device
+from xpuruntime.engines.base import PackagedEngine, Refusal, Request, Resolved
 from xpuruntime.engines.control_builder import own_options
 from xpuruntime.engines.onnxruntime.controls import resolve_settings
 from xpuruntime.engines.onnxruntime.options import (
@@ -22,15 +22,14 @@ from xpuruntime.engines.onnxruntime.options import (
 )
 from xpuruntime.engines.onnxruntime.pass_through import PASS_THROUGH, refuse_pass_through, resolve_pass_through
 from xpuruntime.engines.quantization.judge import refuse_int8
-from xpuruntime.errors import PolicyError
-from xpuruntime.evidence.records import Verdict, VerdictCode
+from xpuruntime.evidence.records import VerdictCode
 from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.packages import install_command, installed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from xpuruntime.engines.base import Compiled, LoadedModel
+    from xpuruntime.engines.base import Compiled, Judgement, LoadedModel
     from xpuruntime.engines.control_builder import Option
     from xpuruntime.engines.native_export.native_config import NativeExporter
     from xpuruntime.runtime.machine import Machine
@@ -57,12 +56,16 @@ _NO_ARRAYS = ("float8e", "float6e", "float4e", "int4", "uint4", "int2", "uint2",
 _CUDA = "CUDAExecutionProvider"
 
 
-class OnnxRuntimeEngine(Engine[OnnxRuntimeSettings]):
+class OnnxRuntimeEngine(PackagedEngine[OnnxRuntimeSettings]):
     """ONNX Runtime on ``cpu`` and ``cuda:N``, and by pass-through providers on ``rocm:N``, ``metal`` and ``dml:N``."""
 
     name: ClassVar[str] = NAMES[0]
     aliases: ClassVar[tuple[str, ...]] = NAMES[1:]
-    device_kinds: ClassVar[tuple[str, ...]] = ("cpu", "cuda", *PASS_THROUGH)
+    device_kinds: ClassVar[tuple[str, ...] | None] = ("cpu", "cuda", *PASS_THROUGH)
+    title: ClassVar[str] = "ONNX Runtime"
+    runs_on: ClassVar[str] = "cpu, cuda:N, rocm:N, metal and dml:N"
+    absent: ClassVar[str] = "no onnxruntime wheel is installed"
+    install: ClassVar[str | None] = "pip install onnxruntime-gpu"
     compiles: ClassVar[bool] = True
     library_files: ClassVar[tuple[str, ...]] = ("onnxruntime/capi/*.so*",)
     runtime_keys: ClassVar[tuple[str, ...]] = (
@@ -78,9 +81,7 @@ class OnnxRuntimeEngine(Engine[OnnxRuntimeSettings]):
 
         wheels = installed(*WHEELS)
         if not wheels:
-            return EngineFacts(
-                name=self.name, reason="no onnxruntime wheel is installed", fix="pip install onnxruntime-gpu"
-            )
+            return self.not_installed()
         wheel, version = next(iter(wheels.items()))
         try:
             import onnxruntime as ort
@@ -149,31 +150,27 @@ class OnnxRuntimeEngine(Engine[OnnxRuntimeSettings]):
         libraries = own_options(options, NAMES).get(OPERATOR_LIBRARIES)
         return {} if libraries is None else {self.name: {OPERATOR_LIBRARIES: str(libraries)}}
 
-    def judge(self, request: Request, machine: Machine) -> Judgement[OnnxRuntimeSettings]:
-        """Accept or reject from facts."""
-        refusal = self._refuse(request, machine)
-        if refusal is not None:
-            return refusal.judgement(self.name, request.device)
-        try:
-            if request.device.partition(":")[0] in PASS_THROUGH:
-                settings, controls = resolve_pass_through(request)
-            else:
-                capability = _capability(request.device, machine)
-                settings, controls = resolve_settings(request, capability, features=machine.cpu.features)
-        except PolicyError as error:
-            return Refusal(VerdictCode.OPTION_INVALID, error.reason, error.fix).judgement(self.name, request.device)
-        candidate = f"{self.name}@{request.device}"
-        facts = machine.engines[self.name]
-        reason = f"ONNX Runtime {facts.version}, {settings.provider}"
+    def refuse(self, request: Request, machine: Machine) -> Refusal | None:
+        """Refuse a provider that is not there, and what it does not compute; see `PackagedEngine.refuse`."""
+        kind, facts = request.device.partition(":")[0], machine.engines[self.name]
+        refusal = None
+        if kind in PASS_THROUGH:
+            refusal = refuse_pass_through(request, facts, machine)
+        elif kind == "cuda":
+            refusal = _refuse_cuda(facts, machine)
+        return refusal or _refuse_model(request, kind)
+
+    def resolve(self, request: Request, machine: Machine) -> Resolved[OnnxRuntimeSettings]:
+        """Return the settings; see `PackagedEngine.resolve`."""
+        if request.device.partition(":")[0] in PASS_THROUGH:
+            settings, controls = resolve_pass_through(request)
+        else:
+            capability = _capability(request.device, machine)
+            settings, controls = resolve_settings(request, capability, features=machine.cpu.features)
+        reason = f"ONNX Runtime {machine.engines[self.name].version}, {settings.provider}"
         if settings.provider == _CUDA and "use_tf32" not in settings.options:
             reason += "; fp32 matmul and conv may use TF32 there: state precision fp32 to forbid it"
-        verdict = Verdict(candidate=candidate, accepted=True, code=VerdictCode.ACCEPTED, reason=reason)
-        return Judgement(
-            verdict=verdict,
-            controls=controls,
-            settings=settings,
-            uncompilable=uncompilable(settings),
-        )
+        return Resolved(settings, controls, reason, uncompilable(settings))
 
     def load(self, request: Request, judgement: Judgement[OnnxRuntimeSettings], machine: Machine) -> LoadedModel:
         """Open the session; see `LoadedModel`."""
@@ -202,31 +199,6 @@ class OnnxRuntimeEngine(Engine[OnnxRuntimeSettings]):
 
         del machine
         return compile_model(request, judgement.settings, folder)
-
-    def _refuse(self, request: Request, machine: Machine) -> Refusal | None:
-        kind = request.device.partition(":")[0]
-        if kind not in self.device_kinds:
-            has = "it runs on cpu, cuda:N, rocm:N, metal and dml:N"
-            return Refusal(VerdictCode.DEVICE_UNSUPPORTED, f"ONNX Runtime has no device {request.device!r}; {has}")
-        missing = missing_cuda_device(request.device, machine) if kind == "cuda" else None
-        if missing is not None:
-            return missing
-        facts = machine.engines.get(self.name)
-        if facts is None or facts.version is None:
-            return Refusal(
-                VerdictCode.ENGINE_MISSING,
-                (facts and facts.reason) or "no onnxruntime wheel is installed",
-                "pip install onnxruntime-gpu",
-            )
-        if not facts.loadable:
-            return Refusal(VerdictCode.ENGINE_BROKEN, facts.reason or "the wheel does not import", facts.fix)
-        if kind in PASS_THROUGH:
-            return refuse_pass_through(request, facts, machine) or _refuse_model(request, kind)
-        if kind == "cuda":
-            refusal = _refuse_cuda(facts, machine)
-            if refusal is not None:
-                return refusal
-        return _refuse_model(request, kind)
 
 
 def _capability(device: str, machine: Machine) -> tuple[int, int] | None:

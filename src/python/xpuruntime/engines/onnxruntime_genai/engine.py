@@ -8,17 +8,16 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from xpuruntime.engines.base import Engine, Judgement, Refusal, missing_cuda_device
+from xpuruntime.engines.base import PackagedEngine, Refusal, Resolved
 from xpuruntime.engines.model.file import generation_folder
 from xpuruntime.engines.onnxruntime.engine import WHEELS
-from xpuruntime.errors import PolicyError
-from xpuruntime.evidence.records import Verdict, VerdictCode
+from xpuruntime.evidence.records import VerdictCode
 from xpuruntime.runtime.machine import EngineFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from xpuruntime.engines.base import LoadedModel, Request
+    from xpuruntime.engines.base import Judgement, LoadedModel, Request
     from xpuruntime.engines.control_builder import Option
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.onnxruntime_genai.controls import GenAiSettings
@@ -30,20 +29,23 @@ _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 
 _PACKAGE = "onnxruntime_genai"
 _DISTRIBUTIONS = ("onnxruntime-genai", "onnxruntime-genai-cuda")
-_ABSENT = "no onnxruntime-genai wheel is installed"
 _INSTALL = (
     "pip install --no-deps onnxruntime-genai (xpuruntime[genai] brings onnxruntime along, which is installed over "
     "onnxruntime-gpu)"
 )
 
 
-class OnnxRuntimeGenAiEngine(Engine["GenAiSettings"]):
+class OnnxRuntimeGenAiEngine(PackagedEngine["GenAiSettings"]):
     """ONNX Runtime GenAI on ``cpu`` and ``cuda:N``."""
 
     name: ClassVar[str] = "onnxruntime-genai"
     aliases: ClassVar[tuple[str, ...]] = ("genai",)
     extra: ClassVar[str | None] = "genai"
     device_kinds: ClassVar[tuple[str, ...] | None] = ("cpu", "cuda")
+    title: ClassVar[str] = "ONNX Runtime GenAI"
+    runs_on: ClassVar[str] = "cpu and cuda:N"
+    absent: ClassVar[str] = "no onnxruntime-genai wheel is installed"
+    install: ClassVar[str | None] = _INSTALL
     formats: ClassVar[tuple[str, ...]] = ("genai",)
     library_files: ClassVar[tuple[str, ...]] = (f"{_PACKAGE}/*.so*", "onnxruntime/capi/*.so*")
 
@@ -61,7 +63,7 @@ class OnnxRuntimeGenAiEngine(Engine["GenAiSettings"]):
 
         wheel, runtime = first(_DISTRIBUTIONS), first(WHEELS)
         if wheel is None:
-            return EngineFacts(name=self.name, reason=_ABSENT, fix=_INSTALL)
+            return self.not_installed()
         try:
             spec = importlib.util.find_spec(_PACKAGE)
         except ValueError:  # it is in sys.modules, and is no module
@@ -119,26 +121,29 @@ class OnnxRuntimeGenAiEngine(Engine["GenAiSettings"]):
 
         return OPTIONS if device.partition(":")[0] in ("cpu", "cuda") else {}
 
-    def judge(self, request: Request, machine: Machine) -> Judgement[GenAiSettings]:
-        """Accept or reject from facts."""
+    def refuse(self, request: Request, machine: Machine) -> Refusal | None:
+        """Refuse a wheel without CUDA, options of the folder, and a precision; see `PackagedEngine.refuse`."""
+        from xpuruntime.engines.onnxruntime_genai.controls import folder_of, refuse_options, refuse_precision
+
+        facts = machine.engines[self.name]
+        if request.device.startswith("cuda") and _CUDA not in facts.providers:
+            wheel = facts.detail.get("wheel", "installed")
+            fix = "pip uninstall -y onnxruntime-genai && pip install --no-deps onnxruntime-genai-cuda"
+            return Refusal(VerdictCode.LIBRARY_MISSING, f"the wheel {wheel} has no CUDA", fix)
+        return refuse_options(folder_of(request)) or refuse_precision(request)
+
+    def resolve(self, request: Request, machine: Machine) -> Resolved[GenAiSettings]:
+        """Return the settings; see `PackagedEngine.resolve`."""
         from xpuruntime.engines.onnxruntime_genai.controls import folder_of, resolve
 
-        refusal = self._refuse(request, machine)
-        if refusal is not None:
-            return refusal.judgement(self.name, request.device)
-        try:
-            settings, controls = resolve(request)
-        except PolicyError as error:
-            return Refusal(VerdictCode.OPTION_INVALID, error.reason, error.fix).judgement(self.name, request.device)
+        settings, controls = resolve(request)
         facts = machine.engines[self.name]
         reason = f"ONNX Runtime GenAI {facts.version} on {facts.detail.get('onnxruntime', 'onnxruntime')}"
         reason += f", {settings.provider}"
         named = sorted(str(name) for provider in folder_of(request).providers for name in provider)
         if named:
             reason += f"; the folder names the providers {', '.join(named)}, and the policy's device decides"
-        candidate = f"{self.name}@{request.device}"
-        verdict = Verdict(candidate=candidate, accepted=True, code=VerdictCode.ACCEPTED, reason=reason)
-        return Judgement(verdict=verdict, controls=controls, settings=settings)
+        return Resolved(settings, controls, reason)
 
     def load(self, request: Request, judgement: Judgement[GenAiSettings], machine: Machine) -> LoadedModel:
         """Open the folder; see `LoadedModel`."""
@@ -146,27 +151,6 @@ class OnnxRuntimeGenAiEngine(Engine["GenAiSettings"]):
 
         del machine
         return load_folder(request, judgement.settings)
-
-    def _refuse(self, request: Request, machine: Machine) -> Refusal | None:
-        kind = request.device.partition(":")[0]
-        if kind not in ("cpu", "cuda"):
-            has = f"ONNX Runtime GenAI has no device {request.device!r} here; it runs on cpu and cuda:N"
-            return Refusal(VerdictCode.DEVICE_UNSUPPORTED, has)
-        missing = missing_cuda_device(request.device, machine) if kind == "cuda" else None
-        if missing is not None:
-            return missing
-        facts = machine.engines.get(self.name)
-        if facts is None or facts.version is None:
-            return Refusal(VerdictCode.ENGINE_MISSING, (facts and facts.reason) or _ABSENT, _INSTALL)
-        if not facts.loadable:
-            return Refusal(VerdictCode.ENGINE_BROKEN, facts.reason or "the wheel cannot be loaded", facts.fix)
-        if kind == "cuda" and _CUDA not in facts.providers:
-            wheel = facts.detail.get("wheel", "installed")
-            fix = "pip uninstall -y onnxruntime-genai && pip install --no-deps onnxruntime-genai-cuda"
-            return Refusal(VerdictCode.LIBRARY_MISSING, f"the wheel {wheel} has no CUDA", fix)
-        from xpuruntime.engines.onnxruntime_genai.controls import folder_of, refuse_options, refuse_precision
-
-        return refuse_options(folder_of(request)) or refuse_precision(request)
 
 
 def _unmet(wheel: str, version: str) -> str | None:

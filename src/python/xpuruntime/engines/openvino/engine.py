@@ -6,18 +6,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from xpuruntime.engines.base import Engine, Judgement, Refusal, Request
+from xpuruntime.engines.base import PackagedEngine, Refusal, Request, Resolved
 from xpuruntime.engines.openvino.options import GRAPH_OPTIONS, NAMES, options_of
 from xpuruntime.engines.quantization.judge import refuse_int8
-from xpuruntime.errors import PolicyError
-from xpuruntime.evidence.records import Verdict, VerdictCode
-from xpuruntime.runtime.packages import install_command
+from xpuruntime.evidence.records import VerdictCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from xpuruntime.engines.base import Compiled, LoadedModel
+    from xpuruntime.engines.base import Compiled, Judgement, LoadedModel
     from xpuruntime.engines.control_builder import Option
     from xpuruntime.engines.native_export.native_config import NativeExporter
     from xpuruntime.engines.openvino.options import OpenVinoSettings
@@ -39,12 +37,15 @@ _FP16_CPU = frozenset({"avx512_fp16", "amx_fp16", "fphp", "asimdhp"})
 _BF16_CPU = frozenset({"avx512bw", "avx512_bf16", "amx_bf16"})
 
 
-class OpenVinoEngine(Engine["OpenVinoSettings"]):
+class OpenVinoEngine(PackagedEngine["OpenVinoSettings"]):
     """OpenVINO's native runtime on ``cpu``, ``gpu``, ``gpu:N`` and ``npu``."""
 
     name: ClassVar[str] = NAMES[0]
     aliases: ClassVar[tuple[str, ...]] = NAMES[1:]
     extra: ClassVar[str | None] = "openvino"
+    title: ClassVar[str] = "OpenVINO"
+    runs_on: ClassVar[str] = "cpu, gpu (Intel) and npu (Intel)"
+    absent: ClassVar[str] = "the package openvino is not installed"
     device_kinds: ClassVar[tuple[str, ...] | None] = _KINDS
     compiles: ClassVar[bool] = True
     library_files: ClassVar[tuple[str, ...]] = ("openvino/_pyopenvino*.so", "openvino/libs/*.so*")
@@ -77,25 +78,22 @@ class OpenVinoEngine(Engine["OpenVinoSettings"]):
         kind = device.partition(":")[0]
         return {**options_of(kind), **GRAPH_OPTIONS} if kind in _KINDS else {}
 
-    def judge(self, request: Request, machine: Machine) -> Judgement[OpenVinoSettings]:
-        """Accept or reject from facts."""
+    def refuse(self, request: Request, machine: Machine) -> Refusal | None:
+        """Refuse a device that is not there, and what OpenVINO does not compute; see `PackagedEngine.refuse`."""
+        device = _refuse_device(request.device, machine.engines[self.name])
+        return device or _refuse_model(request) or _refuse_precision(request, machine)
+
+    def resolve(self, request: Request, machine: Machine) -> Resolved[OpenVinoSettings]:
+        """Return the settings; see `PackagedEngine.resolve`."""
         from xpuruntime.engines.openvino.controls import resolve_settings
 
-        refusal = self._refuse(request, machine)
-        if refusal is not None:
-            return refusal.judgement(self.name, request.device)
-        try:
-            settings, controls = resolve_settings(request, machine)
-        except PolicyError as error:
-            return Refusal(VerdictCode.OPTION_INVALID, error.reason, error.fix).judgement(self.name, request.device)
-        candidate = f"{self.name}@{request.device}"
+        settings, controls = resolve_settings(request, machine)
         version = machine.engines[self.name].version
         reason = f"OpenVINO {version}, {settings.device}, INFERENCE_PRECISION_HINT={settings.hint}"
         wide = sorted({t.dtype for t in (*request.model.inputs, *request.model.outputs)} & _NARROWED.keys())
         if wide:
             reason += "; it computes " + " and ".join(f"{name} as {_NARROWED[name]}" for name in wide)
-        verdict = Verdict(candidate=candidate, accepted=True, code=VerdictCode.ACCEPTED, reason=reason)
-        return Judgement(verdict=verdict, controls=controls, settings=settings)
+        return Resolved(settings, controls, reason)
 
     def load(self, request: Request, judgement: Judgement[OpenVinoSettings], machine: Machine) -> LoadedModel:
         """Compile the model, or import a compiled one; see `LoadedModel`."""
@@ -132,19 +130,6 @@ class OpenVinoEngine(Engine["OpenVinoSettings"]):
         from xpuruntime.engines.openvino.native_config import OpenVinoExporter
 
         return OpenVinoExporter
-
-    def _refuse(self, request: Request, machine: Machine) -> Refusal | None:
-        if request.device.partition(":")[0] not in _KINDS:
-            has = "it runs on cpu, gpu (Intel) and npu (Intel)"
-            return Refusal(VerdictCode.DEVICE_UNSUPPORTED, f"OpenVINO has no device {request.device!r}; {has}")
-        facts = machine.engines.get(self.name)
-        if facts is None or facts.version is None:
-            reason = (facts and facts.reason) or "the package openvino is not installed"
-            return Refusal(VerdictCode.ENGINE_MISSING, reason, install_command("openvino"))
-        if not facts.loadable:
-            return Refusal(VerdictCode.ENGINE_BROKEN, facts.reason or "the package openvino does not import", facts.fix)
-        device = _refuse_device(request.device, facts)
-        return device or _refuse_model(request) or _refuse_precision(request, machine)
 
 
 #: Types that OpenVINO takes and gives but does not compute in.

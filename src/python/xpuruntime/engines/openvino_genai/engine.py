@@ -7,18 +7,17 @@ from __future__ import annotations
 from importlib import util
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from xpuruntime.engines.base import Engine, Judgement, Refusal
+from xpuruntime.engines.base import PackagedEngine, Refusal, Resolved
 from xpuruntime.engines.model.file import MODEL_CONFIG, generation_folder
-from xpuruntime.errors import PolicyError
-from xpuruntime.evidence.records import Verdict, VerdictCode
+from xpuruntime.evidence.records import VerdictCode
 from xpuruntime.files.paths import kind_of
 from xpuruntime.runtime.machine import EngineFacts
-from xpuruntime.runtime.packages import install_command, installed
+from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xpuruntime.engines.base import LoadedModel, Request
+    from xpuruntime.engines.base import Judgement, LoadedModel, Request
     from xpuruntime.engines.control_builder import Option
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.openvino_genai.controls import PipelineSettings
@@ -28,15 +27,17 @@ __all__ = ["OpenVinoGenAiEngine"]
 
 _PACKAGE, _DISTRIBUTION = "openvino_genai", "openvino-genai"
 _GRAPH = "openvino_model.xml"
-_ABSENT = "openvino-genai is not installed"
 
 
-class OpenVinoGenAiEngine(Engine["PipelineSettings"]):
+class OpenVinoGenAiEngine(PackagedEngine["PipelineSettings"]):
     """OpenVINO GenAI on ``cpu``."""
 
     name: ClassVar[str] = "openvino-genai"
     extra: ClassVar[str | None] = "openvino-genai"
     device_kinds: ClassVar[tuple[str, ...] | None] = ("cpu",)
+    title: ClassVar[str] = "OpenVINO GenAI"
+    runs_on: ClassVar[str] = "cpu here"
+    absent: ClassVar[str] = "openvino-genai is not installed"
     formats: ClassVar[tuple[str, ...]] = ("openvino-genai",)
     library_files: ClassVar[tuple[str, ...]] = (f"{_PACKAGE}/*.so*", "openvino/libs/*.so*")
 
@@ -45,7 +46,7 @@ class OpenVinoGenAiEngine(Engine["PipelineSettings"]):
         found = installed(_DISTRIBUTION, "openvino")
         version = found.get(_DISTRIBUTION)
         if version is None or util.find_spec(_PACKAGE) is None:
-            return EngineFacts(name=self.name, reason=_ABSENT, fix=install_command(_DISTRIBUTION))
+            return self.not_installed()
         return EngineFacts(
             name=self.name, version=version, loadable=True, detail={"openvino": found.get("openvino", "missing")}
         )
@@ -71,22 +72,23 @@ class OpenVinoGenAiEngine(Engine["PipelineSettings"]):
 
         return inspect_pipeline(folder)
 
-    def judge(self, request: Request, machine: Machine) -> Judgement[PipelineSettings]:
-        """Accept or reject from facts."""
+    def refuse(self, request: Request, machine: Machine) -> Refusal | None:
+        """Refuse a precision; see `PackagedEngine.refuse`."""
+        from xpuruntime.engines.openvino_genai.controls import PRECISIONS
+
+        del machine
+        if request.policy.execution.precision in PRECISIONS:
+            return None
+        reason = f"{request.policy.execution.precision} is not computed here, and nothing is converted"
+        return Refusal(VerdictCode.PRECISION_UNSUPPORTED, reason, "use precision fp32, or bf16")
+
+    def resolve(self, request: Request, machine: Machine) -> Resolved[PipelineSettings]:
+        """Return the settings; see `PackagedEngine.resolve`."""
         from xpuruntime.engines.openvino_genai.controls import resolve
 
-        refusal = self._refuse(request, machine)
-        if refusal is not None:
-            return refusal.judgement(self.name, request.device)
-        try:
-            settings, controls = resolve(request)
-        except PolicyError as error:
-            return Refusal(VerdictCode.OPTION_INVALID, error.reason, error.fix).judgement(self.name, request.device)
         facts = machine.engines[self.name]
         reason = f"OpenVINO GenAI {facts.version} on OpenVINO {facts.detail['openvino']}"
-        candidate = f"{self.name}@{request.device}"
-        verdict = Verdict(candidate=candidate, accepted=True, code=VerdictCode.ACCEPTED, reason=reason)
-        return Judgement(verdict=verdict, controls=controls, settings=settings)
+        return Resolved(*resolve(request), reason)
 
     def load(self, request: Request, judgement: Judgement[PipelineSettings], machine: Machine) -> LoadedModel:
         """Open the folder; see `LoadedModel`."""
@@ -94,17 +96,3 @@ class OpenVinoGenAiEngine(Engine["PipelineSettings"]):
 
         del machine
         return load_pipeline(request, judgement)
-
-    def _refuse(self, request: Request, machine: Machine) -> Refusal | None:
-        if request.device != "cpu":
-            reason = f"the engine runs on cpu here, not on {request.device!r}"
-            return Refusal(VerdictCode.DEVICE_UNSUPPORTED, reason, "state device: cpu")
-        facts = machine.engines.get(self.name)
-        if facts is None or facts.version is None:
-            return Refusal(VerdictCode.ENGINE_MISSING, _ABSENT, install_command(_DISTRIBUTION))
-        from xpuruntime.engines.openvino_genai.controls import PRECISIONS
-
-        if request.policy.execution.precision not in PRECISIONS:
-            reason = f"{request.policy.execution.precision} is not computed here, and nothing is converted"
-            return Refusal(VerdictCode.PRECISION_UNSUPPORTED, reason, "use precision fp32, or bf16")
-        return None

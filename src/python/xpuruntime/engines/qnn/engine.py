@@ -6,15 +6,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from xpuruntime.engines.base import Engine, Judgement, Refusal
+from xpuruntime.engines.base import PackagedEngine, Refusal, Resolved
 from xpuruntime.engines.qnn.options import NAMES
-from xpuruntime.errors import PolicyError
-from xpuruntime.evidence.records import Verdict, VerdictCode
+from xpuruntime.evidence.records import VerdictCode
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from xpuruntime.engines.base import Compiled, LoadedModel, Request
+    from xpuruntime.engines.base import Compiled, Judgement, LoadedModel, Request
     from xpuruntime.engines.qnn.options import QnnSettings, Target
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
@@ -23,11 +22,16 @@ __all__ = ["QnnEngine"]
 _NO_ARRAYS = ("float8e", "float6e", "float4e", "int4", "uint4", "int2", "uint2", "complex", "string", "bfloat16")
 
 
-class QnnEngine(Engine["QnnSettings"]):
+class QnnEngine(PackagedEngine["QnnSettings"]):
     """QNN's HTP backend as ``npu``: a Qualcomm device, or the simulator of x86-64."""
 
     name: ClassVar[str] = NAMES[0]
     extra: ClassVar[str | None] = "qnn"
+    title: ClassVar[str] = "QNN"
+    runs_on: ClassVar[str] = (
+        "npu, its HTP backend. The backends for the CPU and the GPU are not driven, and the wheel for x86-64 has no "
+        "QnnCpu"
+    )
     device_kinds: ClassVar[tuple[str, ...] | None] = ("npu",)
     compiles: ClassVar[bool] = True
     library_files: ClassVar[tuple[str, ...]] = ("onnxruntime_qnn/*.so*", "onnxruntime/capi/*.so*")
@@ -48,53 +52,41 @@ class QnnEngine(Engine["QnnSettings"]):
         del device
         return machine.engines[self.name].detail.get("runs_on")
 
-    def judge(self, request: Request, machine: Machine) -> Judgement[QnnSettings]:
-        """Accept or reject from facts."""
-        from xpuruntime.engines.qnn.controls import chip_options, resolve_settings
-        from xpuruntime.engines.qnn.options import resolve_target, state_one
+    def not_installed(self) -> EngineFacts:
+        """Return what the probe says without the wheel."""
         from xpuruntime.engines.qnn.probing import missing
 
-        def refuse(code: VerdictCode, reason: str, fix: str | None = None) -> Judgement[QnnSettings]:
-            return Refusal(code, reason, fix).judgement(self.name, request.device)
+        return missing(self.name)
 
-        if request.device != "npu":
-            return refuse(
-                VerdictCode.DEVICE_UNSUPPORTED,
-                f"QNN has no device {request.device!r}: its HTP backend is npu. The backends for the CPU and the GPU "
-                "are not driven, and the wheel for x86-64 has no QnnCpu",
-            )
-        facts = machine.engines.get(self.name)
-        if facts is None or facts.version is None:
-            found = facts or missing(self.name)
-            return refuse(VerdictCode.ENGINE_MISSING, found.reason or "onnxruntime-qnn is not installed", found.fix)
-        if not facts.loadable:
-            return refuse(VerdictCode.ENGINE_BROKEN, facts.reason or "the wheel cannot be loaded", facts.fix)
-        try:
-            target = resolve_target(chip_options(request))
-            if target is None:
-                return refuse(
-                    VerdictCode.TARGET_MISSING,
-                    "a QNN graph is compiled for one chip, and the policy names none",
-                    state_one(),
-                )
-            refusal = _refuse_model(request, target)
-            if refusal is not None:
-                return refusal.judgement(self.name, request.device)
-            settings, controls = resolve_settings(request, target, simulated=facts.simulated)
-        except PolicyError as error:
-            return refuse(VerdictCode.OPTION_INVALID, error.reason, error.fix)
+    def refuse_device(self, request: Request, machine: Machine) -> Refusal | None:
+        """Refuse all but ``npu``, which takes no index; see `PackagedEngine.refuse_device`."""
+        return None if request.device == "npu" else super().refuse_device(request, machine)
+
+    def refuse(self, request: Request, machine: Machine) -> Refusal | None:
+        """Refuse where no chip is named, or it does not compute the model; see `PackagedEngine.refuse`."""
+        from xpuruntime.engines.qnn.controls import chip_options
+        from xpuruntime.engines.qnn.options import resolve_target, state_one
+
+        del machine
+        target = resolve_target(chip_options(request))
+        if target is None:
+            reason = "a QNN graph is compiled for one chip, and the policy names none"
+            return Refusal(VerdictCode.TARGET_MISSING, reason, state_one())
+        return _refuse_model(request, target)
+
+    def resolve(self, request: Request, machine: Machine) -> Resolved[QnnSettings]:
+        """Return the settings; see `PackagedEngine.resolve`."""
+        from xpuruntime.engines.qnn.controls import chip_options, resolve_settings
+        from xpuruntime.engines.qnn.options import resolve_target
+
+        facts, target = machine.engines[self.name], resolve_target(chip_options(request))
+        assert target is not None, "`refuse` has seen to it"
+        settings, controls = resolve_settings(request, target, simulated=facts.simulated)
         where = "the HTP simulator" if settings.simulated else "the device"
         reason = f"onnxruntime-qnn {facts.version}, QNN {facts.detail.get('sdk', '?')}, {where} as {target}"
         if request.policy.execution.precision == "model" and request.model.quantization.scheme == "none":
             reason += "; HTP computes fp32 tensors in fp16 inside: state precision fp16 to say so"
-        candidate = f"{self.name}@{request.device}"
-        verdict = Verdict(candidate=candidate, accepted=True, code=VerdictCode.ACCEPTED, reason=reason)
-        return Judgement(
-            verdict=verdict,
-            controls=controls,
-            settings=settings,
-            uncompilable=settings.uncompilable,
-        )
+        return Resolved(settings, controls, reason, settings.uncompilable)
 
     def load(self, request: Request, judgement: Judgement[QnnSettings], machine: Machine) -> LoadedModel:
         """Open the session, here or in a process of its own; see `LoadedModel`."""

@@ -6,15 +6,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from xpuruntime.engines.base import Engine, Judgement, Refusal, Request
+from xpuruntime.engines.base import PackagedEngine, Refusal, Resolved
 from xpuruntime.engines.tensorrt.options import RTX, TENSORRT, TensorRtProduct, runtime_keys
-from xpuruntime.errors import PolicyError
-from xpuruntime.evidence.records import Verdict, VerdictCode
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from xpuruntime.engines.base import Compiled, LoadedModel
+    from xpuruntime.engines.base import Compiled, Judgement, LoadedModel, Request
     from xpuruntime.engines.native_export.native_config import NativeExporter
     from xpuruntime.engines.tensorrt.options import TensorRtSettings
     from xpuruntime.runtime.machine import EngineFacts, Machine
@@ -22,13 +20,16 @@ if TYPE_CHECKING:
 __all__ = ["TensorRtEngine", "TensorRtRtxEngine"]
 
 
-class TensorRtEngine(Engine["TensorRtSettings"]):
+class TensorRtEngine(PackagedEngine["TensorRtSettings"]):
     """TensorRT 10 and 11 on ``cuda:N``. Building needs the GPU that the engine is for."""
 
     product: ClassVar[TensorRtProduct] = TENSORRT
     name: ClassVar[str] = TENSORRT.name
     aliases: ClassVar[tuple[str, ...]] = TENSORRT.names[1:]
     extra: ClassVar[str | None] = TENSORRT.extra
+    title: ClassVar[str] = TENSORRT.title
+    runs_on: ClassVar[str] = "cuda:N"
+    absent: ClassVar[str] = f"{TENSORRT.title} is not installed"
     device_kinds: ClassVar[tuple[str, ...] | None] = ("cuda",)
     compiles: ClassVar[bool] = True
     runtime_keys: ClassVar[tuple[str, ...]] = runtime_keys(TENSORRT)
@@ -51,48 +52,37 @@ class TensorRtEngine(Engine["TensorRtSettings"]):
             return ()
         return tuple(f"cuda:{d.index}" for d in machine.cuda) or ("cuda:0",)
 
-    def judge(self, request: Request, machine: Machine) -> Judgement[TensorRtSettings]:
-        """Accept or reject from facts. A request with purpose ``"compile"`` is not rejected for want of a GPU."""
-        from xpuruntime.engines.tensorrt.refusals import refuse_engine, refuse_kind
+    def refuse_device(self, request: Request, machine: Machine) -> Refusal | None:
+        """Refuse what is no CUDA device, or is missing where it is needed: a request to compile may do without."""
+        from xpuruntime.engines.tensorrt.refusals import refuse_missing
 
-        facts = machine.engines.get(self.name)
-        refusal = refuse_kind(request, machine, self.product) or refuse_engine(self.product, facts)
-        if refusal is None and facts is not None:
-            try:
-                refusal = self._refusal(request, machine, facts)
-                if refusal is None:
-                    return self._accept(request, machine, facts)
-            except PolicyError as error:
-                refusal = Refusal(VerdictCode.OPTION_INVALID, error.reason, error.fix)
-        refusal = refusal or Refusal(VerdictCode.ENGINE_MISSING, "it was not probed")
-        return refusal.judgement(self.name, request.device)
+        refusal = super().refuse_device(request, machine)
+        return refuse_missing(refusal, request, machine, self.product) if refusal is not None else None
 
-    def _refusal(self, request: Request, machine: Machine, facts: EngineFacts) -> Refusal | None:
-        from xpuruntime.engines.tensorrt.refusals import refuse_artifact, refuse_device, refuse_model, refuse_shapes
+    def refuse(self, request: Request, machine: Machine) -> Refusal | None:
+        """Refuse a GPU, an artifact, a model or open shapes; see `PackagedEngine.refuse`."""
+        from xpuruntime.engines.tensorrt.refusals import refuse_artifact, refuse_chip, refuse_model, refuse_shapes
 
-        device = refuse_device(request, machine, self.product, facts)
-        if device is not None:
-            return device
-        if request.artifact is not None:
-            foreign = refuse_artifact(request, machine, request.artifact, self.product)
-            if foreign is not None:
-                return foreign
-        return refuse_model(request, self.product) or refuse_shapes(request, self.product)
+        return (
+            refuse_chip(request, machine, self.product)
+            or refuse_artifact(request, machine, self.product)
+            or refuse_model(request, self.product)
+            or refuse_shapes(request, self.product)
+        )
 
-    def _accept(self, request: Request, machine: Machine, facts: EngineFacts) -> Judgement[TensorRtSettings]:
+    def resolve(self, request: Request, machine: Machine) -> Resolved[TensorRtSettings]:
+        """Return the settings; see `PackagedEngine.resolve`."""
         from xpuruntime.engines.tensorrt.controls import resolve_settings
         from xpuruntime.engines.tensorrt.refusals import capability_of
 
+        facts = machine.engines[self.name]
         settings, controls = resolve_settings(request, self.product, facts, capability_of(request, machine))
         reason = f"{self.product.title} {facts.version}"
         if settings.targets:
             reason += f", built for compute capability {', '.join(settings.targets)}"
         if settings.tf32 and request.policy.execution.precision == "model":
             reason += "; fp32 products may use TF32: state precision fp32 to forbid it"
-        verdict = Verdict(
-            candidate=f"{self.name}@{request.device}", accepted=True, code=VerdictCode.ACCEPTED, reason=reason
-        )
-        return Judgement(verdict=verdict, controls=controls, settings=settings)
+        return Resolved(settings, controls, reason)
 
     def load(self, request: Request, judgement: Judgement[TensorRtSettings], machine: Machine) -> LoadedModel:
         """Build the engine, or take the compiled one, and make it ready on the device; see `LoadedModel`."""
@@ -133,6 +123,8 @@ class TensorRtRtxEngine(TensorRtEngine):
     name: ClassVar[str] = RTX.name
     aliases: ClassVar[tuple[str, ...]] = RTX.names[1:]
     extra: ClassVar[str | None] = RTX.extra
+    title: ClassVar[str] = RTX.title
+    absent: ClassVar[str] = f"{RTX.title} is not installed"
     runtime_keys: ClassVar[tuple[str, ...]] = runtime_keys(RTX)
     library_files: ClassVar[tuple[str, ...]] = (
         "tensorrt_rtx/*.so*",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.engines.base import Compiled, Refusal, missing_cuda_device
+from xpuruntime.engines.base import Compiled, Refusal
 from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model.shapes import open_dimensions, shape_ranges
 from xpuruntime.engines.tensorrt.building import build
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.tensorrt.building import Built
     from xpuruntime.engines.tensorrt.options import TensorRtProduct, TensorRtSettings
-    from xpuruntime.runtime.machine import EngineFacts, Machine
+    from xpuruntime.runtime.machine import Machine
 
 __all__ = [
     "PLAN",
@@ -38,9 +38,8 @@ __all__ = [
     "malformed",
     "read_artifact",
     "refuse_artifact",
-    "refuse_device",
-    "refuse_engine",
-    "refuse_kind",
+    "refuse_chip",
+    "refuse_missing",
     "refuse_model",
     "refuse_shapes",
     "write_artifact",
@@ -61,19 +60,12 @@ def capability_of(request: Request, machine: Machine) -> str | None:
     )
 
 
-def refuse_kind(request: Request, machine: Machine, product: TensorRtProduct) -> Refusal | None:
-    """Refuse what is no CUDA device, or is missing, whatever is installed.
-
-    A request to compile needs the GPU only where the builder times kernels on it.
-    """
-    if request.device.partition(":")[0] != "cuda":
-        return Refusal(
-            VerdictCode.DEVICE_UNSUPPORTED, f"{product.title} has no device {request.device!r}; it runs on cuda:N"
-        )
-    if capability_of(request, machine) is not None or (request.purpose == "compile" and product.jit):
+def refuse_missing(refusal: Refusal, request: Request, machine: Machine, product: TensorRtProduct) -> Refusal | None:
+    """Return a refusal of a device with what building has to do with it, or ``None`` where it needs no GPU."""
+    compiles = refusal.code is VerdictCode.DEVICE_MISSING and request.purpose == "compile"
+    if compiles and product.jit:
         return None
-    refusal = missing_cuda_device(request.device, machine)
-    if refusal is not None and request.purpose == "compile" and not machine.cuda:
+    if compiles and not machine.cuda:
         reason = f"{refusal.reason}; {product.title} times kernels on the GPU while it builds"
         return Refusal(
             VerdictCode.DEVICE_MISSING, reason, "build on a machine with that GPU, or with engine tensorrt-rtx"
@@ -81,16 +73,7 @@ def refuse_kind(request: Request, machine: Machine, product: TensorRtProduct) ->
     return refusal
 
 
-def refuse_engine(product: TensorRtProduct, facts: EngineFacts | None) -> Refusal | None:
-    """Refuse where the package is missing or broken."""
-    if facts is None or facts.version is None:
-        return Refusal(VerdictCode.ENGINE_MISSING, f"{product.title} is not installed", product.install)
-    if not facts.loadable:
-        return Refusal(VerdictCode.ENGINE_BROKEN, facts.reason or f"{product.title} does not load", facts.fix)
-    return None
-
-
-def refuse_device(request: Request, machine: Machine, product: TensorRtProduct, facts: EngineFacts) -> Refusal | None:
+def refuse_chip(request: Request, machine: Machine, product: TensorRtProduct) -> Refusal | None:
     """Refuse a device that is too old or too new for this product."""
     chip = capability_of(request, machine)
     if chip is None:
@@ -101,6 +84,7 @@ def refuse_device(request: Request, machine: Machine, product: TensorRtProduct, 
             "xpuruntime itself was built without CUDA, so it cannot order work on a stream",
             "put nvcc on PATH and reinstall xpuruntime",
         )
+    facts = machine.engines[product.name]
     known = compute_capabilities(facts)
     if product.jit and known and chip not in known and request.purpose != "compile":
         return Refusal(
@@ -235,10 +219,12 @@ def describe_target(
     }
 
 
-def refuse_artifact(request: Request, machine: Machine, artifact: Artifact, product: TensorRtProduct) -> Refusal | None:
+def refuse_artifact(request: Request, machine: Machine, product: TensorRtProduct) -> Refusal | None:
     """Refuse an artifact of another product, or one that has no code for the GPU asked for."""
-    target = artifact.manifest.target
-    made_by = target.get("flavour", artifact.manifest.engine)
+    if request.artifact is None:
+        return None
+    manifest = request.artifact.manifest
+    target, made_by = manifest.target, manifest.target.get("flavour", manifest.engine)
     if made_by != product.name:
         reason = f"the artifact is an engine of {made_by}, which {product.title} does not read"
         return Refusal(VerdictCode.ARTIFACT_FOREIGN, reason, f"load it with engine {made_by}, or compile it again")

@@ -9,18 +9,17 @@ import sys
 from importlib import util
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from xpuruntime.engines.base import Engine, Judgement, Refusal, Request, missing_cuda_device
+from xpuruntime.engines.base import PackagedEngine, Refusal, Request, Resolved
 from xpuruntime.engines.model.file import MODEL_CONFIG, generation_folder
 from xpuruntime.engines.torch.names import NAMES, OPTIONS
-from xpuruntime.errors import PolicyError
-from xpuruntime.evidence.records import Verdict, VerdictCode
+from xpuruntime.evidence.records import VerdictCode
 from xpuruntime.runtime.machine import EngineFacts
-from xpuruntime.runtime.packages import install_command, installed
+from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xpuruntime.engines.base import LoadedModel, WorkRecorder
+    from xpuruntime.engines.base import Judgement, LoadedModel, WorkRecorder
     from xpuruntime.engines.control_builder import Option
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.native_export.native_config import NativeExporter
@@ -30,12 +29,15 @@ if TYPE_CHECKING:
 __all__ = ["TorchEngine"]
 
 
-class TorchEngine(Engine["TorchSettings"]):
+class TorchEngine(PackagedEngine["TorchSettings"]):
     """PyTorch on ``cpu`` and ``cuda:N``: exported programs and modules."""
 
     name: ClassVar[str] = NAMES[0]
     aliases: ClassVar[tuple[str, ...]] = NAMES[1:]
     extra: ClassVar[str | None] = "torch"
+    title: ClassVar[str] = "PyTorch"
+    runs_on: ClassVar[str] = "cpu and cuda:N"
+    absent: ClassVar[str] = "torch is not installed"
     device_kinds: ClassVar[tuple[str, ...] | None] = ("cpu", "cuda")
     formats: ClassVar[tuple[str, ...]] = ("pt2", "torch", "transformers")
     library_files: ClassVar[tuple[str, ...]] = ("torch/lib/*.so*",)
@@ -44,7 +46,7 @@ class TorchEngine(Engine["TorchSettings"]):
         """Look for the package; it is not imported, since that takes seconds."""
         version = installed("torch").get("torch")
         if version is None or util.find_spec("torch") is None:
-            return EngineFacts(name=self.name, reason="torch is not installed", fix=install_command("torch"))
+            return self.not_installed()
         return EngineFacts(
             name=self.name, version=version, loadable=True, providers=("cpu",) if "+cpu" in version else ("cpu", "cuda")
         )
@@ -93,22 +95,13 @@ class TorchEngine(Engine["TorchSettings"]):
 
         return kineto_recording.KinetoRecording(limit)
 
-    def judge(self, request: Request, machine: Machine) -> Judgement[TorchSettings]:
-        """Accept or reject from facts."""
+    def resolve(self, request: Request, machine: Machine) -> Resolved[TorchSettings]:
+        """Return the settings; see `PackagedEngine.resolve`."""
         from xpuruntime.engines.torch.controls import resolve_settings
 
-        refusal = self._refuse(request, machine)
-        if refusal is not None:
-            return refusal.judgement(self.name, request.device)
-        try:
-            settings, controls = resolve_settings(request)
-        except PolicyError as error:
-            return Refusal(VerdictCode.OPTION_INVALID, error.reason, error.fix).judgement(self.name, request.device)
+        settings, controls = resolve_settings(request)
         how = "compiled" if settings.mode == "compile" else "eager"
-        reason = f"PyTorch {machine.engines[self.name].version}, {how}"
-        candidate = f"{self.name}@{request.device}"
-        verdict = Verdict(candidate=candidate, accepted=True, code=VerdictCode.ACCEPTED, reason=reason)
-        return Judgement(verdict=verdict, controls=controls, settings=settings)
+        return Resolved(settings, controls, f"PyTorch {machine.engines[self.name].version}, {how}")
 
     def load(self, request: Request, judgement: Judgement[TorchSettings], machine: Machine) -> LoadedModel:
         """Place the program on the device; see `LoadedModel`."""
@@ -127,18 +120,9 @@ class TorchEngine(Engine["TorchSettings"]):
 
         return TorchExporter
 
-    def _refuse(self, request: Request, machine: Machine) -> Refusal | None:
-        kind = request.device.partition(":")[0]
-        if kind not in ("cpu", "cuda"):
-            return Refusal(
-                VerdictCode.DEVICE_UNSUPPORTED, f"the torch engine runs on cpu and cuda:N, not on {request.device!r}"
-            )
-        missing = missing_cuda_device(request.device, machine) if kind == "cuda" else None
-        if missing is not None:
-            return missing
-        facts = machine.engines.get(self.name)
-        if facts is None or facts.version is None:
-            return Refusal(VerdictCode.ENGINE_MISSING, "torch is not installed", install_command("torch"))
+    def refuse(self, request: Request, machine: Machine) -> Refusal | None:
+        """Refuse what is not installed, a precision, and a module on another device; see `PackagedEngine.refuse`."""
+        kind, facts = request.device.partition(":")[0], machine.engines[self.name]
         if kind == "cuda" and "cuda" not in facts.providers:
             return Refusal(
                 VerdictCode.LIBRARY_MISSING, f"torch {facts.version} has no CUDA in it", "install a CUDA build of torch"
