@@ -30,6 +30,60 @@ def model():
     return hf.LlamaForCausalLM(config).eval().cuda()
 
 
+_SIZES = {
+    "vocab_size": 64, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": None,
+    "pad_token_id": 0,
+}  # fmt: skip
+FUSED = {"Llama": {}, "Qwen3": {"head_dim": 32}}
+OTHERS = {
+    "Gemma3": {"head_dim": 32, "layer_types": ["full_attention"] * 2},
+    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    "GPT2": {"n_positions": 512},
+}
+
+
+@pytest.fixture
+def exact():
+    """Products in the type of the weights."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def model_of(kind, dtype=torch.float32):
+    torch.manual_seed(0)
+    changes = {**FUSED, **OTHERS}[kind]
+    config = getattr(hf, {"Gemma3": "Gemma3TextConfig"}.get(kind, f"{kind}Config"))(**_SIZES, **changes)
+    return getattr(hf, {"GPT2": "GPT2LMHeadModel"}.get(kind, f"{kind}ForCausalLM"))(config).eval().to("cuda", dtype)
+
+
+@pytest.mark.parametrize("kind", [*FUSED, *OTHERS])
+def test_families_have_the_tokens_of_plain_generate(exact, kind):
+    model = model_of(kind)
+    captured = capture(model, compile=False, strict=True)
+    for rows in (1, 2):
+        options = {"attention_mask": MASK[:rows], "max_new_tokens": 60, "do_sample": False}
+        assert torch.equal(captured.generate(PROMPT[:rows], **options), model.generate(PROMPT[:rows], **options))
+        assert (f"layers by five kernels each, {rows} rows: in 2 layers" in captured.report.notes) == (kind in FUSED)
+    assert captured.report.reasons == {}
+
+
+@pytest.mark.parametrize("kind", FUSED)
+@pytest.mark.parametrize("rows", [1, 8])
+def test_bfloat16_is_fused_and_close(kind, rows):
+    model = model_of(kind, torch.bfloat16)
+    captured = capture(model, batch=rows, compile=False, strict=True)
+    ids = torch.randint(2, 64, (rows, 9), device="cuda")
+    made = captured.generate(ids, max_new_tokens=100, do_sample=False, attention_mask=torch.ones_like(ids))
+    assert f"layers by five kernels each, {rows} rows: in 2 layers" in captured.report.notes
+    assert all("not by" not in note for note in captured.report.notes), captured.report
+    logits = model(made).logits[:, 8:-1].float()
+    chosen = logits.gather(-1, made[:, 9:, None])[..., 0]
+    assert float((logits.amax(-1) - chosen).max()) <= 2**-4 * float(logits.abs().max())
+
+
 def capture(model, **options):
     return xrt_torch.capture_decode(model, **{"max_length": 256, "batch": (1, 2), "kv_ranges": (32, 64), **options})
 
