@@ -24,6 +24,7 @@ from xpuruntime.pytorch.providers.operators import perform  # noqa: E402
 
 F = torch.nn.functional
 NORM, UNIT, ATTENTION = "foreign.rms_norm", "foreign.swiglu", "foreign.attention"
+LOSS = "foreign.cross_entropy"
 
 
 class ForeignUnit(package.ForeignNorm):
@@ -69,13 +70,30 @@ class ForeignAttention(ForeignUnit):
         return [torch.empty_like(x).copy_(y) for x, y in zip(saved.inputs, found, strict=True)]
 
 
+class ForeignLoss(ForeignUnit):
+    id, op = LOSS, "cross_entropy"
+
+    def supports(self, call):
+        return call.attributes["reduction"] == "mean", "it computes a mean"
+
+    def forward(self, call, logits, target):
+        wide = logits.float() if call.attributes["upcast"] else logits
+        return (F.nll_loss(wide.log_softmax(-1), target, ignore_index=call.attributes["ignore_index"]),), ()
+
+    def backward(self, call, saved, grads):
+        logits, target = saved.inputs
+        seen = target != call.attributes["ignore_index"]
+        off = logits.float().softmax(-1) - F.one_hot(target.clamp_min(0), logits.shape[-1])
+        return (grads[0] * off * seen[:, None] / seen.sum()).to(logits.dtype), None
+
+
 @pytest.fixture(autouse=True)
 def site(tmp_path, monkeypatch, nothing_is_tuned):
     """Return a folder on the path that has the package; its kernels are registered."""
     monkeypatch.syspath_prepend(str(tmp_path))
     package.install(tmp_path)
     backend = plugins.KernelBackend("foreign", "cpu", "1")
-    plugins.register(backend, package.ForeignNorm(), ForeignUnit(), ForeignAttention())
+    plugins.register(backend, package.ForeignNorm(), ForeignUnit(), ForeignAttention(), ForeignLoss())
     yield tmp_path
     package.forget()
 
@@ -140,6 +158,38 @@ def test_the_fastest_of_an_installed_package_runs_forward_and_backward(work, op,
     assert rows == dict.fromkeys(("train", "backward"), (word, f"kernels.{op}"))
     for result, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(result, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("word", ["torch", "auto"])
+def test_logits_go_to_the_kernel_that_the_policy_gives_their_loss(word, dtype, measured, monkeypatch):
+    x, weight = (torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in ((6, 8), (20, 8)))
+    target = torch.tensor([1, 19, -100, 0, 7, 7])
+
+    def step():
+        loss = perform("linear_cross_entropy", {"x": x, "weight": weight, "target": target}, {})
+        return loss, *torch.autograd.grad(loss, (x, weight))
+
+    expected = step()
+    served = []
+    policy = fastest(linear_cross_entropy=word, cross_entropy="auto", matmul="torch")
+    with monkeypatch.context() as watched, xt.kernel_policy(policy):
+        run = ForeignLoss.forward
+        watched.setattr(ForeignLoss, "forward", lambda *a: served.append(tuning.measuring()) or run(*a))
+        measured_alone = step()
+        with xt.explain() as report:
+            found = step()
+    for result, again, wanted in zip(found, measured_alone, expected, strict=True):
+        torch.testing.assert_close(result, wanted)
+        torch.testing.assert_close(again, wanted)
+    assert measured[0] == ["torch.cross_entropy", LOSS]
+    rows = {row.op: row.resolved for row in report.rows if row.phase == "train" and row.op}
+    if word == "torch":
+        assert rows["cross_entropy"] == LOSS
+        assert served[-2:] == [False, False]
+    else:  # PyTorch's logits were measured with that loss
+        assert [names[:2] for names in measured[1:]] == [["torch.linear_cross_entropy", "chunked.linear_cross_entropy"]]
+        assert served.count(True) >= 2
 
 
 def test_attention_without_a_gradient_is_measured_too(measured):

@@ -36,6 +36,7 @@ class Operation(NamedTuple):
     `reference` is called with the tensors, then with the attributes by name, of which `defaults` are added where a call
     states none. `without_gradient` names operands such as labels. With `large`, a call whose gradient is wanted of some
     operands alone says so to the kernel, by the attribute ``needs``, as others are too large to be computed in vain.
+    `part` names an operation of the table that is a part of it: `reference` takes the function for it by that name.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Operation(NamedTuple):
     defaults: Mapping[str, Any] = MappingProxyType({})
     large: bool = False
     writes: int = 0
+    part: str = ""
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, *, epsilon: float, formula: str = "torch") -> Tensor:
@@ -104,11 +106,12 @@ def linear_cross_entropy(
     *,
     ignore_index: int = -100,
     reduction: str = "mean",
+    cross_entropy: Callable[..., Tensor] = cross_entropy,
 ) -> Tensor:
     """Return the cross entropy, in float32 or in float64, of the logits that a linear layer gives for rows."""
     logits = functional.linear(x, weight, bias)
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return cross_entropy(wide, target, ignore_index=ignore_index, reduction=reduction)
+    upcast = logits.dtype not in (torch.float32, torch.float64)
+    return cross_entropy(logits, target, ignore_index=ignore_index, reduction=reduction, upcast=upcast)
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -151,7 +154,7 @@ _ROWS = (
     ),
     Operation(
         "linear_cross_entropy", ("x", "weight", "target", "bias"), linear_cross_entropy, without_gradient=("target",),
-        defaults=_LOSS, large=True,
+        defaults=_LOSS, large=True, part="cross_entropy",
     ),
     Operation("grouped_matmul", ("x", "weight", "offsets"), grouped_matmul, without_gradient=("offsets",)),
     Operation("cache_update", ("keys", "values", "new_keys", "new_values", "positions"), cache_update, writes=2),

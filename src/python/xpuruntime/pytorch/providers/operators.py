@@ -53,8 +53,7 @@ def perform(op: str, operands: Mapping[str, Tensor | None], attributes: Mapping[
     present = {name: operands.get(name) for name in OPERATIONS[op].operands}
     tensors = [x for x in present.values() if x is not None]
     names = ",".join(name for name, x in present.items() if x is not None)
-    stated = {**OPERATIONS[op].defaults, **attributes}
-    text = "; ".join([f"{name}={value!r}" for name, value in stated.items()])  # Dynamo traces no json.dumps
+    text = _text(op, attributes)
     if torch.compiler.is_compiling():
         decided, written = getattr(torch.ops.xpuruntime, op).decided, OPERATIONS[op].writes
         if written > 0:
@@ -80,9 +79,14 @@ def takes(op: str, operands: Mapping[str, Tensor], attributes: Mapping[str, Any]
     place = bound_kernel(word, op)
     if place is None or rejection_of_word(word, op):
         return False
-    text = "; ".join(f"{name}={value!r}" for name, value in {**OPERATIONS[op].defaults, **attributes}.items())
+    text = _text(op, attributes)
     exact = torch.are_deterministic_algorithms_enabled() or active.policy.execution.deterministic
     return not _rejection(place, list(operands.values()), ",".join(operands), text, torch.is_grad_enabled(), exact)
+
+
+def _text(op: str, attributes: Mapping[str, Any]) -> str:
+    stated = {**OPERATIONS[op].defaults, **attributes}
+    return "; ".join([f"{name}={value!r}" for name, value in stated.items()])  # Dynamo traces no json.dumps
 
 
 @functools.lru_cache(maxsize=1024)
@@ -114,8 +118,10 @@ def _served(op: str, tensors: Sequence[Tensor], names: str, attributes: str, wor
 
 
 def _by_torch(op: str, route: Route | None, tensors: Sequence[Tensor], names: str, attributes: str) -> list[Tensor]:
+    part = functools.partial(_part, OPERATIONS[op].part) if OPERATIONS[op].part else None
+
     def run(*inputs: Tensor) -> list[Tensor]:
-        return _reference(op, inputs, names, attributes)
+        return _reference(op, inputs, names, attributes, part)
 
     if CONTEXT.observer is None or route is None:
         return run(*tensors)
@@ -123,9 +129,18 @@ def _by_torch(op: str, route: Route | None, tensors: Sequence[Tensor], names: st
     return found
 
 
-def _reference(op: str, tensors: Sequence[Tensor], names: str, attributes: str) -> list[Tensor]:
+def _part(op: str, *tensors: Tensor, kernel: str = "", **attributes: Any) -> Any:
+    return perform(op, dict(zip(OPERATIONS[op].operands, tensors, strict=False)), attributes, kernel)
+
+
+def _reference(
+    op: str, tensors: Sequence[Tensor], names: str, attributes: str, part: Callable[..., Any] | None = None
+) -> list[Tensor]:
+    """Return an operation by PyTorch's own ones, a part of it by another function where there is one for it."""
     operands = dict(zip(names.split(","), tensors, strict=True))
     options = {name: value for name, value in _options(attributes).items() if name != "needs"}
+    if part is not None:
+        options[OPERATIONS[op].part] = part
     made = OPERATIONS[op].reference(*(operands.get(name) for name in OPERATIONS[op].operands), **options)
     return [made] if isinstance(made, torch.Tensor) else list(made or ())
 
@@ -218,15 +233,41 @@ def _settle(
     def served(word: str, inputs: list[Tensor]) -> Sequence[Tensor]:
         return _served(op, inputs, names, attributes, word, "train" if records else context.phase())
 
-    candidates = [(route.kernel, lambda: run(lambda inputs: _reference(op, inputs, names, attributes)))]
+    part = _kernel_of_part(op, tensors, names, attributes, records)
+    if part is None:
+        return route
+    by = functools.partial(_part, OPERATIONS[op].part, kernel=part) if part else None
+    candidates = [(route.kernel, lambda: run(lambda inputs: _reference(op, inputs, names, attributes, by)))]
     candidates += [(word, functools.partial(run, functools.partial(served, word))) for word in places]
     layouts = ",".join(f"{list(x.shape)}{list(x.stride())}{x.dtype}" for x in tensors)
-    text = f"{names};{attributes};{layouts};grad={records};deterministic={exact}"
+    text = f"{names};{attributes};{layouts};grad={records};deterministic={exact}{part and f';part={part}'}"
     best = tuning.pick(op, text, candidates, device, passes=dict.fromkeys(places, 0), active=active)
     if best is None:  # it could not be measured now
         return route
     times = tuning.measured(op, text, device, active=active)
     return tuning.keep_tuned(active, known, route, best, places.get(best), times)
+
+
+def _kernel_of_part(op: str, tensors: Sequence[Tensor], names: str, attributes: str, records: bool) -> str | None:
+    """Return the kernel that the active policy gives a part of a call; empty for PyTorch's own.
+
+    ``None`` where that is not known yet.
+    """
+    found: list[str | None] = [""]
+
+    def decide(*operands: Tensor, **stated: Any) -> Tensor:
+        part = OPERATIONS[op].part
+        own_names = ",".join(OPERATIONS[part].operands[: len(operands)])
+        route = _route_of(part, operands, own_names, _text(part, stated), "", records)
+        if route is not None:
+            found.append(None if route.open else route.place.word if isinstance(route.place, BoundKernel) else "")
+        return operands[0]
+
+    if OPERATIONS[op].part:
+        with torch.set_grad_enabled(records):
+            inputs = [x.detach().requires_grad_(records and x.requires_grad) for x in tensors]
+            _reference(op, inputs, names, attributes, decide)
+    return found[-1]
 
 
 def _named(op: str, tensors: Sequence[Tensor], names: str, attributes: str, kernel: str, records: bool) -> Route:
