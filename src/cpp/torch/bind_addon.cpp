@@ -30,7 +30,7 @@ torch_abi::Verdict judge_call(PyObject* name, PyObject* const* arrays, std::size
                               std::uint64_t* request) {
   try {
     const CallPhase fixed = phase == nullptr ? CallPhase::kUnknown : phase_of(phase);
-    Judgement found = judge(name, {arrays, count}, out, fixed);
+    Judgement found = judge(name, {arrays, count}, out, fixed, request != nullptr);
     if (found.verdict == Verdict::kQuick) *place = found.place.release().ptr();
     if (request != nullptr) *request = found.request;
     return static_cast<torch_abi::Verdict>(found.verdict);

@@ -69,8 +69,9 @@ py::object make_guard(const py::str& name, const py::object& slow, const py::obj
 void bind_guard(py::module_& module) {
   module.def("make_guard", make_guard, py::arg("name"), py::arg("slow"), py::arg("native"),
              "What stands for a product; see xpuruntime.pytorch.dispatch.overrides.fast_kernels.");
-  module.def("set_guards", set_guard_state, py::arg("routes"), py::kw_only(), py::arg("slow"),
-             py::arg("phases"), py::arg("modules"), "Say what holds for all guards.");
+  module.def("set_guards", set_guard_state, py::arg("routes"), py::arg("kinds"), py::kw_only(),
+             py::arg("slow"), py::arg("phases"), py::arg("modules"),
+             "Say what holds for all guards.");
   module.def(
       "call_phase",
       [] { return py::reinterpret_borrow<py::str>(phase_text(call_phase_with_gil())); },

@@ -11,4 +11,9 @@ namespace xpuruntime::bindings {
 pybind11::object call_key_of(PyObject* name, PyObject* const* arrays, Py_ssize_t count,
                              PyObject* last = nullptr);
 
+/// What is left of a call of attention (query, key, value, and a mask or None) without its lengths,
+/// behind a name, as bytes; None where they count. A kernel that serves one call of a kind may
+/// refuse another. Throws py::error_already_set.
+pybind11::object attention_kind_of(PyObject* name, PyObject* const* arrays, Py_ssize_t count);
+
 }  // namespace xpuruntime::bindings

@@ -22,6 +22,7 @@ namespace {
 // Written with the GIL.
 struct State {
   PyObject* routes = nullptr;  // a dict from call keys to routes, or nothing: no policy holds
+  PyObject* kinds = nullptr;   // another one from kinds of calls
   std::atomic<bool> slow{false};
   std::atomic<bool> simple{true};
   std::atomic<bool> phases{false};
@@ -90,10 +91,13 @@ bool is_invalidated() {
 
 }  // namespace
 
-void set_guard_state(const py::object& routes, bool slow, bool phases, bool modules) {
+void set_guard_state(const py::object& routes, const py::object& kinds, bool slow, bool phases,
+                     bool modules) {
   State& now = state();
   PyObject* const before = now.routes;
+  PyObject* const kinds_before = now.kinds;
   now.routes = routes.is_none() ? nullptr : py::dict(routes).inc_ref().ptr();
+  now.kinds = kinds.is_none() ? nullptr : py::dict(kinds).inc_ref().ptr();
   if (now.routes != before) forget_native_calls();
   now.slow.store(slow, std::memory_order_release);
   now.phases.store(phases, std::memory_order_release);
@@ -101,6 +105,7 @@ void set_guard_state(const py::object& routes, bool slow, bool phases, bool modu
   const bool told = addon() != nullptr || !(phases || modules);
   now.simple.store(!slow && told, std::memory_order_release);
   Py_XDECREF(before);
+  Py_XDECREF(kinds_before);
 }
 
 void forget_native_calls() noexcept {
@@ -154,7 +159,8 @@ void keep_quick_call(std::span<const std::uint64_t> call, PyObject* place, std::
   if (state().places.insert(place).second) Py_INCREF(place);
 }
 
-Judgement judge(PyObject* name, std::span<PyObject* const> arrays, PyObject* out, CallPhase phase) {
+Judgement judge(PyObject* name, std::span<PyObject* const> arrays, PyObject* out, CallPhase phase,
+                bool attention) {
   const State& now = state();
   Judgement found;
   if (now.slow.load(std::memory_order_acquire)) return found;
@@ -168,21 +174,30 @@ Judgement judge(PyObject* name, std::span<PyObject* const> arrays, PyObject* out
   const py::object routes = py::reinterpret_borrow<py::object>(now.routes);
   const bool phases = now.phases.load(std::memory_order_relaxed);
   const bool modules = now.modules.load(std::memory_order_relaxed);
-  py::object key = call_key_of(name, arrays.data(), static_cast<Py_ssize_t>(arrays.size()), out);
+  const auto count = static_cast<Py_ssize_t>(arrays.size());
+  const py::object key = call_key_of(name, arrays.data(), count, out);
   const bool known = !key.is_none();  // arrays that cannot be seen may look like others here
+  py::object module;
   if (phases || modules) {
     // As CompiledPolicy.call_context has them.
     const bool fixed = phase != CallPhase::kUnknown;
     if (phases) found.phase = phase_text(fixed ? phase : call_phase_with_gil());
+    module = modules ? module_now() : module_path(kNoModule);
+  }
+  const auto find = [&](PyObject* kept, const py::object& of) {
     const py::handle stated = phases ? found.phase : phase_text(CallPhase::kUnknown);
-    key = py::make_tuple(key, stated, modules ? module_now() : module_path(kNoModule));
+    const py::object whole = module ? py::make_tuple(of, stated, module) : of;
+    PyObject* const item = PyDict_GetItemWithError(kept, whole.ptr());
+    if (item == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
+    return py::reinterpret_borrow<py::object>(item);
+  };
+  py::object route = find(routes.ptr(), key);
+  if (!route && known && attention && now.kinds != nullptr) {
+    const py::object kinds = py::reinterpret_borrow<py::object>(now.kinds);
+    const py::object kind = attention_kind_of(name, arrays.data(), count);
+    if (!kind.is_none()) route = find(kinds.ptr(), kind);
   }
-  PyObject* const kept = PyDict_GetItemWithError(routes.ptr(), key.ptr());
-  if (kept == nullptr) {
-    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-    return found;
-  }
-  const auto route = py::reinterpret_borrow<py::object>(kept);
+  if (!route) return found;
   found.place = attribute(route.ptr(), place_name);
   if (!found.place.is_none()) {
     const bool quick = attribute(route.ptr(), quick_name).ptr() == Py_True;

@@ -21,9 +21,11 @@ enum class Verdict : std::uint8_t {
   kAlways   ///< the native kernel serves all calls of the same facts
 };
 
-/// What holds for all guards: the routes of the policy, whether Python looks at every call, and
-/// whether rules ask for the phase of a call, and for its module. With the GIL.
-void set_guard_state(const pybind11::object& routes, bool slow, bool phases, bool modules);
+/// What holds for all guards: the routes of the policy, those for all lengths of a kind of
+/// attention, whether Python looks at every call, and whether rules ask for the phase of a call,
+/// and for its module. With the GIL.
+void set_guard_state(const pybind11::object& routes, const pybind11::object& kinds, bool slow,
+                     bool phases, bool modules);
 /// Forgets which calls are native, since a route has changed. With the GIL.
 void forget_native_calls() noexcept;
 
@@ -64,9 +66,10 @@ struct Judgement {
 };
 
 /// `out`: where the result goes, or null. `phase`: of every call of this operator, where rules ask
-/// for one; kUnknown where it is that of the call. With the GIL. Throws py::error_already_set.
+/// for one; kUnknown where it is that of the call. `attention`: its route may be that of all
+/// lengths, so that the kernel may refuse. With the GIL. Throws py::error_already_set.
 Judgement judge(PyObject* name, std::span<PyObject* const> arrays, PyObject* out,
-                CallPhase phase = CallPhase::kUnknown);
+                CallPhase phase = CallPhase::kUnknown, bool attention = false);
 
 /// Calls `native.call`, or `native` where its kernel has been taken away. With the GIL; null with
 /// an error set.

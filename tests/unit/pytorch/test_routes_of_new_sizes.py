@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 import xpuruntime as xrt
+from xpuruntime import _core
 
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
@@ -17,6 +18,7 @@ from xpuruntime.policies.advisories import Platform, holding  # noqa: E402
 from xpuruntime.pytorch.attention import advised, selection  # noqa: E402
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy  # noqa: E402
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy  # noqa: E402
+from xpuruntime.pytorch.dispatch.fast_path import fast_path  # noqa: E402
 from xpuruntime.pytorch.dispatch.overrides import attention as attention_override  # noqa: E402
 from xpuruntime.pytorch.dispatch.route_cost import RoutePin  # noqa: E402
 from xpuruntime.pytorch.ops import attention_operator  # noqa: E402
@@ -71,6 +73,42 @@ def test_a_growing_kv_cache_is_looked_up_once(kernel, grows, monkeypatch):
     assert asked == []
 
 
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("words", [{"attention": "torch.flash"}, {"rules": [rule("torch.flash")]}])
+def test_calls_of_a_known_kind_are_served_without_python(words, trains, monkeypatch):
+    if fast_path().route != "addon":
+        pytest.skip(f"without the addon: {fast_path().reason}")
+    lengths, real = [], attention_override.attend
+    monkeypatch.setattr(
+        attention_override, "attend",
+        lambda active, natively, given: (lengths.append(given.key.shape[-2]), real(active, natively, given))[1],
+    )  # fmt: skip
+    q, cache = torch.randn(1, 4, 1, 16, requires_grad=trains), torch.randn(1, 2, 64, 16)
+    mask = torch.zeros(1, 1, 1, 64)
+    phases = ("infer", "train", "backward") if "rules" in words else ()
+    rules = [rule("torch.flash", phase=phase) for phase in phases]
+    with xt.kernel_policy(**({"rules": rules} if rules else words)):
+        for length in range(2, 64):
+            k = cache[:, :, :length]
+            found = sdpa(q, k, k, attn_mask=mask[..., :length], enable_gqa=True)
+            torch.testing.assert_close(found, sdpa_of_groups(q, k))
+    assert lengths == [2]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch says why its kernel cannot serve
+def test_what_the_kernel_of_a_kind_refuses_is_served_by_another():
+    q, k, v = operands(head_dim=16)
+    narrow = v[..., :8].contiguous()  # flash serves none of these, and is kept for their kind below
+    with torch.no_grad():
+        expected = sdpa(q, k, narrow)
+        with xt.kernel_policy(xrt.Policy(kernels={"attention": "torch.flash"}, mode="auto")):
+            sdpa(q, k, v)
+            kinds = active_policy().kinds
+            kinds[_core.attention_kind("sdpa;0", q, k, narrow, None)] = next(iter(kinds.values()))
+            for _ in range(2):
+                torch.testing.assert_close(sdpa(q, k, narrow), expected)
+
+
 def sdpa_of_groups(q, k):
     k = k.repeat_interleave(2, 1).double()
     return ((q.double() @ k.mT * 16**-0.5).softmax(-1) @ k).float()
@@ -79,8 +117,8 @@ def sdpa_of_groups(q, k):
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch says why its kernel cannot serve
 @pytest.mark.parametrize("kernel", ["torch.flash", "cpu.reference"])
 def test_what_the_kernel_of_a_kind_cannot_serve_is_looked_up(kernel, monkeypatch):
-    monkeypatch.setattr(attention_override, "kind_of", lambda *_: "all calls")
-    monkeypatch.setattr(attention_operator, "kind_of", lambda *_: "all calls")
+    monkeypatch.setattr(attention_override, "attention_kind", lambda *_: "all calls")
+    monkeypatch.setattr(attention_operator, "attention_kind", lambda *_: "all calls")
     q, k, v = operands(head_dim=16)
     narrow = v[..., :8].contiguous()  # neither of the two serves that
     with torch.no_grad():

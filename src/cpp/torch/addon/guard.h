@@ -227,9 +227,13 @@ class Kernel<Op, Result(Arguments...)> final : public c10::OperatorKernel {
     }
     if (verdict != Verdict::kAlways) return std::nullopt;
     std::optional<Value> made;
-    {
+    try {
       const ReleaseGil unlocked;
       made.emplace(run(request, arguments...));
+    } catch (const c10::Error&) {
+      // Of one backend, which may not serve these lengths: Python looks for another, or raises it.
+      if (request == 0) throw;
+      return std::nullopt;
     }
     core().keep_native(facts.data(), facts.size(), number, request);  // PyTorch has refused nothing
     return made;

@@ -153,6 +153,9 @@ def op_conv2d_weight_gradient(
     stream: Any,
     /,
 ) -> Any: ...
+def attention_kind(name: str, /, *arrays: Any) -> bytes | None:
+    """Return what is left of a call of attention without its lengths, as a key; ``None`` where they count."""
+
 def call_key(name: str, /, *arrays: Any) -> bytes | None:
     """Return everything that a kernel depends on of a call's arrays: shapes, strides, dtypes, devices, alignment.
 
@@ -167,7 +170,9 @@ def make_guard(name: str, slow: Callable[..., Any], native: Any) -> Callable[...
     route is `quick`; and `slow` otherwise.
     """
 
-def set_guards(routes: dict[Any, Any] | None, *, slow: bool, phases: bool, modules: bool) -> None:
+def set_guards(
+    routes: dict[Any, Any] | None, kinds: dict[Any, Any] | None, *, slow: bool, phases: bool, modules: bool
+) -> None:
     """Say what holds for all guards: the routes of the policy, if any, and whether `slow` looks at every call.
 
     `phases` and `modules` say whether rules ask for the phase of a call, and for its module. Where one of them does,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies.call_facts import CallFacts
 
-__all__ = ["Arguments", "AttentionCall", "kind_of", "last_of_range", "phase_of", "sizes_of", "traits"]
+__all__ = ["Arguments", "AttentionCall", "last_of_range", "phase_of", "sizes_of", "traits"]
 
 
 class Arguments(NamedTuple):
@@ -94,31 +94,6 @@ def traits(x: Tensor | None) -> Any:
     if x.is_nested or x.layout is not torch.strided:  # what a kernel depends on is PyTorch's alone
         return (x.dtype, x.device, x.layout, x.dim())
     return (x.dtype, x.device, _sizes(x.shape), _sizes(x.stride()))
-
-
-def kind_of(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rest: tuple[Any, ...]) -> Any:
-    """Return what is left of a call of plain tensors without its lengths, as a key; ``None`` where those count.
-
-    A kernel that serves one call of a kind may refuse another, since its rules for lengths and strides are its own:
-    who takes the route of a kind is prepared for that.
-    """
-    if query.is_nested or key.is_nested or value.is_nested:
-        return None
-    q, k, v = query.shape, key.shape, value.shape
-    if not len(q) == len(k) == len(v) == 4 or not query.layout is key.layout is value.layout is torch.strided:
-        return None
-    queries, keys = q[2], k[2]
-    if not (queries and keys):
-        return None
-    heads = (*q[:2], q[3], *k[:2], k[3], *v[:2], v[3], queries == 1, keys == 1, queries == keys, v[2] == keys)
-    rows = query.stride(3) == 1, key.stride(3) == 1, value.stride(3) == 1
-    kind = query.dtype, key.dtype, value.dtype, query.device, key.device, value.device, heads, rows, rest
-    if mask is None:
-        return kind
-    if mask.is_nested or mask.layout is not torch.strided:
-        return None
-    of_lengths = mask.shape[-2:] == (queries, keys)
-    return kind, mask.dtype, mask.device, of_lengths, mask.shape[:-2] if of_lengths else mask.shape
 
 
 def _sizes(sizes: Any) -> Any:

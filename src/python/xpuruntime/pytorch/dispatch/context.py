@@ -36,6 +36,7 @@ __all__ = [
     "PolicyFrame",
     "active_policy",
     "arch_of",
+    "attention_kind",
     "call_key",
     "capturing",
     "forget_tuned_routes",
@@ -61,6 +62,9 @@ DTYPES: dict[torch.dtype, str] = {
 
 #: Everything that a kernel depends on of a call's arrays, behind a name, as one key; ``None`` where it cannot be seen.
 call_key = _core.call_key
+#: What is left of the key of an attention's query, key, value and mask without lengths; ``None`` where they count. A
+#: kernel that serves one call of a kind may refuse another: who takes the route of a kind is prepared for that.
+attention_kind = _core.attention_kind
 
 #: Returns ``"backward"``, ``"train"``, ``"infer"``, ``"prefill"`` or ``"decode"`` for the call of this thread.
 #:
@@ -204,9 +208,11 @@ class DispatchContext:
         active = self.process_policy
         watched = self.observer is not None or bool(self.own_policies)
         if active is None:
-            _core.set_guards(None, slow=watched, phases=False, modules=False)
+            _core.set_guards(None, None, slow=watched, phases=False, modules=False)
         else:
-            _core.set_guards(active.routes, slow=watched, phases=active.by_phase, modules=active.by_module)
+            _core.set_guards(
+                active.routes, active.kinds, slow=watched, phases=active.by_phase, modules=active.by_module
+            )
 
     def forget_tuned_routes(self) -> None:
         """Have the process-wide policy, and the one of this thread, decide tuned calls anew."""

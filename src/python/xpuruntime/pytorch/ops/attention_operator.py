@@ -18,11 +18,11 @@ from xpuruntime import _core
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.advised import may_concern
-from xpuruntime.pytorch.attention.call import AttentionCall, kind_of, traits
+from xpuruntime.pytorch.attention.call import AttentionCall, traits
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
 from xpuruntime.pytorch.attention.selection import deterministic, find_route, native_rejection, policy_for_xrt
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
-from xpuruntime.pytorch.dispatch.context import CONTEXT, call_key, thread_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, attention_kind, call_key, thread_policy
 from xpuruntime.pytorch.providers.bound import BoundKernel
 
 if TYPE_CHECKING:
@@ -200,7 +200,8 @@ def _find(
 ) -> Route:  # fmt: skip
     tensors = type(q) is type(k) is type(v) is torch.Tensor
     rest = (backward, dropout_p > 0, is_causal, needs_grad, phase, module, deterministic(active))
-    kind = kind_of(q, k, v, mask, rest) if tensors and not skip else None
+    kind = attention_kind("attention", q, k, v, mask) if tensors and not skip else None
+    kind = None if kind is None else (kind, rest)
     route = active.of_kind(known, kind)
     if route is not None and route.place is not None:
         return route  # which refuses what it cannot serve; then the next is looked for

@@ -20,7 +20,7 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch._private_api import lookup
 from xpuruntime.pytorch.attention.advised import may_concern
-from xpuruntime.pytorch.attention.call import Arguments, AttentionCall, kind_of, traits
+from xpuruntime.pytorch.attention.call import Arguments, AttentionCall, traits
 from xpuruntime.pytorch.attention.limits import transforms_and_tangents, xrt_call_rejection
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
 from xpuruntime.pytorch.attention.selection import find_route, four
@@ -28,7 +28,7 @@ from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.compiler.strict_exports import is_traced_for_a_program
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
-from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy, call_key
+from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy, attention_kind, call_key
 from xpuruntime.pytorch.dispatch.overrides.fast_kernels import fast_operator_kernel
 from xpuruntime.pytorch.dispatch.overrides.invoke import prefer_native_error
 from xpuruntime.pytorch.dispatch.overrides.native import Native, Override
@@ -105,7 +105,7 @@ def attend(
     route, assumed = active.routes.get(known), False
     kind = None
     if route is None and plain:
-        kind = kind_of(query, key, value, mask, ("sdpa", flags, both, phase, module))
+        kind = _kind_of(active, flags, (query, key, value, mask), phase, module, both=both)
         route = active.of_kind(known, kind)
         assumed = route is not None
     call: AttentionCall | None = None
@@ -123,6 +123,8 @@ def attend(
         if route.place is None and not apart:
             if both and plain and not route.open and seen not in active.routes:
                 active.keep(seen, route)  # the fast kernel may know that forward and gradient are PyTorch's
+                if kind is not None and ("gradient", kind) in active.kinds:
+                    active.keep_kind(kind[1], route)
             try:
                 return _natively(route, natively, (query, key, value))
             except RuntimeError as error:
@@ -188,6 +190,16 @@ def _key_of(active: CompiledPolicy, given: Arguments, phase: str, module: str) -
     if active.by_call:
         known = (known, phase, module)
     return known, flags, plain, needs_grad
+
+
+def _kind_of(
+    active: CompiledPolicy, flags: int, tensors: tuple[Tensor | None, ...], phase: str, module: str, *, both: bool
+) -> Any:
+    """Return the key of all calls that differ from this one in lengths alone; ``None`` where those count."""
+    kind: Any = attention_kind(f"sdpa;{flags}", *tensors)
+    if kind is not None and active.by_call:
+        kind = (kind, phase, module)  # as the fast kernel looks for it
+    return kind if kind is None or not both else ("sdpa and its gradient", kind)
 
 
 def _keep_native(active: CompiledPolicy, given: Arguments) -> None:
