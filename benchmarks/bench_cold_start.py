@@ -2,6 +2,8 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Processor time of a new process that opens a small model on the CPU and runs it once, beside ONNX Runtime alone.
 
+Processes of the cases alternate; a ratio of medians has an interval from resampled rounds.
+
 python benchmarks/bench_cold_start.py
 """
 
@@ -9,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -52,15 +52,26 @@ def cases(model: str, inputs: str) -> dict[str, list[str]]:
 def processor_ms(command: list[str]) -> float:
     """Return user and system time of one process and its threads, in milliseconds."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return 1e3 * (after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    nowhere = (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)
+    process = os.posix_spawn(command[0], command, environment, file_actions=[nowhere])
+    _, status, used = os.wait4(process, 0)
+    if status:
+        raise SystemExit(f"{command} ended with {os.waitstatus_to_exitcode(status)}")
+    return 1e3 * (used.ru_utime + used.ru_stime)
+
+
+def ratio_of(ours: list[float], plain: list[float]) -> tuple[float, float, float]:
+    """Return the ratio of the medians, and its 95 % interval from resampled rounds."""
+    rng = np.random.default_rng(0)
+    rounds = rng.integers(len(ours), size=(10_000, len(ours)))
+    resampled = np.median(np.asarray(ours)[rounds], axis=1) / np.median(np.asarray(plain)[rounds], axis=1)
+    low, high = np.quantile(resampled, (0.025, 0.975))
+    return statistics.median(ours) / statistics.median(plain), float(low), float(high)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--out")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -74,14 +85,16 @@ def main() -> None:
                 if turn:  # the first fills the caches of files
                     samples[name].append(taken)
     medians = {name: statistics.median(values) for name, values in samples.items()}
-    ratios = {
-        name: statistics.median(ours / plain for ours, plain in zip(samples[name], samples["onnxruntime"]))
-        for name in ("session", "xrt run")
-    }
+    found = {name: ratio_of(samples[name], samples["onnxruntime"]) for name in ("session", "xrt run")}
     for name, value in medians.items():
-        note = f"  {ratios[name]:.2f} times ONNX Runtime (target: {TARGET:g})" if name in ratios else ""
-        print(f"{name:12} {value:7.1f} ms{note}")
+        print(f"{name:12} {value:7.1f} ms", end="")
+        if name in found:
+            print("  {:.2f} times ONNX Runtime [{:.2f}, {:.2f}]".format(*found[name]), f"(target: {TARGET:g})", end="")
+        print()
+    ratios = {name: ratio for name, (ratio, _, _) in found.items()}
+    intervals = {name: ends for name, (_, *ends) in found.items()}
     body = {"rounds": options.rounds, "samples_ms": samples, "median_ms": medians, "ratios": ratios}
+    body["intervals"] = intervals
     write("cold_start", {**body, "target_ratio": TARGET, "target_help_ms": HELP_TARGET}, options.out)
 
 

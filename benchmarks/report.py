@@ -145,8 +145,14 @@ def session(record: dict[str, Any]) -> Section:
 def cold_start(record: dict[str, Any]) -> Section:
     """Return the processor time of new processes, and that of `xrt --help`."""
     samples, ratios = record["samples_ms"], record["ratios"]
+    intervals = record.get("intervals", {})
     rows = [
-        [case, *map(number, spread(values)), number(ratios[case]) if case in ratios else "-"]
+        [
+            case,
+            *map(number, spread(values)),
+            number(ratios[case]) if case in ratios else "-",
+            " to ".join(map(number, intervals[case])) if case in intervals else "-",
+        ]
         for case, values in samples.items()
     ]
     checks = [Check(f"cold start: {case}", ratio, record["target_ratio"], "x") for case, ratio in ratios.items()]
@@ -156,9 +162,9 @@ def cold_start(record: dict[str, Any]) -> Section:
     text = (
         "How much processor time does a new process take that opens a small model and runs it once?\n\n"
         f"{machine(record)}\n`python benchmarks/bench_cold_start.py`: {record['rounds']} rounds, each with a process "
-        "of each case; user and system time of all threads, imports and exit included. The ratio is the median of the "
-        f"rounds'.{note}\n\n"
-        + table(("ms", "median", "p10", "p90", "to onnxruntime"), rows)
+        "of each case; user and system time of all threads, imports and exit included. The ratio is of the medians, "
+        f"its 95 % interval from resampled rounds.{note}\n\n"
+        + table(("ms", "median", "p10", "p90", "to onnxruntime", "interval"), rows)
         + f"\n{target_table(checks)}"
     )
     return Section("Cold start", text, tuple(checks))

@@ -13,7 +13,6 @@ Importing this package imports no vendor package and needs no GPU, driver or ven
 from __future__ import annotations
 
 import importlib.util
-import logging as _logging
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import (
@@ -133,9 +132,6 @@ if TYPE_CHECKING:
     from xpuruntime.tuning.tune_result import TuneResult
 
 __version__ = "0.1.0"
-
-#: Decisions are records of the loggers below this one, which print nothing unless the program configures logging.
-_logging.getLogger(__name__).addHandler(_logging.NullHandler())
 
 __all__ = [
     "AccuracyError",

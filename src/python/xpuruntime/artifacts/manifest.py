@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -164,6 +163,8 @@ def made_files(folder: Path) -> tuple[str, ...] | None:
     """
     if kind_of(folder) != "folder":
         return None
+    import json
+
     try:
         plain = json.loads(read_regular(folder / MANIFEST, _MAX_MANIFEST))
     except (OSError, ValueError, RecursionError):
@@ -226,7 +227,7 @@ def read_manifest(folder: Path) -> Manifest:
     except (msgspec.ValidationError, RecursionError) as error:
         _refuse(folder, f"its {MANIFEST} is not one that this release reads: {error}")
     try:
-        unknown = _unknown(plain, json.loads(msgspec.json.encode(manifest)), "")
+        unknown = _unknown(plain, msgspec.json.decode(msgspec.json.encode(manifest)), "")
     except RecursionError:
         _refuse(folder, f"its {MANIFEST} is nested too deeply")
     if unknown is not None:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -94,6 +93,8 @@ def time_generation(
     later = [(one.total_us - one.first_token_us) / (len(one.tokens) - 1) for one in found if len(one.tokens) > 1]
     if later:
         samples["token after it"] = later
+    import statistics
+
     rate = 1e6 / statistics.median(later) if later else None
     return {
         "prompt_tokens": len(tokens),

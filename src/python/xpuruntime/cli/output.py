@@ -18,6 +18,7 @@ from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.files.paths import json_bytes, kind_of, reason_of, refuse_overwriting, user_path
 from xpuruntime.files.reading import open_regular
 from xpuruntime.printable import escape_console, printable
+from xpuruntime.runtime.telemetry import named_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -195,7 +196,7 @@ def working(text: str, *, as_json: bool) -> Iterator[None]:
             def emit(self, record: logging.LogRecord) -> None:
                 bar.update(task, description=f"{text}: {record.getMessage()}")
 
-        logger, steps = logging.getLogger("xpuruntime.steps"), Steps()
+        logger, steps = named_logger("xpuruntime.steps"), Steps()
         level = logger.level
         logger.addHandler(steps)
         logger.setLevel(logging.INFO)

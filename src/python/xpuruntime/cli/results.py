@@ -16,16 +16,15 @@ from xpuruntime.files.paths import kind_of, reason_of, refuse_overwriting, user_
 from xpuruntime.files.reading import decode_json, open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from rich.console import RenderableType
 
 __all__ = [
     "ArraySummary",
     "check_output_path",
     "check_target",
     "given_reports",
-    "output_table",
+    "output_lines",
     "save_outputs",
     "show_reports",
     "summarise",
@@ -55,18 +54,13 @@ def summarise(outputs: Mapping[str, Any]) -> dict[str, ArraySummary]:
     return {name: _summary(value) for name, value in outputs.items()}
 
 
-def output_table(outputs: Mapping[str, ArraySummary]) -> RenderableType:
-    """Return a table of what came out."""
-    from rich.text import Text
-
-    from xpuruntime.evidence.render_text.tables import table
-
-    made = table("outputs", ("output", "dtype", "shape", ">min", ">max", ">mean", "first values"))
+def output_lines(outputs: Mapping[str, ArraySummary]) -> Iterator[str]:
+    """Yield what came out: of each output its type, shape and range, and below its first values."""
     for name, one in outputs.items():
-        numbers = ("-" if value is None else f"{value:.6g}" for value in (one.min, one.max, one.mean))
-        shape = str(list(one.shape)) + (f" ({one.not_finite} not finite)" if one.not_finite else "")
-        made.add_row(Text(name), one.dtype, Text(shape), *numbers, Text(_first(one)))
-    return made
+        shape = f"{one.dtype} {list(one.shape)}" + (f" ({one.not_finite} not finite)" if one.not_finite else "")
+        spread = "" if one.min is None else f", {one.min:.6g} to {one.max:.6g}, mean {one.mean:.6g}"
+        yield f"{name}: {shape}{spread}"
+        yield f"  {_first(one)}"
 
 
 def check_output_path(path: str | None, names: int) -> None:

@@ -7,7 +7,6 @@ No framework is imported here; a framework is used only when the caller has alre
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -206,6 +205,8 @@ def _name_torch_dtype(dtype: Any) -> str:
 
 def digest_parts(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Iterator[Any]:
     """Yield what a digest of arrays is of: names, types, shapes and values, in the order of the names."""
+    import json
+
     import numpy as np
 
     for name, array in sorted(arrays.items()):

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -139,6 +138,8 @@ def fp32_nodes(rule: KernelRule) -> str | None:
 def show(value: Any) -> str:
     """Return a policy value as a policy file would write it."""
     if hasattr(value, "to_plain"):
+        import json
+
         return json.dumps(value.to_plain(), ensure_ascii=False)
     if isinstance(value, (tuple, list)):
         return "[" + ", ".join(show(v) for v in value) + "]"

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from xpuruntime.engines.binding import Binding
 from xpuruntime.engines.input_binding import check_call, chosen_outputs
-from xpuruntime.engines.run_threads import RunFuture, RunThreads
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.runtime.process_forks import keep_in_child
 from xpuruntime.runtime.session_registry import instrumented_method
@@ -21,10 +19,11 @@ from xpuruntime.runtime.telemetry import log_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
     from typing import Self
 
     from xpuruntime.engines.host_model import HostRunner
-    from xpuruntime.engines.run_threads import QueueLimits
+    from xpuruntime.engines.run_threads import QueueLimits, RunThreads
     from xpuruntime.evidence.kernel_records import KernelDecision
     from xpuruntime.evidence.memory_over_time import LiveBytes
     from xpuruntime.evidence.records import Boundary, Conversion, KeySeen, Timeline, Unit
@@ -59,10 +58,23 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 _THREADS = 4
 
 
+class _Closed:
+    """The threads of a model that was closed before it ran asynchronously."""
+
+    closed = True
+
+    def close(self) -> None:
+        """Do nothing: there are no threads."""
+
+    def submit(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse a run."""
+        closed()
+
+
 class LoadedModel(ABC):
     """A model loaded by one engine, ready to run. Safe to call from many threads."""
 
-    _threads: RunThreads | None = None
+    _threads: RunThreads | _Closed | None = None
     #: Whether this is a child of the process that loaded the model: threads of the engine are missing, and the native
     #: model is never ended.
     forked: bool = False
@@ -106,6 +118,8 @@ class LoadedModel(ABC):
         the future is done at once: there `run` only queues the work, in the order of the caller's stream.
         """
         if stream is not None or _on_device(feeds):
+            from xpuruntime.engines.run_threads import RunFuture
+
             done: Future[dict[str, Any]] = RunFuture()
             done.set_running_or_notify_cancel()
             try:
@@ -119,14 +133,16 @@ class LoadedModel(ABC):
         given = dict(feeds) if hasattr(feeds, "keys") else feeds
         return threads.submit(instrumented_method(self, "run"), given, limits=limits)
 
-    def run_threads(self, count: int) -> RunThreads:
+    def run_threads(self, count: int) -> RunThreads | _Closed:
         """Return the threads that run this model asynchronously; the first call says how many, at most."""
+        from xpuruntime.engines.run_threads import RunThreads
+
         found = self._threads
         return self.__dict__.setdefault("_threads", RunThreads(count)) if found is None else found
 
     def stop_async(self) -> None:
         """Cancel the asynchronous runs that have not begun, and wait for those that have. Called before `close`."""
-        self.run_threads(1).close()  # also where there are none yet, so that none are made any more
+        self.__dict__.setdefault("_threads", _Closed()).close()  # where there are none yet, none are made any more
 
     @abstractmethod
     def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from xpuruntime.engines.model.external import resolve_links
 from xpuruntime.engines.model.file import refuse
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelSource", "prepare_source"]
 
 
-@dataclass(eq=False, repr=False)
-class ModelSource:
+class ModelSource(msgspec.Struct, eq=False):
     """The model as an engine will get it: a path, or bytes and the folder of their external data."""
 
     model: str | bytes
@@ -36,6 +36,7 @@ class ModelSource:
     operators: str | None = None
     converted: bool = False
     info: ModelInfo | None = None
+    __repr__ = object.__repr__
 
     def __post_init__(self) -> None:
         if isinstance(self.model, bytes) and self.folder is not None:

@@ -11,20 +11,20 @@ import queue
 import threading
 import time
 import weakref
-from concurrent.futures import Future, InvalidStateError
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from concurrent.futures import Future, InvalidStateError, TimeoutError
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from xpuruntime.errors import DeadlineError, EngineError, QueueFullError, XpuRuntimeError
-from xpuruntime.runtime.interruptible_waits import LONGEST_WAIT, InterruptibleFuture, uninterrupted
+from xpuruntime.runtime.interruptible_waits import LONGEST_WAIT, Latch, uninterrupted
 from xpuruntime.runtime.process_forks import reset_in_child
 from xpuruntime.runtime.session_registry import interpreter_ends
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
 
 __all__ = [
     "LINGER",
+    "InterruptibleFuture",
     "QueueLimits",
     "RunFuture",
     "RunThreads",
@@ -32,6 +32,7 @@ __all__ = [
     "lost_in_fork",
 ]
 
+_Result = TypeVar("_Result")
 #: Seconds that a thread stays when there is nothing to do.
 LINGER = 0.25
 
@@ -288,6 +289,59 @@ class RunThreads:
                 return True
         cancel(job.future)  # whose callbacks may do anything
         return False
+
+
+class _LockedInOneStep(threading.Condition):
+    """A condition of the standard library whose ``with`` takes and gives back the lock in one step; not its `wait`."""
+
+    _lock: Any
+
+    @property
+    def __enter__(self) -> Any:
+        return self._lock.__enter__
+
+    @property
+    def __exit__(self) -> Any:
+        return self._lock.__exit__
+
+
+class InterruptibleFuture(Future[_Result]):
+    """A future for which a program may wait and be interrupted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Take a lock that is free, as in a child of a fork."""
+        self._condition = _LockedInOneStep()
+
+    def result(self, timeout: float | None = None) -> _Result:
+        """Return the result, or raise what the call has raised; see `concurrent.futures.Future.result`."""
+        self._wait(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return what the call has raised, if anything; see `concurrent.futures.Future.exception`."""
+        self._wait(timeout)
+        return super().exception(0)
+
+    def _wait(self, timeout: float | None) -> None:
+        if self.done():
+            return
+        latch = Latch()  # of this call alone, so that an interruption leaves nothing taken
+
+        def wake(_: Any) -> None:
+            latch.set()
+
+        self.add_done_callback(wake)
+        if not latch.wait(timeout):
+            with self._condition:
+                callbacks: list[Any] = vars(self)["_done_callbacks"]
+                if wake in callbacks:
+                    callbacks.remove(wake)
+            if not self.done():
+                raise TimeoutError
 
 
 class RunFuture(InterruptibleFuture[dict[str, Any]]):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import stat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
@@ -154,6 +153,8 @@ def journal_line(entry: Mapping[str, Any], digest: str) -> tuple[bytes, str]:
 
 def read_journal_lines(data: bytes) -> JournalLines:
     """Return the entries of a journal."""
+    import json
+
     whole = data[: data.rfind(b"\n") + 1]
     entries: list[dict[str, Any]] = []
     digest = ""

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["explain_session", "measure", "source_graph"]
 
-_LEVELS = {"honoured": logging.DEBUG, "substituted": logging.WARNING, "unsupported": logging.WARNING}
+_LEVELS = {"honoured": "DEBUG", "substituted": "WARNING", "unsupported": "WARNING"}
 
 _WARM, _STEPS = 3, 3
 _ACCURACY = ("accuracy.reference", "accuracy.rtol", "accuracy.atol", "accuracy.cosine")
@@ -111,7 +110,7 @@ def explain_session(
         )
         names = ("key", "requested", "observed", "status")
         facts = {name: getattr(observation, name) for name in names}
-        log_decision("explain", _LEVELS.get(observation.status, logging.INFO), "observation", text, **facts)
+        log_decision("explain", _LEVELS.get(observation.status, "INFO"), "observation", text, **facts)
     return report
 
 

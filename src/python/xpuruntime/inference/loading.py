@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -63,7 +62,7 @@ def load_planned(recipe: Recipe, plan: Plan) -> LoadResult:
         how = "which was compiled now" if made else "from the cache"
         note = f"loaded from artifact {artifact.folder}, {how}"
         facts = {"artifact": artifact.folder, "compiled": bool(made)}
-        log_decision("load", logging.INFO, "artifact", note, engine=engine.name, device=request.device, **facts)
+        log_decision("load", "INFO", "artifact", note, engine=engine.name, device=request.device, **facts)
         plan = msgspec.structs.replace(plan, notes=(*plan.notes, note))
         if warning:
             plan = msgspec.structs.replace(plan, warnings=(*plan.warnings, warning))

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -15,7 +14,6 @@ from xpuruntime.engines.base import closed
 from xpuruntime.engines.input_binding import check_call, check_mapping
 from xpuruntime.engines.model.shapes import with_open_batch
 from xpuruntime.engines.registry import known_engines
-from xpuruntime.engines.run_threads import QueueLimits
 from xpuruntime.errors import EngineError, InputError, LockError, XpuRuntimeError
 from xpuruntime.inference.plan_request import plan_session, reopen_plan, warn_of
 from xpuruntime.inference.session_arguments import PolicyAliases, SessionArguments
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Binding, LoadedModel
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.engines.registry import EngineRegistry
+    from xpuruntime.engines.run_threads import QueueLimits
     from xpuruntime.evidence import Report
     from xpuruntime.evidence.determinism import DeterminismTests
     from xpuruntime.inference.locked import LockInForce
@@ -196,7 +195,7 @@ class InferenceSession:
             check_loaded(lock)
             check_outputs(self, lock)
             text = f"lock {lock.where} holds for what is loaded and computed"
-            log_decision("lock", logging.INFO, "lock", text, lock=lock.where, digest=lock.lock.digest)
+            log_decision("lock", "INFO", "lock", text, lock=lock.where, digest=lock.lock.digest)
         except LockError as error:
             log_refusal("lock", error)
             self.close()
@@ -527,4 +526,6 @@ def _limits(queue: int | None, timeout: float | None) -> QueueLimits | None:
         raise InputError(f"queue is the number of runs that may wait, 1 or more, got {queue!r}")
     if timeout is not None and not (isinstance(timeout, (int, float)) and 0 < timeout <= threading.TIMEOUT_MAX):
         raise InputError(f"timeout is a number of seconds above 0, got {timeout!r}")
+    from xpuruntime.engines.run_threads import QueueLimits
+
     return QueueLimits(queue, timeout)

@@ -8,7 +8,6 @@ It needs PyTorch alone. The other modules fit it to frameworks: they log its met
 from __future__ import annotations
 
 import json
-import logging
 import platform
 import weakref
 from pathlib import Path
@@ -155,7 +154,7 @@ class TrainingPolicy:
                 "remove the lock from the checkpoint to train under the new one"
             )
         replay = kernel_policy(root=self._model, lock=found)
-        log_decision("train", logging.INFO, "lock", f"{where} holds, and is replayed", lock=where, digest=found.digest)
+        log_decision("train", "INFO", "lock", f"{where} holds, and is replayed", lock=where, digest=found.digest)
         self._resumed, before = (found, where), self._scope
         if before is not None:
             replay.__enter__()
@@ -212,7 +211,7 @@ class TrainingPolicy:
             active = active_policy()
             self.unmatched = () if active is None else tuple(active.rule_use.unmatched())
             for sentence in self.unmatched:
-                log_decision("train", logging.WARNING, "unmatched", sentence)
+                log_decision("train", "WARNING", "unmatched", sentence)
         if self.step == self._evidence_step:
             self._end_evidence()
         self._begin_evidence()
@@ -235,9 +234,9 @@ class TrainingPolicy:
         self._compare_ranks()
         if failure is not None:
             raise failure
-        facts, level = self.metrics, logging.INFO
+        facts, level = self.metrics, "INFO"
         if self.evidence is not None and (facts["substituted"] or facts["bypassed"] or self.rank_differences):
-            level = logging.WARNING
+            level = "WARNING"
         text = f"step {self.step}: {facts['covered']:.1%} of the time that the policy can affect ran as it asks"
         log_decision("train", level, "evidence", text, step=self.step, **facts)
         if self._on_evidence is not None:
@@ -250,7 +249,7 @@ class TrainingPolicy:
             running[0].__exit__(type(stopped), stopped, None)
         if self.evidence is None and error is None:
             text = f"there is no evidence: it is of step {self._evidence_step}, and the training had {self.step}"
-            log_decision("train", logging.WARNING, "evidence", text, step=self.step)
+            log_decision("train", "WARNING", "evidence", text, step=self.step)
 
     def _lock_evidence(self, found: Explanation) -> None:
         try:
@@ -258,7 +257,7 @@ class TrainingPolicy:
         except (InputError, LockError) as error:
             if self._resumed is not None:
                 raise
-            log_decision("train", logging.WARNING, "lock", f"step {self.step} has no lock: {error}")
+            log_decision("train", "WARNING", "lock", f"step {self.step} has no lock: {error}")
 
     def _compare_ranks(self) -> None:
         """Gather the evidence of all processes, and name those that differ from most."""
@@ -297,7 +296,7 @@ class TrainingPolicy:
             "odd": sorted(odd),
         }  # fmt: skip
         for sentence in self.rank_differences:
-            log_decision("train", logging.WARNING, "rank_difference", sentence)
+            log_decision("train", "WARNING", "rank_difference", sentence)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -313,7 +312,7 @@ class TrainingPolicy:
         """Write the lock and the evidence into a checkpoint; returns the lock, ``None`` where there is none yet."""
         if self.lock is None or self.evidence is None:
             why = "the step is not explained yet" if self.evidence is None else "the step could not be locked"
-            log_decision("train", logging.WARNING, "lock", f"{folder} gets no lock: {why}", step=self.step)
+            log_decision("train", "WARNING", "lock", f"{folder} gets no lock: {why}", step=self.step)
             return None
         place = Path(folder)
         replace_file(place / EVIDENCE_FILE, f"{self.evidence.to_json()}\n".encode(), private=False)
@@ -327,5 +326,5 @@ def lock_in(folder: str | os.PathLike[str]) -> Path | None:
     file = Path(folder) / LOCK_FILE
     if file.is_file():
         return file
-    log_decision("train", logging.WARNING, "lock", f"the checkpoint {folder} has no lock, so none is verified")
+    log_decision("train", "WARNING", "lock", f"the checkpoint {folder} has no lock, so none is verified")
     return None

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -99,8 +98,8 @@ def decide(request: PlanRequest, policy: Policy, machine: Machine, engines: Mapp
     for verdict in verdicts:
         if not verdict.accepted:
             facts = {"candidate": verdict.candidate, "code": verdict.code}
-            log_decision("plan", logging.DEBUG, "candidate", _why(verdict), model=model, **facts)
-    level, how = (logging.WARNING, "taken as a fallback") if winner.fallback else (logging.INFO, "chosen")
+            log_decision("plan", "DEBUG", "candidate", _why(verdict), model=model, **facts)
+    level, how = ("WARNING", "taken as a fallback") if winner.fallback else ("INFO", "chosen")
     text = f"{winner} is {how} for {model}"
     facts = {"engine": winner.engine, "device": winner.device, "mode": policy.mode}
     log_decision("plan", level, "plan", text, model=model, fallback=winner.fallback, **facts)

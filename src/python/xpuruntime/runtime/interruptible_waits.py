@@ -13,14 +13,13 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import Future, TimeoutError
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-__all__ = ["LONGEST_WAIT", "BackgroundCall", "ConditionVariable", "InterruptibleFuture", "Latch", "uninterrupted"]
+__all__ = ["LONGEST_WAIT", "BackgroundCall", "ConditionVariable", "Latch", "uninterrupted"]
 
 _Result = TypeVar("_Result")
 #: Seconds of one wait for a lock. A signal that comes as such a wait begins, or on Windows, does not end it.
@@ -107,59 +106,6 @@ class ConditionVariable:
         for latch in self._waiting:
             latch.set()
         self._waiting.clear()
-
-
-class _LockedInOneStep(threading.Condition):
-    """A condition of the standard library whose ``with`` takes and gives back the lock in one step; not its `wait`."""
-
-    _lock: Any
-
-    @property
-    def __enter__(self) -> Any:
-        return self._lock.__enter__
-
-    @property
-    def __exit__(self) -> Any:
-        return self._lock.__exit__
-
-
-class InterruptibleFuture(Future[_Result]):
-    """A future for which a program may wait and be interrupted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        """Take a lock that is free, as in a child of a fork."""
-        self._condition = _LockedInOneStep()
-
-    def result(self, timeout: float | None = None) -> _Result:
-        """Return the result, or raise what the call has raised; see `concurrent.futures.Future.result`."""
-        self._wait(timeout)
-        return super().result(0)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return what the call has raised, if anything; see `concurrent.futures.Future.exception`."""
-        self._wait(timeout)
-        return super().exception(0)
-
-    def _wait(self, timeout: float | None) -> None:
-        if self.done():
-            return
-        latch = Latch()  # of this call alone, so that an interruption leaves nothing taken
-
-        def wake(_: Any) -> None:
-            latch.set()
-
-        self.add_done_callback(wake)
-        if not latch.wait(timeout):
-            with self._condition:
-                callbacks: list[Any] = vars(self)["_done_callbacks"]
-                if wake in callbacks:
-                    callbacks.remove(wake)
-            if not self.done():
-                raise TimeoutError
 
 
 class BackgroundCall(Generic[_Result]):

@@ -8,7 +8,6 @@ Both have the same fields, such as ``xpuruntime.engine``: a record as attributes
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import sys
 from contextvars import ContextVar
@@ -19,8 +18,9 @@ from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from logging import Logger
 
-__all__ = ["log_decision", "log_refusal", "log_step", "span_tracer", "traced", "traced_run"]
+__all__ = ["log_decision", "log_refusal", "log_step", "named_logger", "span_tracer", "traced", "traced_run"]
 
 #: How many operations go on in this context, one inside of another: runs that they make have no spans of their own.
 _WITHIN: ContextVar[int] = ContextVar("xpuruntime_operation", default=0)
@@ -28,11 +28,29 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def log_decision(operation: str, level: int, event: str, text: str, **fields: Any) -> None:
-    """Log one decision of an operation, such as ``"plan"``, with the event and its facts as fields."""
-    logger = logging.getLogger(f"xpuruntime.{operation}")
-    if logger.isEnabledFor(level):
-        logger.log(level, "%s", printable(text), extra=_named({"event": event, **fields}), stacklevel=2)
+@functools.cache
+def named_logger(name: str) -> Logger:
+    """Return a logger of this package, which prints nothing unless the program configures logging."""
+    import logging
+
+    if name != "xpuruntime":
+        named_logger("xpuruntime")
+        return logging.getLogger(name)
+    logger = logging.getLogger(name)
+    logger.addHandler(logging.NullHandler())
+    return logger
+
+
+def log_decision(operation: str, level: str, event: str, text: str, **fields: Any) -> None:
+    """Log one decision of an operation, such as ``"plan"``, with the event and its facts as fields.
+
+    `level` is the name of one. Where nobody has imported `logging`, nobody listens, and it is not imported here.
+    """
+    if (logging := sys.modules.get("logging")) is None:
+        return
+    logger = named_logger(f"xpuruntime.{operation}")
+    if logger.isEnabledFor(number := getattr(logging, level)):
+        logger.log(number, "%s", printable(text), extra=_named({"event": event, **fields}), stacklevel=2)
 
 
 def log_step(step: str, number: int, of: int, seconds: float | None = None) -> None:
@@ -44,7 +62,7 @@ def log_step(step: str, number: int, of: int, seconds: float | None = None) -> N
         return
     left = "" if seconds is None else f", about {seconds:.0f} s left"
     text = f"{step} ({number} of {of}{left})"
-    log_decision("steps", logging.INFO, "step", text, step=step, number=number, of=of, seconds=seconds)
+    log_decision("steps", "INFO", "step", text, step=step, number=number, of=of, seconds=seconds)
 
 
 def span_tracer(name: str) -> Any:
@@ -104,7 +122,7 @@ def log_refusal(operation: str, error: XpuRuntimeError) -> None:
     if not getattr(error, "logged", False):
         error.logged = True  # type: ignore[attr-defined]
         text = f"{operation} refused: {error}"
-        log_decision(operation, logging.WARNING, "refusal", text, error=type(error).__name__)
+        log_decision(operation, "WARNING", "refusal", text, error=type(error).__name__)
 
 
 def _named(fields: Mapping[str, Any]) -> dict[str, Any]:

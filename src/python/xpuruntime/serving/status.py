@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import enum
-import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from xpuruntime.errors import (
     UnsupportedOperationError,
     XpuRuntimeError,
 )
+from xpuruntime.runtime.telemetry import named_logger
 
 if TYPE_CHECKING:
     pass
@@ -94,7 +94,7 @@ def without_folders(value: Any) -> Any:
     return [without_folders(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
-_logger = logging.getLogger("xpuruntime.serving")
+_logger = named_logger("xpuruntime.serving")
 
 #: The first class that fits decides.
 _STATUS: tuple[tuple[type[BaseException], Status], ...] = (

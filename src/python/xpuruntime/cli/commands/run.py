@@ -81,8 +81,8 @@ def run(
     import time
 
     from xpuruntime.cli.generating import check_generation, show_generation
-    from xpuruntime.cli.output import check_outputs, console, print_json, refuse_other_kinds
-    from xpuruntime.cli.results import check_output_path, output_table, save_outputs, summarise
+    from xpuruntime.cli.output import check_outputs, print_json, print_plain, refuse_other_kinds
+    from xpuruntime.cli.results import check_output_path, output_lines, save_outputs, summarise
     from xpuruntime.cli.session import open_session, prepare
     from xpuruntime.evidence.render_text.tables import duration_text
 
@@ -126,11 +126,9 @@ def run(
             }
         )
         return
-    console().print(output_table(found))
     where = f"; written to {output}" if output else ""
-    console().print(
-        f"{plan.candidate}, precision {plan.precision}, first run {duration_text(elapsed)}{where}", soft_wrap=True
-    )
+    print_plain(f"{plan.candidate}, precision {plan.precision}, first run {duration_text(elapsed)}{where}")
+    print_plain("\n".join(output_lines(found)))
 
 
 BenchRunsOption = Annotated[

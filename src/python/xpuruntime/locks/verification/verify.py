@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import shlex
 import time
@@ -224,12 +223,12 @@ def _logged(result: VerificationResult) -> VerificationResult:
     """Log the claims that did not pass, and the verdict."""
     model = result.model
     for claim in result.claims:
-        level = {"pass": logging.DEBUG, "fail": logging.WARNING}.get(claim.verdict, logging.INFO)
+        level = {"pass": "DEBUG", "fail": "WARNING"}.get(claim.verdict, "INFO")
         text = f"{claim.verdict}: {claim.id}: {claim.reason}"
         log_decision(
             "verify", level, "claim", text, model=model, claim=claim.id, verdict=claim.verdict, code=claim.code
         )
-    level = logging.INFO if result.exit_code == 0 else logging.WARNING
+    level = "INFO" if result.exit_code == 0 else "WARNING"
     log_decision("verify", level, "verdict", f"{model}: {result.headline}", **_described(result))
     return result
 

@@ -9,7 +9,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from xpuruntime.runtime.interruptible_waits import ConditionVariable, InterruptibleFuture, Latch, uninterrupted
+from xpuruntime.engines.run_threads import InterruptibleFuture
+from xpuruntime.runtime.interruptible_waits import ConditionVariable, Latch, uninterrupted
 from xpuruntime.serving.batching.delays import ShortRuns
 from xpuruntime.serving.batching.execution import BatchExecutor
 from xpuruntime.serving.batching.requests import Admission, Execution, Job, QueueState, fail

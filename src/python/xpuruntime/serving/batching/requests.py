@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import logging
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -15,6 +14,7 @@ import numpy as np
 from xpuruntime.errors import InputError, OutOfMemoryError, XpuRuntimeError
 from xpuruntime.policies.document import did_you_mean
 from xpuruntime.printable import printable
+from xpuruntime.runtime.telemetry import named_logger
 from xpuruntime.serving.batching.scheduler import Entry
 from xpuruntime.serving.messages import InferResponse
 from xpuruntime.serving.status import ServingError, Status, without_folders
@@ -231,7 +231,7 @@ class Admission:
         return priority
 
 
-_logger = logging.getLogger("xpuruntime.serving")
+_logger = named_logger("xpuruntime.serving")
 
 
 @dataclass(slots=True)

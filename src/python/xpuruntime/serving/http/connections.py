@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from xpuruntime.runtime.telemetry import named_logger
 from xpuruntime.serving.http.bodies import CLOSE, SLOWEST, BodyReceiver, ShortReads
 from xpuruntime.serving.http.direct import DirectInfer, Waiting, stopped
 from xpuruntime.serving.protocol.rest import error_body
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["close_stuck", "connection_class"]
 
 #: Apart from uvicorn's own, which would log every malformed request; the client gets those as errors.
-_logger = logging.getLogger("xpuruntime.serving.connections")
+_logger = named_logger("xpuruntime.serving.connections")
 _logger.setLevel(logging.ERROR)
 
 
