@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).parent
 _ALONE = "needs the device to itself, as `pytest tests/gpu -m alone` without -n gives it"
+_NO_PROVIDER = "ONNX Runtime has no CUDA provider: pip install onnxruntime-gpu"
 _TORCH = importlib.util.find_spec("torch") is not None
 #: These modules give streams work through PyTorch and cannot be imported without it.
 collect_ignore_glob = [] if _TORCH else ["test_*_gpu.py"]
@@ -44,13 +45,22 @@ def _reason() -> str | None:
     return "no CUDA device: " + str(xrt.DeviceManager.instance().cuda_reason())
 
 
+def _has_cuda_provider() -> bool:
+    import onnxruntime
+
+    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     ours = [item for item in items if _HERE in Path(item.path).parents]
     reason = _reason() if ours else None
+    without_provider = bool(ours) and not _has_cuda_provider()
     for item in ours:
         item.add_marker(pytest.mark.gpu)
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
+        elif without_provider and item.get_closest_marker("cuda_onnxruntime"):
+            item.add_marker(pytest.mark.skip(reason=_NO_PROVIDER))
         elif hasattr(config, "workerinput") and item.get_closest_marker("alone"):
             item.add_marker(pytest.mark.skip(reason=_ALONE))
 
@@ -94,9 +104,6 @@ def wide(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def operators_of_onnxruntime() -> None:
-    import onnxruntime as ort
-
     from xpuruntime import _core
 
-    assert "CUDAExecutionProvider" in ort.get_available_providers(), "the tests of operators need onnxruntime-gpu"
     _core.Dispatcher.instance().clear_decisions()

@@ -17,6 +17,8 @@ from xpuruntime.testing import models
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.cuda_onnxruntime
+
 MODELS = {"mlp": models.mlp, "conv": models.conv, "attention": models.attention}
 
 

@@ -28,6 +28,7 @@ def opened(model: Path) -> xrt.InferenceSession:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.cuda_onnxruntime
 def test_host_arrays(name: str, tmp_path: Path) -> None:
     case = _case(name)
     with opened(save(case, tmp_path)) as session:
@@ -43,6 +44,7 @@ def test_host_arrays(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.cuda_onnxruntime
 def test_tensors_on_the_device(name: str, tmp_path: Path) -> None:
     case = _case(name)
     with opened(save(case, tmp_path)) as session:
@@ -53,6 +55,7 @@ def test_tensors_on_the_device(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["input_is_output", "dropout", "two_inputs", "constants"])
+@pytest.mark.cuda_onnxruntime
 def test_a_captured_graph(name: str, tmp_path: Path) -> None:
     case = _case(name)
     policy = {"execution": {"precision": "fp32", "cuda_graph": "require"}}

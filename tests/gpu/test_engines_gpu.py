@@ -7,11 +7,13 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 
 import xpuruntime as xrt
 from xpuruntime.testing import EngineSuite
 
 
+@pytest.mark.cuda_onnxruntime
 class TestOnnxRuntimeCuda(EngineSuite):
     engine = "onnxruntime"
     device = "cuda:0"

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from xpuruntime.demo import demo_model_path
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.runtime.doctor import diagnose
@@ -48,6 +50,7 @@ def test_the_doctor_sees_driver_and_libraries() -> None:
     assert any(library.name.startswith("libcuda.so") for library in facts.loaded)
 
 
+@pytest.mark.cuda_onnxruntime
 def test_the_libraries_a_session_loaded_are_listed_once() -> None:
     code = (
         "import msgspec, numpy as np, xpuruntime as xrt;"
@@ -63,6 +66,7 @@ def test_the_libraries_a_session_loaded_are_listed_once() -> None:
         assert len(copies) == 1, (stem, copies)
 
 
+@pytest.mark.cuda_onnxruntime
 def test_plan_takes_the_device_by_itself() -> None:
     code, plan, err = xrt("plan", str(demo_model_path()))
     assert code == 0, err
@@ -72,6 +76,7 @@ def test_plan_takes_the_device_by_itself() -> None:
     assert "this machine has cuda:0" in error["error"]["message"]
 
 
+@pytest.mark.cuda_onnxruntime
 def test_bench_times_host_arrays_device_arrays_and_buffers() -> None:
     model = str(demo_model_path())
     code, found, err = xrt("bench", model, "--device", "cuda:0", "--dim", "N=8", "-n", "20", "--warmup", "5")
@@ -80,6 +85,7 @@ def test_bench_times_host_arrays_device_arrays_and_buffers() -> None:
     assert all(row["min_us"] > 0 for row in found["latency"].values())
 
 
+@pytest.mark.cuda_onnxruntime
 def test_run_explain_and_demo() -> None:
     model = str(demo_model_path())
     code, found, err = xrt("run", model, "--device", "cuda:0")

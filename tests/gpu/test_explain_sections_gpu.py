@@ -15,6 +15,8 @@ from xpuruntime.testing import models
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.cuda_onnxruntime
+
 torch = pytest.importorskip("torch")
 
 QUIET = pytest.mark.filterwarnings("ignore:.*cuda_graph:xpuruntime.XpuRuntimeWarning")

@@ -12,6 +12,7 @@ import xpuruntime as xrt
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.cuda_onnxruntime,
     pytest.mark.filterwarnings("ignore:.*is advisory:xpuruntime.XpuRuntimeWarning"),
 ]
 

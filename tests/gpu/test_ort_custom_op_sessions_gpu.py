@@ -29,7 +29,7 @@ from onnx import helper
 import xpuruntime as xrt
 from xpuruntime import _core
 
-pytestmark = pytest.mark.usefixtures("operators_of_onnxruntime")
+pytestmark = [pytest.mark.usefixtures("operators_of_onnxruntime"), pytest.mark.cuda_onnxruntime]
 randn = Normal(21)
 LAYERS, WIDTH = 4, 512
 

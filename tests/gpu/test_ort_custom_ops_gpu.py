@@ -28,7 +28,7 @@ from custom_op_models import (
 
 from xpuruntime import _core
 
-pytestmark = pytest.mark.usefixtures("operators_of_onnxruntime")
+pytestmark = [pytest.mark.usefixtures("operators_of_onnxruntime"), pytest.mark.cuda_onnxruntime]
 randn = Normal(21)
 
 

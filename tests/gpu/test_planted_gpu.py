@@ -47,6 +47,7 @@ def explained(path: Path, execution: dict[str, Any]) -> xrt.Report:
         return session.explain(runs=1)
 
 
+@pytest.mark.cuda_onnxruntime
 def test_tf32_left_on_in_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = models.save(models.mlp(), tmp_path)
     asked = {**ORT, "precision": "fp32", "tf32": False}
@@ -58,6 +59,7 @@ def test_tf32_left_on_in_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (found["execution.tf32"], found["execution.precision"]) == ("substituted", "substituted")
 
 
+@pytest.mark.cuda_onnxruntime
 def test_fp16_asked_and_fp32_run_in_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from xpuruntime.engines.onnxruntime import loading
 
@@ -71,6 +73,7 @@ def test_fp16_asked_and_fp32_run_in_onnxruntime(tmp_path: Path, monkeypatch: pyt
     assert {unit.precision_run for unit in report.units if unit.precision_requested == "fp16"} == {"fp32"}
 
 
+@pytest.mark.cuda_onnxruntime
 def test_a_node_on_the_cpu_in_a_plan_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from xpuruntime.engines.onnxruntime import loading
 

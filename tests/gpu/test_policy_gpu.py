@@ -16,6 +16,8 @@ from xpuruntime.testing import models
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.cuda_onnxruntime
+
 torch = pytest.importorskip("torch")
 cupy = pytest.importorskip("cupy")
 

@@ -181,6 +181,7 @@ def products(report: Report) -> list[Any]:
 @pytest.mark.parametrize(
     ("precision", "wanted", "tensor_cores"), [("fp32", "fp32", False), ("tf32", "tf32", True), ("fp16", "fp16", True)]
 )
+@pytest.mark.cuda_onnxruntime
 def test_a_product_shows_the_kernel_that_ran(heavy: Path, precision: str, wanted: str, tensor_cores: bool) -> None:
     report = explained(heavy, precision=precision)
     found = products(report)
@@ -192,6 +193,7 @@ def test_a_product_shows_the_kernel_that_ran(heavy: Path, precision: str, wanted
     assert not report.partial, report.notes
 
 
+@pytest.mark.cuda_onnxruntime
 def test_units_have_the_time_of_the_device(heavy: Path) -> None:
     report = explained(heavy, precision="fp32")
     [note] = [one for one in report.notes if "of device time in a run" in one]
@@ -202,6 +204,7 @@ def test_units_have_the_time_of_the_device(heavy: Path) -> None:
     assert any(b.kind == "copy" and "host" in b.where and b.bytes for b in report.boundaries), report.boundaries
 
 
+@pytest.mark.cuda_onnxruntime
 def test_a_profile_around_explain_is_said(heavy: Path) -> None:
     x = np.zeros((256, 1024), np.float32)
     with (

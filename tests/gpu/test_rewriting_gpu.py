@@ -17,6 +17,8 @@ import xpuruntime as xrt
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.cuda_onnxruntime
+
 torch = pytest.importorskip("torch")
 
 #: Operators on sizes, which ONNX Runtime computes on the CPU.

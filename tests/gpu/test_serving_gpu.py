@@ -30,6 +30,8 @@ from xpuruntime.testing import models
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.cuda_onnxruntime
+
 torch = pytest.importorskip("torch")
 
 FP32 = {"execution": {"engine": "onnxruntime", "device": "cuda:0", "precision": "fp32"}}

@@ -65,6 +65,7 @@ def test_a_search_for_energy(wide: Path) -> None:
             assert 0 < candidate.figure < 1.0, f"joules of a run of a small model\n{told(found)}"
 
 
+@pytest.mark.cuda_onnxruntime
 def test_a_search_of_bound_runs_finds_graphs(wide: Path, tmp_path: Path) -> None:
     space = {**SPEC["space"], "options": {"onnxruntime": {}}, "cuda_graph": ["off", "require"]}
     spec = {**SPEC, "space": space}

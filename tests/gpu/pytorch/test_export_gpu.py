@@ -85,7 +85,7 @@ def test_the_lock_says_what_training_ran(trained: Trained) -> None:
     assert {kernel.dtype for kernel in lock.kernels} == {"fp16"}
 
 
-@pytest.mark.parametrize("form", ["onnx", "program"])
+@pytest.mark.parametrize("form", [pytest.param("onnx", marks=pytest.mark.cuda_onnxruntime), "program"])
 def test_the_same_kernels_run(trained: Trained, form: str) -> None:
     exported = getattr(trained, form)
     with open_session(exported.path) as session:
@@ -102,7 +102,7 @@ def test_the_same_kernels_run(trained: Trained, form: str) -> None:
     assert any("the kernels that the lock has" in note for note in report.notes), report.notes
 
 
-@pytest.mark.parametrize("form", ["onnx", "program"])
+@pytest.mark.parametrize("form", [pytest.param("onnx", marks=pytest.mark.cuda_onnxruntime), "program"])
 def test_layers_agree(trained: Trained, form: str) -> None:
     with open_session(getattr(trained, form).path) as session:
         found = xt.parity(trained.model, session, trained.ids)
@@ -111,6 +111,7 @@ def test_layers_agree(trained: Trained, form: str) -> None:
     assert {layer.module for layer in found.layers} >= {*KERNELS, ""}
 
 
+@pytest.mark.cuda_onnxruntime
 def test_results_and_other_batches(trained: Trained) -> None:
     ids = torch.randint(64, (5, 8), device="cuda")
     with torch.no_grad():
@@ -157,6 +158,7 @@ def test_pytorchs_own_kernels_by_module(trained: Trained) -> None:
     assert found.agreed, str(found)
 
 
+@pytest.mark.cuda_onnxruntime
 def test_an_injected_difference_is_found(trained: Trained, tmp_path: Path) -> None:
     import onnx
 
