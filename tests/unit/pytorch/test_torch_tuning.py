@@ -283,7 +283,7 @@ def test_inside_replayed_the_times_of_replays_decide(monkeypatch):
 
     monkeypatch.setattr(tuning, "_measure", measure)
     cuda = type("Device", (), {"type": "cuda"})()
-    monkeypatch.setattr(tuning, "_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(tuning, "device_name", lambda device: "a GPU")
     monkeypatch.setattr(step_cost, "_is_behind", lambda *_: False)
     candidates = [("torch.mm", lambda: None), ("auto", lambda: None)]
     assert [tuning.pick("matmul", "x", candidates, cuda) for _ in range(64)][-1] == "torch.mm"
@@ -311,7 +311,7 @@ def test_where_the_device_is_behind_its_times_decide(behind, kernel, microsecond
         return behind[len(waits) - 1]
 
     monkeypatch.setattr(tuning, "_measure", measure)
-    monkeypatch.setattr(tuning, "_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(tuning, "device_name", lambda device: "a GPU")
     monkeypatch.setattr(step_cost, "_is_behind", observed)
     cuda = type("Device", (), {"type": "cuda"})()
     candidates = [("torch.mm", lambda: None), ("auto", lambda: None)]

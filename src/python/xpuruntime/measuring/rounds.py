@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -73,6 +74,8 @@ class RoundTimes(NamedTuple):
     comparisons: dict[str, RatioComparison]
     ended: Literal["decided", "rounds", "budget", "cancelled"]
     conditions: Conditions
+    #: Variants beside those that `measure` was to pair them with.
+    paired: dict[str, RatioComparison] = {}  # noqa: RUF012 - of a tuple
 
 
 def time_calls(
@@ -123,11 +126,15 @@ def measure(
     family: int | None = None,
     widen: bool = False,
     expected: float = 1.0,
+    pairs: Mapping[str, str] = MappingProxyType({}),
     cancel: Callable[[], bool] | None = None,
     progress: Callable[[Progress], None] | None = None,
     seed: int = 0,
 ) -> RoundTimes:
-    """Time variants in interleaved rounds until they are decided."""
+    """Time variants in interleaved rounds until they are decided.
+
+    Where `pairs` gives a variant another one, it is compared with both that one and the control.
+    """
     if control not in variants or len(variants) < 2:
         msg = (
             f"there is nothing to compare {control!r} with in {sorted(variants)}: give the control and another variant"
@@ -135,7 +142,7 @@ def measure(
         raise InputError(msg)
     began, before = time.monotonic(), moment()
     others = [name for name in variants if name != control]
-    family = family or len(others)
+    family = family or len(others) + len(pairs)
     looks = look_rounds(*rounds, confidence=confidence, family=family)
     sizes = {name: _size(sampler, block, warm) for name, sampler in variants.items()}
     turns = [control, *others, None]  # None is the control's second turn
@@ -143,6 +150,7 @@ def measure(
     calls: dict[str, list[float]] = {name: [] for name in variants}
     twin: list[float] = []
     comparisons: dict[str, RatioComparison] = {}
+    paired: dict[str, RatioComparison] = {}
     ended: Literal["decided", "rounds", "budget", "cancelled"] | None = None
     looked = 0
 
@@ -155,6 +163,9 @@ def measure(
                            looks=len(looks) + 1, family=family, seed=seed, widen=widen))
             for name in others
         )  # fmt: skip
+        for name, other in pairs.items():
+            paired[name] = compare(found[name], found[other], margin=margin, confidence=confidence,
+                                   looks=len(looks) + 1, family=family, seed=seed, widen=widen)  # fmt: skip
         if progress is not None:
             progress(Progress(len(twin), looks[-1], time.monotonic() - began, comparisons))
 
@@ -176,7 +187,7 @@ def measure(
         twin.append(this_round[None])
         if len(twin) in looks:
             look()
-            if settled(comparisons):
+            if settled(comparisons) and settled(paired):
                 ended = "decided"
             elif len(twin) >= looks[-1]:
                 ended = "rounds"
@@ -184,7 +195,7 @@ def measure(
             ended = "budget"
     if looked < len(twin):
         look()
-    return RoundTimes(control, found, twin, calls, comparisons, ended, between(before, moment()))
+    return RoundTimes(control, found, twin, calls, comparisons, ended, between(before, moment()), paired)
 
 
 def rounds_of(

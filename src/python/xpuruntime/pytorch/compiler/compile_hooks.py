@@ -9,6 +9,7 @@ import contextlib
 import copy
 import functools
 import hashlib
+import importlib
 import json
 import sys
 import threading
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 
-__all__ = ["compiles_alike", "keep_compiled", "policy_changed"]
+__all__ = ["guards_policies", "keep_compiled", "policy_changed"]
 
 _TAG = "xpuruntime-"
 
@@ -72,7 +73,7 @@ def policy_changed(active: CompiledPolicy | None) -> None:
             return
         CONTEXT.compiled_for = key
         CONTEXT.compiled_keys.add(key)
-        drops = CONTEXT.unguarded or len(CONTEXT.compiled_keys) > _MOST_KEPT
+        drops = CONTEXT.unguarded or (len(CONTEXT.compiled_keys) > _MOST_KEPT and not CONTEXT.kept_compiled)
     config = torch.compiler.config
     rest = config.cache_key_tag.partition(_TAG)[0]
     if built_in:
@@ -97,7 +98,8 @@ def _dynamo_is_loaded() -> bool:
 def keep_compiled() -> Iterator[None]:
     """Let policies come and go in the block without compiling again what they would have compiled alike.
 
-    Coverage gaps of such code are not reported anew, so this is for code that is only measured.
+    However many they are, the code of each is kept. Coverage gaps of such code are not reported anew, so this is for
+    code that is only measured.
     """
     with _lock:
         CONTEXT.kept_compiled += 1
@@ -108,9 +110,10 @@ def keep_compiled() -> Iterator[None]:
             CONTEXT.kept_compiled -= 1
 
 
-def compiles_alike(policy: Policy) -> bool:
-    """Say whether code compiled under a policy is that without one: it says nothing but kernels of products."""
-    return not _built_in(policy) and not policy.kernels.rules
+def guards_policies() -> bool:
+    """Say whether Dynamo can be told that code holds for one policy alone, so that that of several is kept."""
+    importlib.import_module(_private_api.DYNAMO_GRAPHS[0])
+    return bool(CONTEXT.guards_added)
 
 
 def _built_in(policy: Policy) -> str:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "as_tuning",
+    "device_name",
+    "held_by",
     "keep_tuned",
     "may_measure",
     "measured",
@@ -156,7 +158,7 @@ def pick(
     """
     rule = _USUAL if active is None else active.policy.kernels.tuning
     mark = _mark(op, key, device, rule)
-    found = _known(CONTEXT.times.get(mark), rule) or tuned_records.recall(_text(mark), _held_by(op, device.type), rule)
+    found = _known(CONTEXT.times.get(mark), rule) or tuned_records.recall(_text(mark), held_by(op, device.type), rule)
     if found is None:
         if not may_measure():
             return None
@@ -191,7 +193,7 @@ def _lag(mark: tuple[str, str, bool], device: Any, rule: TuningPolicy) -> StepLa
     if not mark[2] or device.type != "cuda" or tuned_records.SharedTimes.current() is not None:
         return None
     found, other = CONTEXT.times[mark], (*mark[:2], False)
-    by_device = CONTEXT.times.get(other) or tuned_records.recall(_text(other), _held_by(mark[0], device.type), rule)
+    by_device = CONTEXT.times.get(other) or tuned_records.recall(_text(other), held_by(mark[0], device.type), rule)
     costs = {candidate.kernel: candidate.microseconds * 1e-6 for candidate in found.candidates}
     if by_device is None or by_device.chosen.kernel not in costs or by_device.chosen.kernel == found.chosen.kernel:
         return None
@@ -220,7 +222,7 @@ def _measured_once(
                 route: float | None = None if step(len(candidates), 0, 0, 0.0) else 0.0
                 other_way = any(passes.get(name, 1) for name, _ in candidates[1:])
                 if route is not None and active is not None and mark[2] and other_way:
-                    route = route_cost(active, mark[0], device, _held_by(mark[0], device.type))
+                    route = route_cost(active, mark[0], device, held_by(mark[0], device.type))
                 if route is None:
                     return _CANCELLED
                 costs = {name: route * n for name, _ in candidates[1:] if (n := passes.get(name, 1))}
@@ -236,7 +238,7 @@ def _keep(mark: tuple[str, str, bool], found: Replacement, device: Any, *, known
     if not found.cancelled:
         CONTEXT.times[mark] = found
         if known:
-            tuned_records.keep(_text(mark), _held_by(mark[0], device.type), found)
+            tuned_records.keep(_text(mark), held_by(mark[0], device.type), found)
 
 
 @contextmanager
@@ -276,7 +278,7 @@ def measured(op: str, key: str, device: Any, *, active: CompiledPolicy | None = 
 
 def _mark(op: str, key: str, device: Any, rule: TuningPolicy) -> tuple[str, str, bool]:
     own = ";own" if CONTEXT.thread.policy is not None else ""  # another way to a kernel, which costs more
-    text = f"{key};{_device_name(device)}{own}{tuned_records.rule_suffix(rule)}"
+    text = f"{key};{device_name(device)}{own}{tuned_records.rule_suffix(rule)}"
     return op, text, device.type != "cuda" or not (CONTEXT.replays or context.capturing())
 
 
@@ -319,13 +321,14 @@ def _measure(
     return choose(samplers, control=control, rule=rule, step=step)
 
 
-def _device_name(device: Any) -> str:
+def device_name(device: Any) -> str:
+    """Return what measured times hold for of a device: its model, or the number of threads of the CPU."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"cpu x{torch.get_num_threads()}"
 
 
-def _held_by(op: str, device: str) -> dict[str, str]:
+def held_by(op: str, device: str) -> dict[str, str]:
     """Return the validators of what is measured of an operation on a type of device."""
     kernels = automatic_torch_kernels(op, device)
     return _validators(op, device, tuple((kernel, tuple(environment_values(kernel).items())) for kernel in kernels))

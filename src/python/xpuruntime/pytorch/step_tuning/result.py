@@ -6,17 +6,18 @@ from __future__ import annotations
 
 import gc
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
 from xpuruntime.errors import InputError
+from xpuruntime.measuring.statistics import CandidateCode, RatioVerdict
 from xpuruntime.printable import printable
 from xpuruntime.pytorch._private_api import pytree
 from xpuruntime.pytorch.dispatch.policy_scope import kernel_policy
 from xpuruntime.pytorch.explanation.explain import explain
-from xpuruntime.pytorch.step_tuning.variants import VariantStep
+from xpuruntime.pytorch.step_tuning.variants import EAGER, VariantStep
 from xpuruntime.pytorch.training_lock import lock as lock_of
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from xpuruntime.lockfile.records import Lock
-    from xpuruntime.measuring.statistics import CandidateCode
+    from xpuruntime.measuring.rounds import RoundTimes
+    from xpuruntime.measuring.statistics import RatioComparison
     from xpuruntime.policies import KernelPolicy
     from xpuruntime.pytorch.capture.captured_state import CapturedState, StateSnapshot
 
@@ -34,6 +36,7 @@ __all__ = [
     "ReferenceLosses",
     "StepCandidate",
     "TunedStep",
+    "decide",
     "difference",
     "losses_of",
     "reference_losses",
@@ -133,6 +136,8 @@ class StepCandidate:
         Median of one step.
     ratio : tuple of float or None
         Time over that of the eager step, with the ends of its interval.
+    launch_ratio : tuple of float or None
+        Under a policy, time over that of the same launch without one, with the ends of its interval.
     memory : int or None
         Most bytes that the step needs of the device's allocator, with what was there before; ``None`` where that was
         not observed.
@@ -145,8 +150,68 @@ class StepCandidate:
     reason: str
     seconds: float | None = None
     ratio: tuple[float, float, float] | None = None
+    launch_ratio: tuple[float, float, float] | None = None
     memory: int | None = None
     loss_difference: float | None = None
+
+
+def decide(
+    rows: Sequence[StepCandidate], measured: RoundTimes | None, min_effect: float
+) -> tuple[list[StepCandidate], str, Any]:
+    """Return the rows with their figures and codes, the winner's name, and the verdict.
+
+    Under a policy a variant can win that is faster than the eager step, and than the same launch without the policy.
+    """
+    found = list(rows)
+    found[0] = replace(found[0], code=CandidateCode.CONTROL, reason="the step as it is")
+    if measured is None:
+        return found, EAGER, "tied"
+    seconds = {name: sorted(times)[len(times) // 2] for name, times in measured.rounds.items() if times}
+    faster = {
+        name: one
+        for name, one in measured.comparisons.items()
+        if one.verdict is RatioVerdict.FASTER
+        and (name not in measured.paired or measured.paired[name].verdict is RatioVerdict.FASTER)
+    }
+    winner = min(faster, key=lambda name: faster[name].ratio, default=EAGER)
+    for place, row in enumerate(found):
+        if row.name not in seconds:
+            if row.code == CandidateCode.UNDECIDED:
+                found[place] = replace(row, reason="cancelled before its first round was timed")
+            continue
+        row = replace(row, seconds=seconds[row.name])
+        comparison = measured.comparisons.get(row.name)
+        if comparison is not None:
+            row = replace(row, ratio=(comparison.ratio, comparison.low, comparison.high))
+            pair = measured.paired.get(row.name)
+            if pair is not None:
+                row = replace(row, launch_ratio=(pair.ratio, pair.low, pair.high))
+            if row.name == winner:
+                row = replace(row, code=CandidateCode.WINNER, reason=f"the fastest of {len(seconds)}")
+            elif row.name in faster:
+                row = replace(row, code=CandidateCode.BEATEN, reason=f"faster than eager, and {winner} is faster still")
+            else:
+                beside, control = (comparison, "the eager step")
+                if comparison.verdict is RatioVerdict.FASTER and pair is not None:
+                    beside, control = (pair, f"{row.name.partition('+')[0]} without the policy")
+                row = _not_faster(row, beside, control, min_effect)
+        found[place] = row
+    if winner != EAGER:
+        return found, winner, "winner"
+    open_ = any(row.code == CandidateCode.UNDECIDED for row in found)
+    return found, EAGER, "undecided" if open_ else "tied"
+
+
+def _not_faster(row: StepCandidate, comparison: RatioComparison, control: str, min_effect: float) -> StepCandidate:
+    """Return a row of what is not faster than what it has to be faster than."""
+    ratio = f"{comparison.ratio:.3f} [{comparison.low:.3f}, {comparison.high:.3f}] of its time"
+    if comparison.verdict is RatioVerdict.SLOWER:
+        return replace(row, code=CandidateCode.SLOWER, reason=f"slower than {control}, {ratio}")
+    if comparison.within_limit and comparison.low > 1 - min_effect:
+        why = f"not faster than {control} by a share of {min_effect:g}, {ratio}"
+        return replace(row, code=CandidateCode.NOT_FASTER, reason=why)
+    noise = "; the machine is too noisy" if comparison.too_noisy else ""
+    return replace(row, reason=f"undecided beside {control} after {comparison.rounds} rounds{noise}")
 
 
 class TunedStep:

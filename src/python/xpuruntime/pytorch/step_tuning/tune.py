@@ -14,7 +14,7 @@ import torch
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.measuring.rounds import measure, timed
-from xpuruntime.measuring.statistics import CandidateCode, Margin, RatioVerdict
+from xpuruntime.measuring.statistics import CandidateCode, Margin
 from xpuruntime.policies import KernelPolicy
 from xpuruntime.printable import printable
 from xpuruntime.pytorch.capture.api import device_of, samples_of, state_of
@@ -22,10 +22,20 @@ from xpuruntime.pytorch.capture.captured_state import StateSnapshot
 from xpuruntime.pytorch.capture.captured_state import make_capturable as change
 from xpuruntime.pytorch.capture.graph_key import on_device
 from xpuruntime.pytorch.compiler.compile_hooks import keep_compiled
-from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.policy_scope import kernel_policy
+from xpuruntime.pytorch.explanation.call_recorder import CallRecorder, RecordedCalls
+from xpuruntime.pytorch.explanation.requested import requests_other_kernel
 from xpuruntime.pytorch.step_tuning.ranks import Ranks
-from xpuruntime.pytorch.step_tuning.result import StepCandidate, TunedStep, difference, losses_of, reference_losses
+from xpuruntime.pytorch.step_tuning.record import StepRecord, rows_of, words_of
+from xpuruntime.pytorch.step_tuning.result import (
+    StepCandidate,
+    TunedStep,
+    decide,
+    difference,
+    losses_of,
+    reference_losses,
+)
 from xpuruntime.pytorch.step_tuning.variants import (
     EAGER,
     LAUNCHES,
@@ -41,9 +51,9 @@ from xpuruntime.pytorch.step_tuning.variants import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
-    from xpuruntime.measuring.rounds import Progress, RoundTimes, Sampler
+    from xpuruntime.measuring.rounds import Progress, Replacement, RoundTimes, Sampler
     from xpuruntime.pytorch.capture.captured_state import CapturedState
     from xpuruntime.pytorch.step_tuning.result import ReferenceLosses
 
@@ -76,12 +86,15 @@ def tune(
     progress: Callable[[Progress], None] | None = None,
     seed: int = 0,
     rank_timeout: float = 1800.0,
+    cache_key: str | None = None,
 ) -> TunedStep:
     """Race ways to run a training step, and return the fastest whose losses are those of the eager step.
 
     A step can run eagerly, compiled by ``torch.compile``, captured into a CUDA graph, or compiled and captured, each
     with PyTorch's kernels and under kernel policies. Each variant first does some steps from the same state; where its
-    losses differ from the eager ones, it is out. Then all are timed in interleaved rounds against the eager step.
+    losses differ from the eager ones, it is out, and so is a policy of which no kernel ran. Then all are timed in
+    interleaved rounds against the eager step, and under a policy against the same launch without it, too: forward and
+    backward of elementwise operations stay with the compiler unless the compiled step is faster by another kernel.
     Afterwards parameters, buffers, state of optimizer and scaler, and random numbers are as before.
 
     Parameters
@@ -111,6 +124,10 @@ def tune(
 
     rank_timeout : float
         As of `RankAgreement`.
+    cache_key : str, optional
+        Name of the step, under which the result is kept for other processes beside the measured times of kernels. It
+        holds for the same device, modules, shapes, variants and versions of all packages, and not for other code of
+        `fn`: the eager step and the winner run, their losses are compared, and nothing is timed.
 
     Returns
     -------
@@ -151,7 +168,7 @@ def tune(
                 fn, sample_inputs, launches, kernels, modules,
                 optimizer=optimizer, scaler=scaler, before_step=before_step, rtol=rtol, min_effect=min_effect,
                 confidence=confidence, rounds=rounds, budget=budget, make_capturable=make_capturable, cancel=cancel,
-                progress=progress, seed=seed,
+                progress=progress, seed=seed, cache_key=cache_key,
             ),
         )  # fmt: skip
         ranks.check_variants({variant.name: variant.policy for variant in variants})
@@ -165,24 +182,57 @@ def tune(
         try:
             kept.enter_context(keep_compiled())
             trials = _Trials(memory, parts, args, used, snapshot, device, ranks, rtol)
-            tried = {variant.name: trials.run(variant) for variant in sorted(variants, key=captures_in_torch)}
-            rows = [tried[variant.name] for variant in variants]
-            margin = Margin(relative=min_effect, absolute=0.0)
-            measured = _race(
-                trials, ranks, margin=margin, confidence=confidence, rounds=rounds, budget=budget,
-                cancel=cancel if ranks.count == 1 else None, progress=progress, seed=seed,
-            )  # fmt: skip
+            record = None
+            if cache_key is not None:
+                options = {
+                    "min_effect": min_effect,
+                    "confidence": confidence,
+                    "optimizer": type(optimizer).__qualname__,
+                }
+                record = StepRecord(cache_key, used, samples, device, variants, options)
+            known = ranks.share(record.recall(budget) if record is not None and ranks.rank == 0 else None)
+            decision = None if known is None else trials.run_known(variants, known)
+            if decision is None:
+                decision = _raced(
+                    trials, ranks, variants, record, min_effect=min_effect, confidence=confidence, rounds=rounds,
+                    budget=budget, cancel=cancel if ranks.count == 1 else None, progress=progress, seed=seed,
+                )  # fmt: skip
+            rows, winner, verdict = decision
         finally:
             kept.close()
             snapshot.restore()
             parts.forget_gradients()
-        rows, winner, verdict = ranks.share(_decide(rows, measured, min_effect) if ranks.rank == 0 else None)
     chosen = next(one for one in variants if one.name == winner)
     trials.drop_graphs(winner)
     return TunedStep(
         trials.steps[winner], winner, chosen.policy, rows, verdict, trials.reference.tolerance, trials.notes,
         torch_graphs=trials.torch_graphs,
     )  # fmt: skip
+
+
+def _raced(
+    trials: _Trials,
+    ranks: Ranks,
+    variants: Sequence[Variant],
+    record: StepRecord | None,
+    *,
+    min_effect: float,
+    budget: float,
+    **options: Any,
+) -> tuple[list[StepCandidate], str, Any]:
+    """Build, check and time all variants; return the rows, the winner's name and the verdict."""
+    tried = {variant.name: trials.run(variant) for variant in sorted(variants, key=captures_in_torch)}
+    pairs = pairs_of(variants, trials.samplers)
+    margin = Margin(relative=min_effect, absolute=0.0)
+    measured = _race(trials, ranks, pairs, margin=margin, budget=budget, **options)
+    decision = None
+    if ranks.rank == 0:
+        decision = decide([tried[variant.name] for variant in variants], measured, min_effect)
+        if record is not None and measured is not None and measured.ended != "cancelled":
+            record.keep(
+                decision[0], decision[1], len(measured.twin), budget, undecided=decision[2] == "undecided"
+            )  # fmt: skip
+    return ranks.share(decision)  # type: ignore[no-any-return]
 
 
 def _prepared(
@@ -251,6 +301,20 @@ class _Trials:
             self.steps.pop(variant.name, None)
         return row
 
+    def run_known(self, variants: Sequence[Variant], known: Replacement) -> tuple[list[StepCandidate], str, Any] | None:
+        """Run the eager step and the one that won before; ``None`` where that one cannot run now."""
+        winner = known.chosen.kernel
+        needed = {variant.name: self.run(variant) for variant in variants if variant.name in (EAGER, winner)}
+        if needed[winner].code != CandidateCode.UNDECIDED:
+            return None
+        rows = [
+            needed.get(one.name)
+            or StepCandidate(one.name, CandidateCode.NOT_TRIED, "it was out when it was raced before")
+            for one in variants
+        ]
+        verdict = "winner" if winner != EAGER else "undecided" if known.undecided else "tied"
+        return rows_of(known, rows), winner, verdict
+
     def _restored(self, variant: Variant) -> StepCandidate:
         try:
             return self._try(variant)
@@ -261,7 +325,7 @@ class _Trials:
     def _try(self, variant: Variant) -> StepCandidate:
         if self._memory is not None:
             self._memory.begin()
-        with _under(variant.policy):
+        with _under(variant.policy), _recorded() if variant.policy is not None else contextlib.nullcontext() as calls:
             step = build(variant, self._parts, self._args)
             self.torch_graphs = self.torch_graphs or step.recorded
             if variant.name == EAGER:
@@ -281,6 +345,9 @@ class _Trials:
         if apart > self.reference.tolerance:
             reason = f"its losses differ by {apart:.2g}, and {self.reference.tolerance:.2g} is allowed"
             return replace(row, code=CandidateCode.INACCURATE, reason=reason)
+        idle = "" if calls is None or variant.policy is None else _idle(variant.policy, calls.kinds)
+        if idle:
+            return replace(row, code=CandidateCode.INFEASIBLE, reason=idle)
         self.steps[variant.name] = step
         self.samplers[variant.name] = self._sampler(step, variant.policy)
         return row
@@ -303,7 +370,29 @@ class _Trials:
         return turn
 
 
-def _race(trials: _Trials, ranks: Ranks, **options: Any) -> RoundTimes | None:
+@contextlib.contextmanager
+def _recorded() -> Iterator[CallRecorder]:
+    """Keep what is to be known of the calls in a block, without a profiler."""
+    recorder = CallRecorder(lambda _: contextlib.nullcontext())
+    before = CONTEXT.watch(recorder)
+    try:
+        yield recorder
+    finally:
+        CONTEXT.watch(before)
+
+
+def _idle(policy: KernelPolicy, calls: Sequence[RecordedCalls]) -> str:
+    """Return for which operations no kernel that a policy names has served a call; empty where all have."""
+    found = []
+    for op, words in words_of(policy).items():
+        ran = [call for call in calls if call.op == op]
+        if requests_other_kernel(op, words) and not any(call.status == "honoured" for call in ran):
+            why = next((call.reason for call in ran if call.reason), f"the step has no call of {op} that it can serve")
+            found.append(f"no call of {op} ran by {' or '.join(sorted(words))}: {why}")
+    return "; ".join(found)
+
+
+def _race(trials: _Trials, ranks: Ranks, pairs: Mapping[str, str], **options: Any) -> RoundTimes | None:
     """Time the variants against the eager step; on other ranks than the first, do what that one asks for."""
     if len(trials.samplers) < 2:
         return None
@@ -311,46 +400,18 @@ def _race(trials: _Trials, ranks: Ranks, **options: Any) -> RoundTimes | None:
         ranks.follow(trials.samplers)
         return None
     samplers = ranks.leading(trials.samplers)
-    return ranks.lead(lambda: measure(samplers, control=EAGER, statistic="mean", **options))  # type: ignore[no-any-return]
+    return ranks.lead(  # type: ignore[no-any-return]
+        lambda: measure(samplers, control=EAGER, pairs=pairs, statistic="mean", **options)
+    )
 
 
-def _decide(
-    rows: Sequence[StepCandidate], measured: RoundTimes | None, min_effect: float
-) -> tuple[list[StepCandidate], str, Any]:
-    """Return the rows with their figures and codes, the winner's name, and the verdict."""
-    found = list(rows)
-    found[0] = replace(found[0], code=CandidateCode.CONTROL, reason="the step as it is")
-    if measured is None:
-        return found, EAGER, "tied"
-    seconds = {name: sorted(times)[len(times) // 2] for name, times in measured.rounds.items() if times}
-    faster = {n: one for n, one in measured.comparisons.items() if one.verdict is RatioVerdict.FASTER}
-    winner = min(faster, key=lambda name: faster[name].ratio, default=EAGER)
-    for place, row in enumerate(found):
-        if row.name not in seconds:
-            if row.code == CandidateCode.UNDECIDED:
-                found[place] = replace(row, reason="cancelled before its first round was timed")
-            continue
-        row = replace(row, seconds=seconds[row.name])
-        comparison = measured.comparisons.get(row.name)
-        if comparison is not None:
-            ratio = (comparison.ratio, comparison.low, comparison.high)
-            row = replace(row, ratio=ratio)
-            if row.name == winner:
-                row = replace(row, code=CandidateCode.WINNER, reason=f"the fastest of {len(seconds)}")
-            elif comparison.verdict is RatioVerdict.FASTER:
-                row = replace(row, code=CandidateCode.BEATEN, reason=f"faster than eager, and {winner} is faster still")
-            elif comparison.verdict is RatioVerdict.SLOWER:
-                row = replace(row, code=CandidateCode.SLOWER, reason="slower than the eager step")
-            elif comparison.within_limit and comparison.low > 1 - min_effect:
-                row = replace(row, code=CandidateCode.NOT_FASTER, reason=f"not faster by a share of {min_effect:g}")
-            else:
-                noise = "; the machine is too noisy" if comparison.too_noisy else ""
-                row = replace(row, reason=f"undecided after {comparison.rounds} rounds{noise}")
-        found[place] = row
-    if winner != EAGER:
-        return found, winner, "winner"
-    open_ = any(row.code == CandidateCode.UNDECIDED for row in found)
-    return found, EAGER, "undecided" if open_ else "tied"
+def pairs_of(variants: Sequence[Variant], raced: Container[str]) -> dict[str, str]:
+    """Return the variants under a policy that are raced, each with the same launch without one, the eager aside."""
+    return {
+        one.name: one.plain
+        for one in variants
+        if one.policy is not None and one.name in raced and one.plain in raced and one.plain != EAGER
+    }
 
 
 def _variants(launches: Sequence[str], kernels: Mapping[str, KernelPolicy | None]) -> list[Variant]:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.argument_types import CALLABLE, COUNT, FLAG, check_types
+from xpuruntime.argument_types import CALLABLE, COUNT, FLAG, TEXT, check_types
 from xpuruntime.errors import InputError
-from xpuruntime.policies import Policy
 from xpuruntime.pytorch.capture import capture_graph
 from xpuruntime.pytorch.capture.step_program import StepProgram
-from xpuruntime.pytorch.compiler.compile_hooks import compiles_alike
+from xpuruntime.pytorch.compiler.compile_hooks import guards_policies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,12 +54,19 @@ def check_arguments(
     cancel: Any,
     progress: Any,
     seed: Any,
+    cache_key: Any,
 ) -> None:
     """Raise InputError or TypeError for an argument of `tune` that is not what it takes."""
     check_types(
-        {"make_capturable": FLAG, "cancel": CALLABLE, "progress": CALLABLE, "seed": COUNT},
-        {"make_capturable": make_capturable, "cancel": cancel, "progress": progress, "seed": seed},
-        optional=["cancel", "progress"],
+        {"make_capturable": FLAG, "cancel": CALLABLE, "progress": CALLABLE, "seed": COUNT, "cache_key": TEXT},
+        {
+            "make_capturable": make_capturable,
+            "cancel": cancel,
+            "progress": progress,
+            "seed": seed,
+            "cache_key": cache_key,
+        },
+        optional=["cancel", "progress", "cache_key"],
     )
     if seed < 0:
         raise InputError(f"tune: seed is {seed}. Fix: give a number from 0")
@@ -160,6 +166,11 @@ class Variant:
         """The launch, and the policy where there is one."""
         return self.launch if self.policy is None else f"{self.launch}+{self.kernels}"
 
+    @property
+    def plain(self) -> str:
+        """The name of the same launch without a policy, which this has to be faster than."""
+        return self.launch
+
 
 @dataclass(frozen=True)
 class StepParts:
@@ -197,8 +208,8 @@ def obstacle(variant: Variant, device: torch.device) -> str:
                 "CUDA graphs of torch.compile keep the kernels with which they were recorded, and do not know of "
                 "policies; capture:compile does"
             )
-        if not compiles_alike(Policy(kernels=variant.policy)):
-            return "compiled code is compiled anew whenever a policy of more than products comes or goes"
+        if not guards_policies():
+            return "this PyTorch compiles code anew whenever a policy comes or goes"
     return ""
 
 

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Kernels of other packages in tuned steps: judged by the whole compiled step, beside the same step without them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch_kernels  # noqa: E402
+
+import xpuruntime.pytorch as xrt_torch  # noqa: E402
+from xpuruntime.measuring.rounds import measure  # noqa: E402
+from xpuruntime.measuring.statistics import Margin  # noqa: E402
+from xpuruntime.ops import plugins  # noqa: E402
+from xpuruntime.policies import KernelPolicy  # noqa: E402
+from xpuruntime.pytorch.step_tuning.result import StepCandidate, TunedStep, decide  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("no_policy_is_left", "own_tuning_cache")
+
+
+class Normed(torch.nn.Module):
+    """Two linear layers with an RMS norm and a gate between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.outer = torch.nn.Linear(16, 32), torch.nn.Linear(32, 1)
+        self.norm = torch.nn.RMSNorm(32, eps=1e-6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(torch.nn.functional.silu(self.norm(self.inner(x))))
+
+
+@pytest.fixture
+def foreign(tmp_path, monkeypatch):
+    """A package with an RMS norm, installed into a folder."""
+    monkeypatch.syspath_prepend(torch_kernels.install(tmp_path))
+    plugins.register(plugins.KernelBackend("foreign", "cpu", version="1.0"), torch_kernels.ForeignNorm())
+    yield tmp_path
+    torch_kernels.forget()
+
+
+def tuned_step(kernels: dict[str, KernelPolicy | None], **options: Any) -> TunedStep:
+    model = Normed()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    x, y = torch.randn(8, 16), torch.randn(8, 1)
+    return xrt_torch.tune(
+        lambda x, y: (model(x) - y).square().mean(), (x, y), optimizer=optimizer, launches=["eager", "compile"],
+        kernels=kernels, **{"rounds": (7, 7), "budget": 0.5, **options},
+    )  # fmt: skip
+
+
+def rows_of(tuned: TunedStep) -> dict[str, StepCandidate]:
+    return {row.name: row for row in tuned.candidates}
+
+
+def raced(**seconds: float) -> Any:
+    """Return what rounds of these times say, of eager and compiled steps with a policy or without."""
+    named = {name.replace("_", "+"): time for name, time in seconds.items()}
+    samplers = {
+        name: lambda calls, samples, time=time: [time * calls] * samples for name, time in named.items()
+    }  # no clock: each turn takes what is stated
+    pairs = {name: "compile" for name in named if name.startswith("compile+")}
+    measured = measure(
+        samplers, control="eager", pairs=pairs, margin=Margin(0.02, 0.0), rounds=(9, 61), warm=0.0, statistic="mean"
+    )
+    found, winner, verdict = decide([StepCandidate(name, "undecided", "") for name in named], measured, 0.02)
+    return {row.name: row for row in found}, winner, verdict
+
+
+def test_a_kernel_that_gains_nothing_in_the_compiled_step_does_not_win_it():
+    rows, winner, verdict = raced(eager=3.0, compile=1.0, compile_norm=0.99, compile_slow=1.2)
+    assert (winner, verdict) == ("compile", "winner")
+    assert (rows["compile+norm"].code, rows["compile+slow"].code) == ("not_faster", "slower")
+    assert "compile without the policy" in rows["compile+norm"].reason
+    assert rows["compile+norm"].launch_ratio[0] == pytest.approx(0.99)
+    assert rows["compile+norm"].ratio[0] == pytest.approx(0.33)
+
+
+def test_a_kernel_that_makes_the_compiled_step_faster_wins_it():
+    rows, winner, verdict = raced(eager=3.0, compile=1.0, compile_norm=0.9, compile_unit=0.95, eager_norm=0.5)
+    assert (winner, verdict) == ("eager+norm", "winner")
+    assert rows["compile+norm"].code == rows["compile+unit"].code == "beaten"
+    assert raced(eager=3.0, compile=1.0, compile_norm=0.9)[1] == "compile+norm"
+    assert raced(eager=1.0, compile=2.0, compile_norm=1.5)[1:] == ("eager", "tied")
+
+
+def test_kernels_of_a_package_are_raced_in_compiled_code(foreign):
+    tuned = tuned_step({"native": None, "foreign": KernelPolicy(rms_norm="foreign.rms_norm")})
+    rows = rows_of(tuned)
+    assert list(rows) == ["eager", "compile", "eager+foreign", "compile+foreign"]
+    assert rows["compile+foreign"].launch_ratio is not None
+    assert rows["eager+foreign"].launch_ratio is None
+    assert rows["compile+foreign"].loss_difference <= tuned.tolerance
+
+
+@pytest.mark.filterwarnings("ignore:.*matched no call:xpuruntime.errors.XpuRuntimeWarning")
+def test_a_policy_of_which_no_kernel_runs_is_out(foreign):
+    rule = {"match": {"op": "rms_norm", "module": "elsewhere.*"}, "use": "foreign.rms_norm"}
+    kernels = {"convolution": KernelPolicy(conv="cpu.gemm_conv"), "rule": KernelPolicy(rules=[rule])}
+    rows = rows_of(tuned_step(kernels))
+    for name in ("eager+convolution", "compile+convolution", "eager+rule", "compile+rule"):
+        assert rows[name].code == "infeasible", rows[name].reason
+        assert "no call of" in rows[name].reason
+
+
+def test_a_kernel_that_is_wrong_is_out_by_its_losses(foreign, monkeypatch):
+    monkeypatch.setenv("XPURUNTIME_CANARY", "off")
+    torch_kernels.install(foreign, factor=3.0)
+    importlib.invalidate_caches()
+    rows = rows_of(tuned_step({"foreign": KernelPolicy(rms_norm="foreign.rms_norm")}))
+    assert rows["compile+foreign"].code == "inaccurate"
+
+
+def test_a_result_is_kept_for_the_versions_that_were_raced(foreign):
+    seen: list[Any] = []
+    kernels = {"native": None, "foreign": KernelPolicy(rms_norm="foreign.rms_norm")}
+    options = {"cache_key": "normed", "progress": seen.append}
+    first = tuned_step(kernels, **options)
+    assert seen
+    seen.clear()
+    again = tuned_step(kernels, **options)
+    assert not seen
+    assert (again.name, again.verdict) == (first.name, first.verdict)
+    assert "with the same versions" in rows_of(again)["compile"].reason
+    assert again.policy == first.policy
+    torch_kernels.install(foreign, version="2.0")
+    tuned_step(kernels, **options)
+    assert seen
