@@ -200,8 +200,8 @@ def _find(
 ) -> Route:  # fmt: skip
     tensors = type(q) is type(k) is type(v) is torch.Tensor
     rest = (backward, dropout_p > 0, is_causal, needs_grad, phase, module, deterministic(active))
-    kind = attention_kind("attention", q, k, v, mask) if tensors and not skip else None
-    kind = None if kind is None else (kind, rest)
+    seen = attention_kind("attention", q, k, v, mask) if tensors and not skip else None
+    kind = None if seen is None else (seen, rest)
     route = active.of_kind(known, kind)
     if route is not None and route.place is not None:
         return route  # which refuses what it cannot serve; then the next is looked for
