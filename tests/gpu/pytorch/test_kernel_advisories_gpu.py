@@ -21,7 +21,9 @@ from xpuruntime.pytorch.dispatch.overrides.registry import installed
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_policy_is_left")]
 
 DEVICE = torch.device("cuda", 0)
-OF_KEYS, OF_ONE_QUERY, OF_BOOLEAN_MASKS, OF_OTHER_TYPES = ADVISORIES
+ROWS = {row.id: row for row in ADVISORIES}
+OF_KEYS, OF_ONE_QUERY = ROWS["cudnn-gradient-of-queries"], ROWS["cudnn-gradient-of-one-query"]
+OF_BOOLEAN_MASKS, OF_OTHER_TYPES = ROWS["torch-cudnn-hidden-query"], ROWS["torch-cudnn-type-of-mask"]
 attend = torch.nn.functional.scaled_dot_product_attention
 
 

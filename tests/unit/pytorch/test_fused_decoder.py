@@ -129,6 +129,15 @@ def test_a_wrong_kernel_of_products_gives_way(monkeypatch: pytest.MonkeyPatch) -
     assert "q, k, v, output, gate, up, down, logits by a formula; not by a wrong kernel, since logits differ" in said
 
 
+@pytest.mark.parametrize("strategy", ["first_supported", "best_performance"])
+def test_a_policy_that_names_no_kernel_leaves_layers_fused(strategy: str) -> None:
+    model = model_of("Llama")
+    captured = capture(model)
+    with xt.kernel_policy(matmul="auto", attention="auto", rms_norm="auto", auto_strategy=strategy):
+        assert same_tokens(model, captured)
+    assert USED in captured.report.notes
+
+
 def test_bits_policies_positions_and_reset() -> None:
     model = model_of("Llama")
     exact = capture(model, tolerance=0.0)

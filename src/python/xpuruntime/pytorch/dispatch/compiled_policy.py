@@ -139,6 +139,10 @@ class CompiledPolicy:
             kernel_name for use in uses if use for kernel_name in ((use,) if isinstance(use, str) else use)
         )
 
+    def leaves_kernels_open(self) -> bool:
+        """Say whether it names no kernel and has no rule: all of an operation's calls are left to ``auto``."""
+        return not self.policy.kernels.rules and not any(self.kernel_names(op) - {"auto"} for op in FAMILIES)
+
     def call_context(self) -> tuple[str, str]:
         """Return phase and module of the call that runs in this thread; empty where no rule asks for it."""
         return context.phase() if self.by_phase else "", module_paths.current() if self.by_module else ""

@@ -462,7 +462,9 @@ class CapturedDecode:
 
     def _is_free(self) -> bool:
         """Say whether neither a policy nor autocast says how single operations are computed."""
-        return context.active_policy() is None and not torch.is_autocast_enabled(self._device.type)
+        active = context.active_policy()
+        free = active is None or active.leaves_kernels_open()
+        return free and not torch.is_autocast_enabled(self._device.type)
 
     def _follow_model(self) -> None:
         """Drop what belongs to the model as it was, where it has changed."""
