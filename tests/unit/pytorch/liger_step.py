@@ -43,6 +43,14 @@ def others(generator):
     gate, up = (torch.randn(3, 40, generator=generator, requires_grad=True) for _ in range(2))
     yield "swiglu", {"gate": gate, "up": up}, {}
     yield "geglu", {"gate": gate, "up": up}, {"approximate": "tanh"}
+    for batch, angles in ((2, torch.randn(1, 1, 5, 4, generator=generator)), (2, torch.randn(2, 1, 5, 4))):
+        q = torch.randn(batch, 5, 2, 8, generator=generator).transpose(1, 2).requires_grad_()
+        k = torch.randn(batch, 1, 5, 8, generator=generator, requires_grad=True)
+        turned = {name: f(torch.cat((angles, angles), -1)) for name, f in (("cos", torch.cos), ("sin", torch.sin))}
+        yield "rope", {"q": q, "k": k, **turned}, {"mirrored": True}
+    q, k = (torch.randn(1, 1, 1, 8, generator=generator, requires_grad=True) for _ in range(2))
+    turned = {name: torch.full((1, 1, 1, 8), value) for name, value in (("cos", 0.6), ("sin", 0.8))}
+    yield "rope", {"q": q, "k": k, **turned}, {"mirrored": True}  # whose heads and positions are the same in memory
     logits = torch.randn(6, 50, generator=generator, requires_grad=True)
     target = torch.tensor([0, 7, -100, 49, 3, 3])
     for reduction in ("mean", "sum", "none"):
@@ -58,9 +66,13 @@ def others(generator):
 
 def with_gradients(op, operands, attributes):
     before = [x.detach().clone() for x in operands.values()]
-    out = perform(op, operands, attributes)
+    made = perform(op, operands, attributes)
+    outputs = made if isinstance(made, tuple) else (made,)
     wanted = [x for x in operands.values() if x.requires_grad]
-    found = out, *torch.autograd.grad(out, wanted, torch.linspace(0.5, 2, out.numel()).view_as(out))
+    grads = [torch.linspace(0.5, 2, out.numel()).view_as(out) for out in outputs]
+    upstream = [grad.clone() for grad in grads]
+    found = *outputs, *torch.autograd.grad(outputs, wanted, grads)
+    assert all(map(torch.equal, grads, upstream))
     assert all(torch.equal(x, y) for x, y in zip(operands.values(), before, strict=True))
     return found
 
@@ -80,7 +92,7 @@ def llama() -> None:
         return loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))
 
     expected = step()
-    kernels = {op: f"liger.{op}" for op in ("rms_norm", "swiglu", "linear_cross_entropy")}
+    kernels = {op: f"liger.{op}" for op in ("rms_norm", "swiglu", "rope", "linear_cross_entropy")}
     with xt.kernel_policy(xrt.Policy(mode="strict", kernels=kernels)), xt.explain() as found:
         results = step()
     rows = {(row.op, row.resolved, row.phase) for row in found.rows if row.op in kernels}

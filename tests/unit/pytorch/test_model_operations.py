@@ -211,6 +211,28 @@ def test_models_of_transformers(monkeypatch, family):
         assert all(map(torch.equal, train(), plain))
 
 
+def test_rotations_whose_halves_may_differ_are_not_given_to_kernels_that_read_one(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    module = pytest.importorskip("transformers.models.llama.modeling_llama")
+    monkeypatch.setattr(_Kernel, "supports", lambda self, call: (call.attributes["mirrored"], "it reads one half"))
+    q, k, angles = torch.randn(1, 2, 3, 8), torch.randn(1, 1, 3, 8), torch.randn(1, 3, 4)
+
+    def rotate(cos, sin):
+        return module.apply_rotary_pos_emb(q, k, cos, sin)
+
+    same, apart = torch.cat((angles, angles), -1), torch.cat((angles, -2 * angles), -1)
+    plain = rotate(same.cos(), same.sin())
+    with xt.kernel_policy(strict("rope")):
+        torch.testing.assert_close(rotate(same.cos(), same.sin()), plain)
+        run = torch.compile(rotate, backend="aot_eager", fullgraph=True)
+        with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match="it reads one half"):
+            run(same.cos(), same.sin())  # traced code knows no numbers
+        with pytest.raises(UnsupportedOperationError, match="gradient of its angles"):
+            rotate(same.cos().requires_grad_(), same.sin())
+    with xt.kernel_policy(strict("rope")), pytest.raises(UnsupportedOperationError, match="it reads one half"):
+        rotate(apart.cos(), apart.sin())
+
+
 @pytest.mark.parametrize("takes_halves", [True, False])
 def test_losses_of_transformers_give_a_kernel_the_logits_without_a_copy(monkeypatch, takes_halves):
     monkeypatch.setitem(sys.modules, "torchvision", None)

@@ -61,6 +61,15 @@ def test_liger_serves_a_step_on_the_cpu_by_the_interpreter():
          {"q", "k", "v", "out", "dout", "lse", "softmax_scale", "causal", "deterministic", "dq", "dk", "dv"}),
         ("quack.softmax", "softmax_fwd", {"x"}),
         ("quack.softmax", "softmax_bwd", {"dy", "y"}),
+        ("quack.rotary", "apply_rotary", {"x", "cos", "sin", "conjugate"}),
+        ("quack.gemm_interface", "gemm", {"A", "B", "cu_seqlens_m", "cu_seqlens_k", "tuned"}),
+        ("flashinfer.rope", "apply_rope_with_cos_sin_cache",
+         {"positions", "query", "key", "head_size", "cos_sin_cache"}),
+        ("flashinfer.page", "append_paged_kv_cache",
+         {"append_key", "append_value", "batch_indices", "positions", "paged_kv_cache", "kv_indices", "kv_indptr",
+          "kv_last_page_len", "kv_layout"}),
+        ("liger_kernel.ops.rope", "rope_forward", {"q", "k", "cos", "sin"}),
+        ("liger_kernel.ops.rope", "rope_backward", {"dq", "dk", "cos", "sin"}),
         ("flashinfer.norm.__init__", "rmsnorm", {"input", "weight", "eps"}),
         ("flashinfer.norm.__init__", "gemma_rmsnorm", {"input", "weight", "eps"}),
         ("flashinfer.activation", "silu_and_mul", {"input"}),
@@ -122,6 +131,20 @@ def linear(x=("bfloat16", 8, 16), weight=("bfloat16", 90, 16), target=("int64", 
     return call("linear_cross_entropy", x=x, weight=weight, target=target, attributes=attributes)
 
 
+def rotation(q=("bfloat16", 2, 8, 16, 64), k=("bfloat16", 2, 2, 16, 64), cos=("bfloat16", 2, 1, 16, 64), **change):
+    attributes = {"mirrored": change.pop("mirrored", True)}
+    return call("rope", q=q, k=k, cos=cos, sin=cos, attributes=attributes, **change)
+
+
+def groups(x=("bfloat16", 9, 64), weight=("bfloat16", 4, 64, 32), offsets=("int32", 4), **change):
+    return call("grouped_matmul", x=x, weight=weight, offsets=offsets, **change)
+
+
+def writes(keys=("bfloat16", 2, 8, 64, 128), values=("bfloat16", 2, 8, 64, 128), **change):
+    new = {f"new_{name}": (*stated[:3], 3, stated[4]) for name, stated in (("keys", keys), ("values", values))}
+    return call("cache_update", keys=keys, values=values, **new, positions=("int64", 3), phase="decode", **change)
+
+
 @pytest.mark.parametrize(
     ("word", "made", "said"),
     [
@@ -155,6 +178,33 @@ def linear(x=("bfloat16", 8, 16), weight=("bfloat16", 90, 16), target=("int64", 
         ("flashinfer.decode", query(q=("bfloat16", 1, 8, 1, 96), k=("bfloat16", 1, 2, 128, 96)), "a head_dim of 64"),
         ("quack.softmax", call("softmax", x=("bfloat16", 8, 1000)), ""),
         ("quack.softmax", call("softmax", x=("bfloat16", 8, 1001)), "columns in multiples of 8"),
+        ("quack.rope", rotation(), ""),
+        ("quack.rope", rotation(cos=("bfloat16", 1, 1, 16, 64)), ""),
+        ("quack.rope", rotation(mirrored=False), "the other repeats it is seen in eager code"),
+        ("quack.rope", rotation(cos=("float32", 2, 1, 16, 64)), "have to be of one type"),
+        ("quack.rope", rotation(cos=("bfloat16", 2, 8, 16, 64)), "for one row a position"),
+        ("quack.rope", rotation(*2 * [("bfloat16", 2, 8, 16, 520)], ("bfloat16", 2, 1, 16, 520)), "up to 512"),
+        (
+            "quack.rope",
+            rotation(q=dense("bfloat16", 2, 8, 16, 64)._replace(strides=(8196, 1024, 64, 1))),
+            "the rows of q do not begin",
+        ),
+        ("quack.grouped_matmul", groups(), ""),
+        ("quack.grouped_matmul", groups(weight=dense("bfloat16", 4, 64, 32)._replace(strides=(2048, 1, 64))), ""),
+        ("quack.grouped_matmul", groups(x=("float32", 9, 64), weight=("float32", 4, 64, 32)), "computes float16 and"),
+        ("quack.grouped_matmul", groups(x=("bfloat16", 9, 60), weight=("bfloat16", 4, 60, 32)), "in multiples of 8"),
+        ("quack.grouped_matmul", groups(weight=("bfloat16", 4, 64, 30)), "columns in multiples of 8"),
+        ("quack.grouped_matmul", groups(offsets=("int64", 4)), "offsets of int32"),
+        ("flashinfer.rope", rotation(phase="decode"), ""),
+        ("flashinfer.rope", rotation(), "it has no backward"),
+        ("flashinfer.rope", rotation(phase="decode", mirrored=False), "the other repeats it is seen in eager code"),
+        ("flashinfer.cache_update", writes(), ""),
+        ("flashinfer.cache_update", writes(values=("bfloat16", 2, 8, 64, 64)), "of one shape"),
+        ("flashinfer.cache_update", writes(*2 * [("bfloat16", 2, 8, 64, 96)]), "a head_dim of 64"),
+        ("flashinfer.cache_update", writes(*2 * [("bfloat16", 2, 96, 64, 128)]), "at most 64 heads"),
+        ("flashinfer.cache_update", writes(*2 * [("float32", 2, 8, 64, 128)]), "keys is float32"),
+        ("liger.rope", rotation(), ""),
+        ("liger.rope", rotation(q=("bfloat16", 2, 8, 15, 64)), "alike but for their heads"),
         ("liger.linear_cross_entropy", linear(), ""),
         ("liger.linear_cross_entropy", linear(reduction="none"), "the mean or the sum"),
         ("liger.linear_cross_entropy", linear(weight=("float32", 90, 16)), "have to be of one type"),

@@ -137,16 +137,20 @@ KERNEL_IDS: dict[str, tuple[tuple[str, ...], str]] = {
     "liger.rms_norm": (("rms_norm",), "Liger's RMS norm, in Triton"),
     "liger.swiglu": (("swiglu",), "Liger's gated SiLU, in Triton"),
     "liger.geglu": (("geglu",), "Liger's gated GELU by tanh, in Triton"),
+    "liger.rope": (("rope",), "Liger's rotary embedding, in Triton"),
     "liger.cross_entropy": (("cross_entropy",), "Liger's cross entropy, in Triton"),
     "liger.linear_cross_entropy": (("linear_cross_entropy",), "Liger's fused linear cross entropy, in Triton"),
     "chunked.linear_cross_entropy": (("linear_cross_entropy",), FAMILIES["linear_cross_entropy"]["chunked"]),
     "torch_chunked.linear_cross_entropy": (("linear_cross_entropy",), "that of PyTorch 2.13 in chunks"),
     "flashinfer.rms_norm": (("rms_norm",), "FlashInfer's RMS norm, for inference"),
     "flashinfer.swiglu": (("swiglu",), "FlashInfer's gated SiLU, for inference"),
+    "flashinfer.rope": (("rope",), "FlashInfer's rotary embedding, for inference"),
     "flashinfer.decode": (("attention",), "FlashInfer's attention of a single query, for inference"),
     "flashinfer.cache_update": (("cache_update",), "FlashInfer's write of keys and values into a cache"),
     "quack.softmax": (("softmax",), "quack's softmax, in CuTe"),
     "quack.cross_entropy": (("cross_entropy",), "quack's cross entropy, in CuTe"),
+    "quack.rope": (("rope",), "quack's rotary embedding, in CuTe"),
+    "quack.grouped_matmul": (("grouped_matmul",), "quack's product of groups of rows, in CuTe"),
 }
 
 _ID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*(@[A-Za-z0-9_.:=,+-]+)?")

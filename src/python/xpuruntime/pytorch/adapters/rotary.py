@@ -12,7 +12,7 @@ import torch
 
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.adapters.in_place import UNUSUAL, AdaptedFunctions, decides, is_usual, run_original
-from xpuruntime.pytorch.dispatch.context import active_policy, thread_policy
+from xpuruntime.pytorch.dispatch.context import active_policy, capturing, thread_policy
 from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override
 from xpuruntime.pytorch.providers.operations import rope
 from xpuruntime.pytorch.providers.operators import perform
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["OVERRIDES"]
 
 _UNKNOWN = "it rotates by none of the formulas that this library knows, which rotate halves"
+_LEARNED = "the gradient of its angles is recorded"
 _lock = threading.RLock()
 
 
@@ -39,9 +40,21 @@ def _rotate(form: str, rotate: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tens
     return (of_q.to(q.dtype), of_k.to(k.dtype)) if form == "rounded" else (of_q, of_k)
 
 
-def _by_kernel(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = perform("rope", {"q": q, "k": k, "cos": cos, "sin": sin}, {})
+def _by_kernel(mirrored: bool, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    operands = {"q": q, "k": k, "cos": cos, "sin": sin}
+    found: tuple[Tensor, Tensor] = perform("rope", operands, {"mirrored": mirrored})
     return found
+
+
+def _look(seen: dict[Any, bool], cos: Tensor, sin: Tensor) -> bool:
+    """Say whether the halves of cos and sin repeat each other: looked at in the first call of each type and size.
+
+    The device is waited for then. Code that is compiled cannot look, nor can a call that is captured.
+    """
+    key = (cos.dtype, cos.shape[-1])
+    if key not in seen and not capturing():
+        seen[key] = all(torch.equal(*x.detach().chunk(2, -1)) for x in (cos, sin))
+    return seen.get(key, False)
 
 
 def _picks(function: FunctionType) -> bool:
@@ -55,6 +68,7 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
         return _form_of(original, *facts)
 
     _private_api.mark_constant(form_of)
+    seen: dict[Any, bool] = {}
 
     # Traced by Dynamo: nothing but what it can follow, and the function that it takes for a constant.
     @functools.wraps(original)
@@ -67,16 +81,20 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
         form = form_of(q.dtype, k.dtype, cos.dtype, cos.shape[-1] < q.shape[-1], dim)
         if form == "":
             return original(q, k, cos, sin, **more)  # type: ignore[no-any-return]
+        learned = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
+        mirrored = False
         if not torch.compiler.is_compiling():
             if not decides("rope", q):
                 return original(q, k, cos, sin, **more)  # type: ignore[no-any-return]
-            why = "" if is_usual(q, k, cos, sin) else UNUSUAL
+            why = _LEARNED if learned else "" if is_usual(q, k, cos, sin) else UNUSUAL
             if why or form == "!":
                 run = functools.partial(original, **more)
                 return run_original("rope", original, run, (q, k, cos, sin), q, why or _UNKNOWN)  # type: ignore[no-any-return]
-        if form == "!":
+            mirrored = _look(seen, cos, sin)
+        if form == "!" or learned:
             return original(q, k, cos, sin, **more)  # type: ignore[no-any-return]
-        return _rotate(form, _by_kernel, q, k, cos.unsqueeze(dim), sin.unsqueeze(dim))
+        rotate = functools.partial(_by_kernel, mirrored)
+        return _rotate(form, rotate, q, k, cos.unsqueeze(dim), sin.unsqueeze(dim))
 
     return apply_rotary_pos_emb
 

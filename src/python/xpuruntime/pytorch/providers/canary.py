@@ -359,9 +359,12 @@ def _rotations(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]
     columns = call.operands["cos"].shape[-1]
     for length, heads in ((1, 2), (65, 1), (64, 4)):
         q, k = random(2, heads, length, columns), random(2, 1, length, columns)
-        cos, sin = torch.cos(random(2, 1, length, columns) * 3), torch.sin(random(2, 1, length, columns) * 3)
+        angles = random(2, 1, length, columns) * 3
+        if call.attributes["mirrored"]:
+            angles[..., columns // 2 :] = angles[..., : columns // 2]
+        cos, sin = torch.cos(angles), torch.sin(angles)
         yield Case(f"{length} positions of {heads} heads", {"q": q, "k": k, "cos": cos, "sin": sin}, {})
-        views = {"q": q.transpose(1, 2).contiguous().transpose(1, 2), "k": k, "cos": cos, "sin": sin}
+        views = {"q": q.transpose(1, 2).contiguous().transpose(1, 2), "k": k, "cos": cos[:1], "sin": sin[:1]}
         yield Case(f"{length} positions of {heads} heads beside each other in memory", views, {})
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.ops.torch_kernels import TorchKernel
+from xpuruntime.pytorch.providers.operations import is_rotation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,6 +111,37 @@ def _beside(gate: Any, up: Any) -> Any:
     return torch.cat((gate, up), -1)
 
 
+class _Rope(FlashInferKernel):
+    id = "flashinfer.rope"
+    op = "rope"
+    description = "FlashInfer's rotary embedding"
+    limits = "inference; fp16 and bf16; head_dim 64, 128 or 256; halves of cos and sin that repeat"
+    device_kernels = ("*RotaryPosIdsCosSinCache*",)
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        fits, why = super().supports(call)
+        if not fits:
+            return fits, why
+        columns = call.operands["q"].shape[-1]
+        if columns not in _HEAD_DIMS:
+            return False, f"it takes a head_dim of {', '.join(map(str, _HEAD_DIMS))}, and this is {columns}"
+        return is_rotation(call)
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        del call
+        import torch
+        from flashinfer.rope import apply_rope_with_cos_sin_cache
+
+        q, k, cos, sin = tensors
+        batch, _, length, columns = q.shape
+        rows = torch.cat([x[..., : columns // 2].reshape(-1, columns // 2) for x in (cos, sin)], -1).float()
+        positions = torch.arange(rows.shape[0], device=q.device).repeat(batch * length // rows.shape[0])
+        found = apply_rope_with_cos_sin_cache(
+            positions, *(x.transpose(1, 2).reshape(batch * length, -1) for x in (q, k)), columns, rows
+        )
+        return [x.view(batch, length, -1, columns).transpose(1, 2).contiguous() for x in found], ()
+
+
 class _Decode(FlashInferKernel):
     id = "flashinfer.decode"
     op = "attention"
@@ -195,4 +227,4 @@ class _CacheUpdate(FlashInferKernel):
         return (), ()
 
 
-KERNELS: tuple[TorchKernel, ...] = (_RmsNorm(), _SwiGlu(), _Decode(), _CacheUpdate())
+KERNELS: tuple[TorchKernel, ...] = (_RmsNorm(), _SwiGlu(), _Rope(), _Decode(), _CacheUpdate())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.ops.torch_kernels import TorchKernel
 from xpuruntime.pytorch.providers.chunked import is_loss_of_rows, scaled_gradients, unsaved_gradients
+from xpuruntime.pytorch.providers.operations import is_rotation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,6 +94,32 @@ class _RmsNorm(LigerKernel):
             grads[0], x.view(-1, columns), weight, saved.extra[0].reshape(-1), offset, mode,
             *calculate_settings(columns), False, None,
         )  # fmt: skip
+
+
+class _Rope(LigerKernel):
+    id = "liger.rope"
+    op = "rope"
+    description = "Liger's rotary embedding, in Triton"
+    limits = "fp32, fp16 and bf16; halves of cos and sin that repeat; it rotates copies, which come back dense"
+    device_kernels = ("_triton_rope",)
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        fits, why = super().supports(call)
+        return is_rotation(call) if fits else (fits, why)
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        del call
+        from liger_kernel.ops.rope import rope_forward
+
+        q, k, cos, sin = tensors
+        return [x.contiguous() for x in rope_forward(_by_position(q), _by_position(k), cos, sin)[:2]], ()
+
+    def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
+        del call
+        from liger_kernel.ops.rope import rope_backward
+
+        made = rope_backward(*map(_by_position, grads), *saved.inputs[2:])
+        return [*(x.contiguous() for x in made), None, None]
 
 
 class _GatedUnit(LigerKernel):
@@ -231,6 +258,13 @@ class _LinearCrossEntropy(LigerKernel):
         return unsaved_gradients(call, tensors)
 
 
+def _by_position(x: Any) -> Any:
+    """Return a copy in which the heads of a position are beside each other, which it writes the results to."""
+    import torch
+
+    return x.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+
+
 def _copies(tensors: Sequence[Any]) -> list[Any]:
     """Return copies that its backward may write the gradients to; the tensors belong to the program."""
     import torch
@@ -238,4 +272,6 @@ def _copies(tensors: Sequence[Any]) -> list[Any]:
     return [x.clone(memory_format=torch.contiguous_format) for x in tensors]
 
 
-KERNELS: tuple[TorchKernel, ...] = (_RmsNorm(), _SwiGlu(), _GeGlu(), _CrossEntropy(), _LinearCrossEntropy())
+KERNELS: tuple[TorchKernel, ...] = (
+    _RmsNorm(), _SwiGlu(), _GeGlu(), _Rope(), _CrossEntropy(), _LinearCrossEntropy(),
+)  # fmt: skip

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from xpuruntime.ops.torch_kernels import TorchCall
+
 __all__ = [
     "OPERATIONS",
     "Operation",
@@ -22,12 +24,18 @@ __all__ = [
     "cross_entropy",
     "geglu",
     "grouped_matmul",
+    "is_rotation",
     "linear_cross_entropy",
     "rms_norm",
     "rope",
     "softmax",
     "swiglu",
 ]
+
+_HALVES = (
+    "it reads one half of cos and sin, and that the other repeats it is seen in eager code alone. Fix: leave rope to "
+    "the compiler, or run the model once before a capture"
+)
 
 
 class Operation(NamedTuple):
@@ -74,12 +82,29 @@ def geglu(gate: Tensor, up: Tensor, *, approximate: str = "none") -> Tensor:
     return functional.gelu(gate, approximate=approximate) * up
 
 
-def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, mirrored: bool = False) -> tuple[Tensor, Tensor]:
     """Return queries and keys rotated by position, the halves of the last dimension against each other.
 
     `cos` and `sin` are broadcast over heads: ``[batch, 1, length, head_dim]`` for ``[batch, heads, length, head_dim]``.
+    `mirrored` says that their second halves repeat the first, so that a kernel may read these alone.
     """
+    del mirrored
     return q * cos + _rotated(q) * sin, k * cos + _rotated(k) * sin
+
+
+def is_rotation(call: TorchCall) -> tuple[bool, str]:
+    """Say whether a kernel that reads the first halves of cos and sin can serve a call of ``rope``, and if not why."""
+    q, k, cos, sin = (call.operands[name] for name in ("q", "k", "cos", "sin"))
+    if not call.attributes["mirrored"]:
+        return False, _HALVES
+    if len({one.dtype for one in (q, k, cos, sin)}) > 1:
+        return False, "queries, keys, cos and sin have to be of one type"
+    batch, _, length, columns = q.shape
+    if (k.shape[0], *k.shape[2:]) != (batch, length, columns) or cos.shape != sin.shape:
+        return False, "queries and keys have to be alike but for their heads, and cos and sin of one shape"
+    if cos.shape not in ((1, 1, length, columns), (batch, 1, length, columns)):
+        return False, f"cos is {list(cos.shape)}, and it is used for one row a position, of all sequences or of each"
+    return True, ""
 
 
 def _rotated(x: Tensor) -> Tensor:
@@ -146,7 +171,9 @@ _ROWS = (
     Operation("rms_norm", ("x", "weight"), rms_norm, defaults={"formula": "torch"}),
     Operation("swiglu", ("gate", "up"), swiglu),
     Operation("geglu", ("gate", "up"), geglu, defaults={"approximate": "none"}),
-    Operation("rope", ("q", "k", "cos", "sin"), rope),
+    Operation(
+        "rope", ("q", "k", "cos", "sin"), rope, without_gradient=("cos", "sin"), defaults={"mirrored": False}
+    ),
     Operation("softmax", ("x",), softmax),
     Operation(
         "cross_entropy", ("logits", "target"), cross_entropy, without_gradient=("target",),

@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.ops.torch_kernels import TorchKernel
+from xpuruntime.pytorch.providers.operations import is_rotation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +24,7 @@ _VECTOR_BITS = 128
 _FIRST_ARCH = 90
 #: Columns and bits of a column from which the gradient has not enough shared memory.
 _WIDE = (128 * 1024, 32)
+_MOST_HEAD_DIM = 512
 
 
 class QuackKernel(TorchKernel):
@@ -164,6 +167,105 @@ class _CrossEntropy(QuackKernel):
         )
 
 
+class _Rope(QuackKernel):
+    id = "quack.rope"
+    op = "rope"
+    description = "quack's rotary embedding, in CuTe"
+    limits = "sm_90 and later; fp32, fp16 and bf16; head_dim in multiples of 8; halves of cos and sin that repeat"
+    operators = ("quack::_rotary_*",)
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        fits, why = super().supports(call)
+        if not fits:
+            return fits, why
+        columns = call.operands["q"].shape[-1]
+        if columns % 8 or columns > _MOST_HEAD_DIM:
+            return False, f"it takes a head_dim in multiples of 8 up to {_MOST_HEAD_DIM}, and this is {columns}"
+        if wrong := _unaligned(call, ("q", "k")):
+            return False, wrong
+        return is_rotation(call)
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        del call
+        q, k, cos, sin = tensors
+        return [_rotated(x, cos, sin, back=False) for x in (q, k)], ()
+
+    def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
+        del call
+        return [*(_rotated(x, *saved.inputs[2:], back=True) for x in grads), None, None]
+
+
+class _GroupedProduct(QuackKernel):
+    id = "quack.grouped_matmul"
+    op = "grouped_matmul"
+    description = "quack's product of groups of rows, in CuTe"
+    limits = "sm_90 and later; fp16 and bf16; sizes in multiples of 8"
+    operators = ("quack::gemm*",)
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        operands = {name: one for name, one in call.operands.items() if name not in ("offsets", "grad")}
+        fits, why = super().supports(replace(call, operands=operands))
+        if not fits:
+            return fits, why
+        x, weight = operands["x"], operands["weight"]
+        if x.dtype == "float32" or x.dtype != weight.dtype:
+            return False, f"it computes float16 and bfloat16, and these are {x.dtype} and {weight.dtype}"
+        if call.operands["offsets"].dtype != "int32":
+            return False, f"it takes offsets of int32, and these are {call.operands['offsets'].dtype}"
+        if weight.shape[-1] % 8:
+            return False, f"it takes matrices with columns in multiples of 8, and these have {weight.shape[-1]}"
+        if 1 not in weight.strides[1:]:
+            return False, "the matrices are dense neither by rows nor by columns"
+        wrong = _unaligned(replace(call, operands={"x": x}), ("x",)) or _unaligned(call, ("weight",), dense=False)
+        return not wrong, wrong
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        del call
+        from quack.gemm_interface import gemm
+
+        x, weight, offsets = tensors
+        return (gemm(x, weight, cu_seqlens_m=_starts(offsets), tuned=False),), ()
+
+    def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
+        del call
+        from quack.gemm_interface import gemm
+
+        x, weight, offsets = saved.inputs
+        starts, (grad,) = _starts(offsets), grads
+        of_x = gemm(grad, weight.mT, cu_seqlens_m=starts, tuned=False)
+        of_weight = gemm(x.mT, grad, cu_seqlens_k=starts, tuned=False)
+        return of_x, of_weight, None
+
+
+def _starts(offsets: Any) -> Any:
+    import torch
+
+    return torch.nn.functional.pad(offsets, (1, 0))
+
+
+def _rotated(x: Any, cos: Any, sin: Any, *, back: bool) -> Any:
+    """Return queries or keys rotated, dense; or rotated back, as gradients are."""
+    from quack.rotary import apply_rotary
+
+    half = cos.shape[-1] // 2
+    angles = [rows[..., :half].reshape(-1, half) for rows in (cos, sin)]
+    rows = x.transpose(1, 2)
+    if cos.shape[0] > 1:  # a row for each position of each sequence
+        rows = rows.reshape(1, -1, *rows.shape[2:])
+    made = apply_rotary(rows, *angles, conjugate=back).view(x.shape[0], x.shape[2], x.shape[1], x.shape[3])
+    return made.transpose(1, 2).contiguous()
+
+
+def _unaligned(call: TorchCall, names: Sequence[str], *, dense: bool = True) -> str:
+    """Return which operand has rows that do not begin at whole vectors; empty for none."""
+    for name in names:
+        one = call.operands[name]
+        vector = _VECTOR_BITS // _BITS[one.dtype]
+        if (dense and one.strides[-1] != 1) or any(step % vector for step in one.strides if step != 1):
+            return f"the rows of {name} do not begin at multiples of {_VECTOR_BITS // 8} bytes"
+    return ""
+
+
 def _module() -> Any:
     import sys
 
@@ -174,4 +276,4 @@ def _offset(call: TorchCall) -> float:
     return 1.0 if call.attributes["formula"] == "gemma" else 0.0
 
 
-KERNELS: tuple[TorchKernel, ...] = (_RmsNorm(), _Softmax(), _CrossEntropy())
+KERNELS: tuple[TorchKernel, ...] = (_RmsNorm(), _Softmax(), _CrossEntropy(), _Rope(), _GroupedProduct())

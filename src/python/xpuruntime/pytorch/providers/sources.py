@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["folder_digest", "kernel_of_source", "source_facts"]
 
 #: Attributes of a call that say how this library calls a kernel, and are no arguments of it.
-_OURS = ("formula", "paired", "upcast")
+_OURS = ("formula", "paired", "upcast", "needs", "mirrored")
 _NO_LOADER = 'the package kernels is not installed; pip install "kernels>=0.17,<0.18" installs it'
 _UNPAIRED = (
     "PyTorch calls the gradient of its norm without epsilon, from which this kernel cannot compute it; it serves a "
