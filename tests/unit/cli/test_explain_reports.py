@@ -75,6 +75,32 @@ def test_the_same_twice(xrt: Xrt, folder: Path) -> None:
     assert (found["schema"], found["same"]) == ("xpuruntime.report_comparison/2", True)
 
 
+def test_more_reports_are_held_against_a_baseline_and_the_odd_one_is_named(
+    xrt: Xrt, folder: Path, tmp_path: Path
+) -> None:
+    names = ("b", "null", "c")
+    shutil.copy(folder / "a.json", folder / "c.json")
+    paths, page = [folder / f"{name}.json" for name in names], tmp_path / "against.html"
+    arguments = ("explain", *paths, "--baseline", folder / "a.json", "--noise", 1000)
+    result = xrt(*arguments, "--html", page)
+    assert (result.code, result.out.splitlines()[0]) == (
+        1,
+        "1 of 3 reports differs from a.json; odd among all: null.json",
+    )
+    found = xrt(*arguments, "--json").json()
+    assert (found["schema"], found["baseline"]) == ("xpuruntime.index/1", "a.json")
+    rows = {one["path"]: (one["same"], one["changes"], len(one["odd"]) > 0) for one in found["files"]}
+    assert rows.pop("null.json")[::2] == (False, True)
+    assert rows == {
+        "a.json": (True, "", False), "b.json": (True, "nothing moved", False), "c.json": (True, "nothing moved", False)
+    }  # fmt: skip
+    assert all(one["median_us"] > 0 for one in found["files"])
+    assert "Against the baseline" in page.read_text(encoding="utf-8")
+    assert xrt("explain", *[folder / f"{name}.json" for name in ("a", "b", "c")], "--noise", 1000).code == 0
+    pair = xrt("explain", folder / "b.json", "--baseline", folder / "a.json", "--json").json()
+    assert pair["before"]["name"] == str(folder / "a.json")
+
+
 def test_another_engine(xrt: Xrt, folder: Path) -> None:
     result = xrt("explain", folder / "a.json", folder / "null.json", "--noise-us", 1e9)
     assert result.code == 1
@@ -103,14 +129,15 @@ def test_reports_are_told_by_their_header_and_not_by_their_name(
         (("A", "MODEL"), "is no xpuruntime report"),
         (("MODEL", "A"), "is no xpuruntime report"),
         (("A", "nope.json"), "is no file"),
-        (("A", "B", "A"), "xrt index FOLDER"),
+        (("MODEL", "--baseline", "A"), "is no xpuruntime report"),
+        (("A", "B", "OTHER"), "OTHER, compared with"),
         (("A", "--policy", "p.yaml"), "--policy say how a model is run"),
         (("A", "B", "-d", "cpu", "--dim", "N=1"), "--dim, --device say how"),
         (("A", "-o", "x.json"), "--output say how"),
         (("A", "B", "--html", "nowhere/x.html"), "the folder 'nowhere' was not found"),
         (("MODEL", "--html", "nowhere/x.html"), "the folder 'nowhere' was not found"),
-        (("A", "--noise", "0.2"), "for two reports"),
-        (("MODEL", "--noise", "0.2"), "two saved reports"),
+        (("A", "--noise", "0.2"), "for several reports"),
+        (("MODEL", "--noise", "0.2"), "comparison of saved reports"),
         (("A", "B", "--noise", "-1"), "noise must be 0 or more"),
         (("CUT",), "truncated"),
         (("BARE",), "it has no observations, plan, units"),

@@ -167,8 +167,9 @@ def check_target(option: str, path: str | None) -> None:
         ) from error
 
 
-def given_reports(paths: Sequence[str]) -> bool:
+def given_reports(paths: Sequence[str], baseline: str | None) -> bool:
     """Whether the arguments of ``xrt explain`` are saved reports, by the schema in the files, never by their names."""
+    paths = [*paths, *([] if baseline is None else [baseline])]
     schemas = [_schema(path) for path in paths]
     for path, schema in zip(paths, schemas, strict=True):
         if schema is not None and not schema.startswith(_REPORT):
@@ -178,17 +179,13 @@ def given_reports(paths: Sequence[str]) -> bool:
             )
     if len(paths) == 1:
         return schemas[0] is not None
-    if len(paths) > 2:
-        raise InputError(
-            f"explain takes one model, one report or two reports, got {len(paths)} arguments",
-            fix="leave some out; `xrt index FOLDER` names the odd one of more reports, which lie in a folder",
-        )
     for path, schema in zip(paths, schemas, strict=True):
         if schema is None:
             what = "is no xpuruntime report" if kind_of(path) == "file" else "is no file"
             raise InputError(
-                f"two arguments of explain are two saved reports, and '{path}' {what}: it is no JSON object "
-                f'with "schema": "{_REPORT}...". Give what `xrt explain MODEL --json` printed, or one model alone'
+                f"several arguments of explain, and --baseline, are saved reports, and '{path}' {what}: it is no "
+                f'JSON object with "schema": "{_REPORT}..."',
+                fix="give what `xrt explain MODEL --json` printed, or one model alone",
             )
     return True
 
@@ -197,13 +194,14 @@ def show_reports(
     paths: Sequence[str],
     options: Mapping[str, Any],
     *,
+    baseline: str | None,
     html: str | None,
     noise: float | None,
     noise_us: float | None,
     summary: bool,
     as_json: bool,
 ) -> int:
-    """Show one saved report again, or compare two, and return the exit code."""
+    """Show one saved report again, compare two, or hold more against a baseline, and return the exit code."""
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import print_and_save, refuse_other_kinds
     from xpuruntime.evidence import Report, compare_reports
@@ -216,16 +214,26 @@ def show_reports(
         )
     refuse_overwriting({"--html": html}, [("the report", path) for path in paths])
     refuse_other_kinds({"--html": (html, "page")})
+    if baseline is not None:
+        paths = [baseline, *(path for path in paths if path != baseline)]
     if len(paths) == 1:
         if noise is not None or noise_us is not None:
-            raise InputError("--noise and --noise-us are for two reports, and one was given: leave them out")
+            raise InputError("--noise and --noise-us are for several reports, and one was given: leave them out")
         report = Report.load(paths[0])
         shown = render(report, summary=True) if summary else None
         print_and_save(report, {report.save_html: html}, shown=shown, as_json=as_json)
         return ExitCode.OK if report.honoured else ExitCode.NOT_HONOURED
     if summary:
-        raise InputError("--summary is for one report, and two were given: leave it out")
-    limits = {name: value for name, value in (("noise", noise), ("noise_us", noise_us)) if value is not None}
+        raise InputError("--summary is for one report, and several were given: leave it out")
+    limits: dict[str, Any] = {
+        name: value for name, value in (("noise", noise), ("noise_us", noise_us)) if value is not None
+    }
+    if len(paths) > 2:
+        from xpuruntime.locks.folder_index import index_reports
+
+        index = index_reports(paths, page=html, **limits)
+        print_and_save(index, {index.save_html: html}, as_json=as_json)
+        return ExitCode.OK if all(file.same for file in index.files) else ExitCode.NOT_HONOURED
     found = compare_reports(paths[0], paths[1], **limits)
     print_and_save(found, {found.save_html: html}, as_json=as_json)
     return ExitCode.OK if found.same else ExitCode.NOT_HONOURED

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`index_folder`: many reports, locks and verifications of the same models, and which of them is the odd one out."""
+"""Many reports, locks and verifications of the same models, and which of them is the odd one out.
+
+`index_folder` takes those of a folder, `index_reports` saved reports, which it also holds against one of them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from urllib.parse import quote
 import msgspec
 
 from xpuruntime.errors import InputError, XpuRuntimeError
-from xpuruntime.evidence import Report
+from xpuruntime.evidence import Report, compare_reports
+from xpuruntime.evidence.difference import listed
 from xpuruntime.evidence.documents import Page
 from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.files.reading import decode_json, read_regular
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.lockfile.records import Lock
 
-__all__ = ["FolderIndex", "IndexedFile", "OddFact", "index_folder"]
+__all__ = ["FolderIndex", "IndexedFile", "OddFact", "index_folder", "index_reports"]
 
 Kind = Literal["report", "lock", "verification"]
 #: Schemas by their beginning, and the most bytes of a file that is looked into.
@@ -42,6 +46,8 @@ _MOST = 1 << 28
 _SCHEMA = re.compile(rb'"schema": ?"(xpuruntime\.[a-z]+/)')
 #: Files of a kind and a model below which none is the odd one out.
 _FEW = 3
+#: Columns of the table that holds reports against a baseline.
+_AGAINST = ("report", "engine", ">median", "differs")
 
 
 class OddFact(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +87,12 @@ class IndexedFile(msgspec.Struct, frozen=True, kw_only=True):
     odd : tuple of OddFact
     error : str
         Why it cannot be read.
+    median_us : float or None
+        Of a report, the median of whole runs without instruments.
+    changes : str
+        How a report differs from the baseline; empty where there is none, and of the baseline itself.
+    same : bool
+        Whether nothing else ran than in the baseline.
     """
 
     path: str
@@ -93,6 +105,9 @@ class IndexedFile(msgspec.Struct, frozen=True, kw_only=True):
     good: bool = True
     odd: tuple[OddFact, ...] = ()
     error: str = ""
+    median_us: float | None = None
+    changes: str = ""
+    same: bool = True
 
 
 class FolderIndex(Page, frozen=True, kw_only=True):
@@ -108,6 +123,8 @@ class FolderIndex(Page, frozen=True, kw_only=True):
         Those that differ from the others first.
     undecided : tuple of str
         Facts that no majority agrees on, with the kind and the model.
+    baseline : str
+        The path of the report that the others are held against; empty where there is none.
     """
 
     NOUN: ClassVar = "the index"
@@ -119,6 +136,7 @@ class FolderIndex(Page, frozen=True, kw_only=True):
     base: str = "."
     files: tuple[IndexedFile, ...]
     undecided: tuple[str, ...] = ()
+    baseline: str = ""
 
     @property
     def odd(self) -> tuple[IndexedFile, ...]:
@@ -127,7 +145,12 @@ class FolderIndex(Page, frozen=True, kw_only=True):
 
     @property
     def headline(self) -> str:
-        """How many files there are, and how many differ from the others."""
+        """How many files there are, and how many differ from the others, or from the baseline and which is odd."""
+        if self.baseline:
+            apart = sum(not file.same for file in self.files)
+            odd = f"; odd among all: {listed([file.path for file in self.odd], 2)}" if self.odd else ""
+            verb = "differs" if apart == 1 else "differ"
+            return f"{apart} of {len(self.files) - 1} reports {verb} from {self.baseline}{odd}"
         many = f"{len(self.files)} file{'' if len(self.files) == 1 else 's'}"
         return f"{many}, {len(self.odd)} odd" if self.odd else f"{many}, none odd"
 
@@ -136,27 +159,50 @@ class FolderIndex(Page, frozen=True, kw_only=True):
         from xpuruntime.evidence.page.document import assemble
         from xpuruntime.notebook import escaped, fragment, fragment_table
 
+        names = ("file", "kind", "model", "engine", "device", "says")
         rows = [(file.path, file.kind, file.model, file.engine, file.device, file.headline) for file in self.files]
-        head = f"<p class='xrt-headline xrt-{'substituted' if self.odd else 'honoured'}'>{escaped(self.headline)}</p>"
-        told = fragment([head, fragment_table("Files", ("file", "kind", "model", "engine", "device", "says"), rows)])
+        bad = self.odd or not all(file.same for file in self.files)
+        head = f"<p class='xrt-headline xrt-{'substituted' if bad else 'honoured'}'>{escaped(self.headline)}</p>"
+        parts = [head, fragment_table("Files", names, rows)]
+        if self.baseline:
+            parts.insert(1, fragment_table(f"Against {self.baseline}", _AGAINST, self._against()))
         places = {file.path: Path(self.base, file.path).as_posix() for file in self.files}
         links = {path: f"./{quote(place, errors='backslashreplace')}" for path, place in places.items()}
-        data = {**self.to_dict(), "links": links}
-        return assemble("index.html", "index", ("elements", "indexed", "shell", "index"), self.headline, data, told)
+        medians = {row[0]: row[2] for row in self._against()}
+        data = {**self.to_dict(), "links": links, "medians": medians}
+        script = ("elements", "indexed", "shell", "index")
+        return assemble("index.html", "index", script, self.headline, data, fragment(parts))
+
+    def _against(self) -> list[tuple[str, str, str, str]]:
+        """Return the cells of the table that holds reports against the baseline."""
+        from xpuruntime.evidence.render_text.tables import duration_text
+
+        return [
+            (
+                file.path,
+                f"{file.engine}@{file.device}",
+                "-" if file.median_us is None else duration_text(file.median_us),
+                file.changes or "baseline",
+            )
+            for file in self.files
+        ]
 
     def __rich__(self) -> RenderableType:
-        """Return the headline, and a table of what is odd."""
+        """Return the headline, what differs from the baseline, and a table of what is odd."""
         from rich.console import Group
         from rich.text import Text
 
         from xpuruntime.evidence.render_text.tables import rows_table
 
+        bad = self.odd or not all(file.same for file in self.files)
+        parts: list[RenderableType] = [Text(self.headline, "bold yellow" if bad else "bold green")]
+        if self.baseline:
+            parts += rows_table(f"against {self.baseline}", _AGAINST, self._against(), most=None)
         rows = [
             (file.path, fact.name, fact.value, f"{fact.usual} ({fact.agreeing} of {fact.of})")
             for file in self.files
             for fact in file.odd
         ]
-        parts: list[RenderableType] = [Text(self.headline, "bold yellow" if self.odd else "bold green")]
         parts += rows_table("odd ones", ("file", "fact", "value", "most others"), rows) if rows else []
         parts += [Text(f"not readable: {file.path}: {file.error}", "yellow") for file in self.files if file.error]
         parts += [Text(f"no majority: {one}") for one in self.undecided]
@@ -193,6 +239,63 @@ def index_folder(folder: str | os.PathLike[str], *, page: str | os.PathLike[str]
         raise InputError(
             f"{folder} has no report, lock or verification. Fix: save some there, such as with `xrt explain -o`"
         )
+    files, undecided = _indexed(read)
+    files.sort(key=lambda file: (not file.error, -len(file.odd), file.path))
+    place = root if page is None else user_path(page, "the page").parent
+    base = os.path.relpath(root, place)
+    return FolderIndex(folder=str(folder), base=base, files=tuple(files), undecided=tuple(undecided))
+
+
+def index_reports(
+    reports: Sequence[str | os.PathLike[str]],
+    baseline: str | os.PathLike[str] | None = None,
+    *,
+    noise: float = 0.10,
+    noise_us: float = 1.0,
+    page: str | os.PathLike[str] | None = None,
+) -> FolderIndex:
+    """Hold saved reports of one model against one of them, and name the odd one among all.
+
+    Parameters
+    ----------
+    reports : sequence of str or path
+    baseline : str or path, optional
+        Default: the first report.
+    noise, noise_us : float
+        As in `compare_reports`.
+    page : str or path, optional
+        Where the page will be written, from which its links lead to the reports; default: in their folder.
+
+    Raises
+    ------
+    InputError
+        A file is no report, or of another model than the baseline.
+    """
+    first = reports[0] if baseline is None else baseline
+    paths = list(dict.fromkeys(user_path(path, "the report").absolute() for path in (first, *reports)))
+    root = Path(os.path.commonpath([path.parent for path in paths]))
+    loaded = {str(path.relative_to(root)): Report.load(path) for path in paths}
+    files, undecided = _indexed([_of_report(name, report) for name, report in loaded.items()])
+    names = list(loaded)
+    compared = []
+    for file in sorted(files, key=lambda file: names.index(file.path)):
+        if file.path == names[0]:
+            compared.append(file)
+            continue
+        try:
+            found = compare_reports(loaded[names[0]], loaded[file.path], noise=noise, noise_us=noise_us)
+        except InputError as error:
+            raise InputError(f"{file.path}, compared with {names[0]}: {error}") from error
+        compared.append(msgspec.structs.replace(file, changes=found.headline, same=found.same))
+    place = root if page is None else user_path(page, "the page").parent.absolute()
+    return FolderIndex(
+        folder=os.path.relpath(root), base=os.path.relpath(root, place), files=tuple(compared),
+        undecided=tuple(undecided), baseline=names[0],
+    )  # fmt: skip
+
+
+def _indexed(read: Sequence[_Read]) -> tuple[list[IndexedFile], list[str]]:
+    """Return the files with what is odd about each, and the facts that no majority agrees on."""
     groups: dict[tuple[str, str], list[_Read]] = defaultdict(list)
     for one in read:
         groups[one.file.kind, one.file.model].append(one)
@@ -204,10 +307,7 @@ def index_folder(folder: str | os.PathLike[str], *, page: str | os.PathLike[str]
         undecided += [f"{kind} of {model}: {name}" for name in open_]
         files += [msgspec.structs.replace(one.file, odd=tuple(_odd(one.facts, usual, len(whole)))) for one in whole]
         files += [member.file for member in members if member.file.error]
-    files.sort(key=lambda file: (not file.error, -len(file.odd), file.path))
-    place = root if page is None else user_path(page, "the page").parent
-    base = os.path.relpath(root, place)
-    return FolderIndex(folder=str(folder), base=base, files=tuple(files), undecided=tuple(undecided))
+    return files, undecided
 
 
 def _usual(facts: Sequence[Mapping[str, str]]) -> tuple[dict[str, tuple[str, int]], list[str]]:
@@ -275,6 +375,7 @@ def _of_report(path: str, report: Report) -> _Read:
             created=report.created,
             headline=report.headline,
             good=report.honoured,
+            median_us=None if report.latency is None else report.latency.median_us,
         ),
         _texts(facts),
     )

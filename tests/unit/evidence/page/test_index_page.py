@@ -25,4 +25,21 @@ def test_odd_facts_and_files_are_shown_as_text_with_links(look):
     links = "[...document.querySelectorAll('#files a')].map(link => link.getAttribute('href'))"
     assert browser.evaluate(links)[1:] == ["./a%20b/y.json", "./a%20b/z.json"]
     assert "lock of n.onnx: engine" in browser.evaluate("document.querySelector('#odd').innerText")
+    assert browser.evaluate("document.querySelector('#against')") is None
     assert len(browser.evaluate("[...document.querySelectorAll('#files tbody tr')].map(row => row.rowIndex)")) == 3
+
+
+def test_reports_are_held_against_a_baseline(look):
+    base = IndexedFile(path="a.json", kind="report", engine="e", device="cpu", median_us=2000.0)
+    other = IndexedFile(
+        path="b.json", kind="report", engine="f", device="cpu", median_us=3000.0, changes=f"1 node moved {HOSTILE}",
+        same=False,
+    )  # fmt: skip
+    browser = look(FolderIndex(folder=".", files=(base, other), baseline="a.json"))
+    assert browser.evaluate("document.querySelector('h1').innerText").endswith("1 of 1 reports differs from a.json")
+    assert browser.evaluate("document.querySelector('#top').classList.contains('is-bad')")
+    cells = "[...document.querySelectorAll('#against tbody tr td')].map(cell => cell.textContent)"
+    assert browser.evaluate(cells) == [
+        "a.json", "e@cpu", "2.0 ms", "-", "baseline", "b.json", "f@cpu", "3.0 ms", "1.50 x", f"1 node moved {HOSTILE}"
+    ]  # fmt: skip
+    assert browser.evaluate("document.querySelector('#bad')") is None

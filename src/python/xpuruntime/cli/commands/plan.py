@@ -38,13 +38,15 @@ MachineOption = Annotated[
         "--machine", metavar="FILE", help="Plan for another machine: what `xrt devices --json` printed there."
     ),
 ]
-HtmlOption = Annotated[str | None, html_option("Also write the report, or what differs between two, as one HTML page.")]
+HtmlOption = Annotated[
+    str | None, html_option("Also write the report, or what differs between several, as one HTML page.")
+]
 
 ModelOrReports = Annotated[
     list[str],
     typer.Argument(
         metavar="MODEL",
-        help="An ONNX file, a .pt2 file or an artifact; or one or two reports that --json or Report.save wrote.",
+        help="An ONNX file, a .pt2 file or an artifact; or reports that --json or Report.save wrote.",
         show_default=False,
     ),
 ]
@@ -56,18 +58,24 @@ SummaryOption = Annotated[
     bool,
     flag_option("--summary", "Show only the verdict and the policy keys."),
 ]
+BaselineOption = Annotated[
+    str | None,
+    text_option("--baseline", metavar="FILE", help="The report that the others are held against. Default: the first."),
+]
 NoiseOption = Annotated[
     float | None,
     text_option(
         "--noise",
         metavar="SHARE",
-        help="Two reports: times that differ by less than this share of the first count as equal. Default 0.1.",
+        help="Several reports: times that differ by less than this share of the first count as equal. Default 0.1.",
     ),
 ]
 NoiseUsOption = Annotated[
     float | None,
     text_option(
-        "--noise-us", metavar="US", help="Two reports: times that differ by less than this count as equal. Default 1."
+        "--noise-us",
+        metavar="US",
+        help="Several reports: times that differ by less than this count as equal. Default 1.",
     ),
 ]
 
@@ -114,6 +122,7 @@ def explain(
     dim: DimOption = None,
     output: SaveOption = None,
     html: HtmlOption = None,
+    baseline: BaselineOption = None,
     noise: NoiseOption = None,
     noise_us: NoiseUsOption = None,
     determinism: DeterminismOption = None,
@@ -123,7 +132,8 @@ def explain(
     """Run a model with its engine instrumented, and compare what ran with the policy.
 
     Exits with 1 when something else ran than was requested, or accuracy could not be compared. A saved report in place
-    of the model is shown again; two are compared, and the code is 1 when something else ran.
+    of the model is shown again. Several are compared with the first or with --baseline, and the code is 1 when
+    something else ran; of three or more, the odd one is named.
     """
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import check_outputs, print_and_save, refuse_other_kinds, working
@@ -134,7 +144,7 @@ def explain(
 
     check_target("--output", output)
     check_target("--html", html)
-    if given_reports(models):
+    if given_reports(models, baseline):
         given = {
             "--input": input,
             "--dim": dim,
@@ -144,13 +154,14 @@ def explain(
             "--determinism": determinism,
             **{f"--{name}": value for name, value in session_options.arguments().items()},
         }
-        return show_reports(models, given, html=html, noise=noise, noise_us=noise_us, summary=summary, as_json=json)
+        limits = {"noise": noise, "noise_us": noise_us}
+        return show_reports(models, given, baseline=baseline, html=html, **limits, summary=summary, as_json=json)
     model = models[0]
     locks = [] if lock is None else [("the lock", lock)]
     check_outputs({"--output": output, "--html": html}, model, session_options, input, locks)
     refuse_other_kinds({"--output": (output, "report"), "--html": (html, "page")})
     if noise is not None or noise_us is not None:
-        raise typer.BadParameter("--noise and --noise-us are for the comparison of two saved reports")
+        raise typer.BadParameter("--noise and --noise-us are for the comparison of saved reports")
     _, feeds = prepare(model, input, dim, trust=session_options.trust)
     session, _ = open_session(model, session_options, feeds, as_json=json, lock=lock, frozen=frozen)
     with session, working("running instrumented", as_json=json), feeds.running():

@@ -4,6 +4,7 @@
 
 showTheme();
 showResult();
+showAgainst();
 showOdd();
 showFiles();
 showNav();

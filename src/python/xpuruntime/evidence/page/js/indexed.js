@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
-// An index of files: how many are odd, what is odd about them, and all files.
+// An index of files: what differs from a baseline, how many are odd, what is odd about them, and all files.
 
 const ODD = DATA.files.filter((file) => file.odd.length || file.error);
 
@@ -9,7 +9,7 @@ function fileLink(file) {
 }
 
 function showResult() {
-  const top = document.getElementById("top"), good = !ODD.length;
+  const top = document.getElementById("top"), good = !ODD.length && DATA.files.every((file) => file.same !== false);
   top.classList.add(good ? "is-good" : "is-bad");
   const models = new Set(DATA.files.map((file) => file.model).filter(Boolean));
   const failed = DATA.files.filter((file) => !file.good).length;
@@ -17,6 +17,16 @@ function showResult() {
   top.append(
     make("h1", {}, make("span", { class: "mark", "aria-hidden": "true", text: good ? "✓" : "✕" }), DATA.headline),
     make("dl", { class: "facts" }, facts.map(([key, value]) => make("div", {}, make("dt", { text: sentence(key) }), make("dd", {}, value)))));
+}
+
+function showAgainst() {
+  if (!DATA.baseline) return void document.getElementById("against").remove();
+  const base = DATA.files.find((file) => file.path === DATA.baseline);
+  const rows = DATA.files.map((file) => ({ cells: [
+    fileLink(file), `${file.engine}@${file.device}`, DATA.medians[file.path],
+    file === base || file.median_us == null || base.median_us == null ? "-" : `${(file.median_us / base.median_us).toFixed(2)} x`,
+    file === base ? "baseline" : file.changes] }));
+  bodyOf("against").append(table(`Against ${DATA.baseline}`, ["report", "engine", ">median", ">to the baseline", "differs"], rows));
 }
 
 function showOdd() {
