@@ -10,6 +10,8 @@ import torch.nn.functional as F  # noqa: N812
 
 pytest.importorskip("triton")
 
+import xpuruntime as xrt
+import xpuruntime.pytorch as xrt_torch
 from xpuruntime.pytorch.generation import decode_kernels
 
 pytestmark = pytest.mark.usefixtures("cuda_is_usable_afterwards")
@@ -30,11 +32,12 @@ def off(found, want):
 
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize("rows", [1, 3, 20, 64])
+@pytest.mark.parametrize("way", ["", "cuBLAS"])
 @pytest.mark.parametrize(
     ("columns", "count", "norm", "bias", "kind"),
     [(2048, 3072, True, False, ""), (2816, 512, False, True, "residual"), (520, 1000, True, False, "gated")],
 )
-def test_product(dtype, rows, columns, count, norm, bias, kind):
+def test_product(dtype, rows, columns, count, norm, bias, kind, way):
     gated = kind == "gated"
     x = torch.randn(rows, columns, dtype=dtype)
     weight = torch.randn(count * (1 + gated), columns, dtype=dtype) / columns**0.5
@@ -50,7 +53,7 @@ def test_product(dtype, rows, columns, count, norm, bias, kind):
     residual = out if kind == "residual" else None
     if residual is not None:
         want = want + out.double()
-    decode_kernels.product(x, weight, out, norm=scale, bias=added, residual=residual, gated=gated)
+    decode_kernels.product(x, weight, out, norm=scale, bias=added, residual=residual, gated=gated, way=way)
     assert off(out, want) < LIMITS[dtype]
 
 
@@ -97,3 +100,24 @@ def test_attention(dtype, rows, kv_heads, group, size, most, filled, normed):
     assert not arrived.any()
     for found, right in ((bits[0], want), (keys, wide[0]), (values, wide[1])):
         assert off(found, right) < LIMITS[dtype]
+
+
+@pytest.mark.parametrize("dtype", [*LIMITS, torch.float16])
+@pytest.mark.parametrize("kind", ["", "seen", "added"])
+@pytest.mark.parametrize(("rows", "kv_heads", "group", "size", "length"), [(1, 8, 4, 64, 700), (3, 2, 3, 128, 70)])
+def test_a_policy_names_attention_of_one_query(dtype, kind, rows, kv_heads, group, size, length):
+    q = torch.randn(rows, 1, kv_heads * group, size, dtype=dtype).transpose(1, 2)
+    k, v = (torch.randn(rows, kv_heads, length + 8, size, dtype=dtype)[:, :, :length] for _ in range(2))
+    mask = torch.rand(rows, 1, 1, length) > 0.3
+    if kind == "added":
+        mask = torch.where(mask, torch.randn(mask.shape), -torch.inf).to(dtype)
+    mask = mask if kind else None
+    wide = None if mask is None else mask if kind == "seen" else mask.double()
+    want = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), wide, enable_gqa=True)
+    policy = xrt.Policy(mode="strict", kernels={"attention": "triton_raw.decode"})
+    with torch.no_grad(), xrt_torch.kernel_policy(policy), xrt_torch.explain() as found:
+        made = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+    assert off(made, want) < {**LIMITS, torch.float16: 4e-3}[dtype]
+    assert {(row.resolved, row.status) for row in found.rows if row.op == "attention"} == {
+        ("triton_raw.decode", "honoured")
+    }

@@ -118,8 +118,8 @@ def loss(logits=("bfloat16", 8, 1000), target=("int64", 8), **change):
     return call("cross_entropy", logits=logits, target=target, attributes=attributes, **change)
 
 
-def query(q=("bfloat16", 1, 8, 1, 64), k=("bfloat16", 1, 2, 128, 64)):
-    return attention(q=q, k=k, phase="decode")
+def query(q=("bfloat16", 1, 8, 1, 64), k=("bfloat16", 1, 2, 128, 64), **change):
+    return attention(q=q, k=k, phase=change.pop("phase", "decode"), **change)
 
 
 def unit(gate=("bfloat16", 8, 64), up=("bfloat16", 8, 64), **change):
@@ -176,6 +176,17 @@ def writes(keys=("bfloat16", 2, 8, 64, 128), values=("bfloat16", 2, 8, 64, 128),
         ("flashinfer.decode", query(q=("bfloat16", 2, 8, 1, 64)), "a single query of one sequence"),
         ("flashinfer.decode", query(q=("bfloat16", 1, 10, 1, 64)), "heads of queries for each head of keys"),
         ("flashinfer.decode", query(q=("bfloat16", 1, 8, 1, 96), k=("bfloat16", 1, 2, 128, 96)), "a head_dim of 64"),
+        ("triton_raw.decode", query(), ""),
+        ("triton_raw.decode", query(q=("float32", 3, 8, 1, 64), k=("float32", 3, 2, 5, 64)), ""),
+        ("triton_raw.decode", query(mask=("bool", 1, 1, 1, 128)), ""),
+        ("triton_raw.decode", query(mask=("bool", 1, 128)), "a mask of four dimensions"),
+        ("triton_raw.decode", query(causal=True), "a causal one sees the first key alone"),
+        ("triton_raw.decode", query(phase="train"), "it has no backward"),
+        ("triton_raw.decode", query(arch="sm75"), "the operands are on sm75"),
+        ("triton_raw.decode", query(device="cpu", arch=""), "the operands are on cpu"),
+        ("triton_raw.decode", query(k=("float16", 1, 2, 128, 64)), "these are bfloat16, float16 and float16"),
+        ("triton_raw.decode", query(q=("bfloat16", 1, 8, 1, 96), k=("bfloat16", 1, 2, 128, 96)), "this is 96"),
+        ("triton_raw.decode", query(q=("bfloat16", 1, 34, 1, 64)), "up to 16 heads of queries"),
         ("quack.softmax", call("softmax", x=("bfloat16", 8, 1000)), ""),
         ("quack.softmax", call("softmax", x=("bfloat16", 8, 1001)), "columns in multiples of 8"),
         ("quack.rope", rotation(), ""),

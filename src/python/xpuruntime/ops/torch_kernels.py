@@ -57,6 +57,7 @@ _ADAPTERS = {
     "quack": "xpuruntime.pytorch.providers.quack",
     "fa4": "xpuruntime.pytorch.providers.flash",
     "flashinfer": "xpuruntime.pytorch.providers.flashinfer",
+    "triton_raw": "xpuruntime.pytorch.providers.one_query",
     "chunked": "xpuruntime.pytorch.providers.chunked",
     "torch_chunked": "xpuruntime.pytorch.providers.chunked",
 }

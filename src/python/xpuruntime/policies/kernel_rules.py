@@ -108,6 +108,7 @@ OPS: tuple[str, ...] = tuple(FAMILIES)
 KERNEL_IDS: dict[str, tuple[tuple[str, ...], str]] = {
     "cuda_raw.skinny": (("matmul",), "matmul with few rows (m <= 64), bound by reading the weights"),
     "cuda_raw.flash_attention_v2": (("attention",), "FlashAttention 2 of this library"),
+    "triton_raw.decode": (("attention",), "attention of one query a row, of this library, for inference"),
     "cuda_raw.layer_norm": (("layer_norm",), "layer norm of this library"),
     "cuda_raw.rms_norm": (("rms_norm",), "RMS norm of this library"),
     "cuda_raw.depthwise_conv": (("conv",), "depthwise convolution of this library: one filter for each channel"),

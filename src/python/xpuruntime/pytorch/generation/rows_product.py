@@ -15,7 +15,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from xpuruntime.pytorch.generation.decode_attention import launched_early
+
 __all__ = ["rows_product"]
+
+#: Rows of a weight of which a chip has about one program for each multiprocessor.
+_FEW = 2560
 
 
 @gluon.jit
@@ -28,18 +33,26 @@ def _weights(at, start, k, K: gl.constexpr, STEP: gl.constexpr):
 @gluon.jit
 def _rows_product(x, norm, weight, bias, residual, out, eps, M, N: gl.constexpr, K: gl.constexpr, NORM: gl.constexpr,
                   BIAS: gl.constexpr, RESIDUAL: gl.constexpr, GATED: gl.constexpr, ROWS: gl.constexpr,
-                  BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, EARLY: gl.constexpr):  # fmt: skip
-    """Weights are the tall operand, rows the narrow one. Each warp has a share of the columns."""
-    SHARES: gl.constexpr = gl.num_warps()
+                  BLOCK_K: gl.constexpr, CHAINS: gl.constexpr, EARLY: gl.constexpr):  # fmt: skip
+    """Weights are the tall operand, rows the narrow one. Each warp has shares of the columns, in chains of sums.
+
+    A program has 16 rows of the weight; of a gated product, 8 of the gate and the same 8 of what it lets through.
+    """
+    WARPS: gl.constexpr = gl.num_warps()
+    SHARES: gl.constexpr = WARPS * CHAINS
     STEP: gl.constexpr = SHARES * BLOCK_K
+    COUNT: gl.constexpr = 8 if GATED else 16
     TYPE: gl.constexpr = weight.dtype.element_ty
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [SHARES, 1, 1], [1, 16, 8])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     TALL: gl.constexpr = gl.DotOperandLayout(0, SUMS, 8)
     NARROW: gl.constexpr = gl.DotOperandLayout(1, SUMS, 8)
+    PAIRS: gl.constexpr = gl.BlockedLayout([1, 1, 2], [8, 4, 1], [1, WARPS, 1], [2, 1, 0])
+    OUT: gl.constexpr = gl.SliceLayout(2, PAIRS) if GATED else gl.SliceLayout(0, SUMS)
     share = gl.arange(0, SHARES, layout=gl.SliceLayout(1, gl.SliceLayout(1, TALL)))
     k = share[:, None] * BLOCK_K + gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, gl.SliceLayout(1, TALL)))[None, :]
-    n = gl.program_id(0) * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, gl.SliceLayout(2, TALL)))
-    at = weight + gl.minimum(n, N - 1)[None, :, None].to(gl.int64) * K + k[:, None, :]
+    n = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(2, TALL)))
+    n = gl.minimum(gl.program_id(0) * COUNT + n % COUNT, N - 1) + n // COUNT * N
+    at = weight + n[None, :, None].to(gl.int64) * K + k[:, None, :]
     share = gl.arange(0, SHARES, layout=gl.SliceLayout(1, gl.SliceLayout(2, NARROW)))
     x_k = share[:, None] * BLOCK_K + gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, gl.SliceLayout(2, NARROW)))[None, :]
     x_row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, gl.SliceLayout(1, NARROW)))
@@ -47,26 +60,20 @@ def _rows_product(x, norm, weight, bias, residual, out, eps, M, N: gl.constexpr,
     there = (x_row < M)[None, None, :]
     # The first weights are on their way while the kernel in front still runs.
     ahead = _weights(at, 0, k, K, STEP)
-    ahead_up = ahead
-    if GATED:
-        ahead_up = _weights(at + N * K, 0, k, K, STEP)
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
-    to_n = gl.program_id(0) * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, gl.SliceLayout(0, SUMS)))
-    to_n, to_row = to_n[:, None], gl.arange(0, ROWS, layout=gl.SliceLayout(0, gl.SliceLayout(0, SUMS)))[None, :]
+    to_n = gl.program_id(0) * COUNT + gl.arange(0, COUNT, layout=gl.SliceLayout(1, OUT))[:, None]
+    to_row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, OUT))[None, :]
     alive = (to_n < N) & (to_row < M)
     if RESIDUAL:
         kept = gl.load(residual + to_row * N + to_n, mask=alive, other=0.0).to(gl.float32)
-    total = gl.zeros([SHARES, BLOCK_N, ROWS], gl.float32, SUMS)
-    total_up = gl.zeros([SHARES, BLOCK_N, ROWS], gl.float32, SUMS)
+    total = gl.zeros([SHARES, 16, ROWS], gl.float32, SUMS)
     squares = gl.zeros([SHARES, ROWS], gl.float32, gl.SliceLayout(1, NARROW))
     for start in gl.static_range(0, K, STEP):
-        w, w_up = ahead, ahead_up
+        w = ahead
         if start + STEP < K:
             ahead = _weights(at, start + STEP, k, K, STEP)
-            if GATED:
-                ahead_up = _weights(at + N * K, start + STEP, k, K, STEP)
         here = start + x_k < K
         value = gl.load(of + start, mask=there & here[:, :, None], other=0.0)
         if NORM:
@@ -75,14 +82,16 @@ def _rows_product(x, norm, weight, bias, residual, out, eps, M, N: gl.constexpr,
             scale = gl.load(norm + start + x_k, mask=here, other=0.0).to(gl.float32)
             value = (wide * scale[:, :, None]).to(TYPE)
         total = gl.nvidia.ampere.mma_v2(w, value, total)
-        if GATED:
-            total_up = gl.nvidia.ampere.mma_v2(w_up, value, total_up)
-    made, up = gl.sum(total, axis=0), gl.sum(total_up, axis=0)
+    made = gl.sum(total, axis=0)
+    if GATED:
+        both = gl.permute(gl.reshape(made, [2, 8, ROWS]), [1, 2, 0])
+        made, up = gl.split(gl.convert_layout(both, PAIRS))
     if NORM:
         scale = gl.rsqrt(gl.sum(squares, axis=0) / K + eps)
-        scale = gl.convert_layout(scale, gl.SliceLayout(0, gl.SliceLayout(0, SUMS)))[None, :]
+        scale = gl.convert_layout(scale, gl.SliceLayout(0, OUT))[None, :]
         made *= scale
-        up *= scale
+        if GATED:
+            up *= scale
     if BIAS:
         made += gl.load(bias + to_n, mask=to_n < N, other=0.0).to(gl.float32)
     made = made.to(TYPE).to(gl.float32)
@@ -96,14 +105,14 @@ def _rows_product(x, norm, weight, bias, residual, out, eps, M, N: gl.constexpr,
     gl.store(out + to_row * N + to_n, made.to(out.dtype.element_ty), mask=alive)
 
 
-def rows_product(x, weight, out, *, norm, bias, residual, gated, early, tiles=None) -> None:
+def rows_product(x, weight, out, *, norm, bias, residual, gated, tiles=None) -> None:
     """Write a product as `product` of the other kernels does."""
     rows, columns = x.shape
     count = weight.shape[0] // (2 if gated else 1)
     scale, eps = norm or (x, 0.0)
-    tiles = tiles or {"BLOCK_N": 16, "BLOCK_K": 64 if gated else 128, "num_warps": 4 if gated or count > 8192 else 8}
-    _rows_product[triton.cdiv(count, tiles["BLOCK_N"]),](
+    tiles = tiles or {"BLOCK_K": 256, "CHAINS": 1, "num_warps": 8 if weight.shape[0] <= _FEW else 4}
+    _rows_product[triton.cdiv(count, 8 if gated else 16),](
         x, scale, weight, x if bias is None else bias, x if residual is None else residual, out, eps, rows, N=count,
         K=columns, NORM=norm is not None, BIAS=bias is not None, RESIDUAL=residual is not None, GATED=gated,
-        ROWS=max(8, triton.next_power_of_2(rows)), EARLY=early, **tiles, **({"launch_pdl": True} if early else {}),
+        ROWS=max(8, triton.next_power_of_2(rows)), **tiles, **launched_early(x),
     )  # fmt: skip
