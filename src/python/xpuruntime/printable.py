@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-r"""Escaping of control characters: names of models, policies, reports and plugins are shown, never obeyed.
+r"""What is printed: bytes with their unit, and names of models, policies, reports and plugins, never obeyed.
 
 C0 and C1 controls except tab and newline, the marks that reorder text (bidi controls) and lone surrogates
 become ``\uXXXX``, which is text for a terminal, for HTML and inside of JSON alike.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderResult
     from rich.measure import Measurement
 
-__all__ = ["escape_console", "printable"]
+__all__ = ["bytes_text", "escape_console", "printable"]
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -25,6 +25,18 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u2
 def printable(text: str) -> str:
     r"""Return text in which control characters are escapes, such as ``\u001b``; tab and newline stay."""
     return _CONTROLS.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def bytes_text(value: int | None) -> str:
+    """Return bytes in the unit that suits them; ``?`` where they are not known."""
+    if value is None:
+        return "?"
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(amount) < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"
 
 
 def escape_console(console: Console) -> Console:

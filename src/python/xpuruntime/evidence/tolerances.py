@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = [
-    "RANDOM_FIX", "TOLERANCES", "OutputFigures", "ProbeResult", "Tolerance", "compare_within", "differing", "kept",
-    "same_bits", "samples_agree", "ulp_distance",
+    "KERNEL_TOLERANCES", "LOSS_TOLERANCES", "RANDOM_FIX", "REPEATED", "TOLERANCES", "OutputFigures", "ProbeResult",
+    "Tolerance", "compare_within", "differing", "kept", "same_bits", "samples_agree", "ulp_distance",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -46,6 +46,12 @@ TOLERANCES: dict[str, Tolerance] = {
     "bf16": Tolerance(rtol=4e-2, atol=1e-2, cosine=0.995),
     "int8": Tolerance(rtol=1.5e-1, atol=2e-2, cosine=0.98),
 }
+#: Two runs of one model may differ by as much where their bits do: batches and threads change the order of sums.
+REPEATED = Tolerance(rtol=1e-3, atol=1e-5, cosine=0.0)
+#: Largest error of one kernel by type, as a share of the largest number of the result in float64.
+KERNEL_TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 8e-3, "bfloat16": 4e-2}
+#: Relative difference of a training step's losses by the type that is computed in.
+LOSS_TOLERANCES = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2, "bfloat16": 2e-2}
 
 
 class OutputFigures(msgspec.Struct, frozen=True, kw_only=True):

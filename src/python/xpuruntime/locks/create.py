@@ -12,6 +12,7 @@ import msgspec
 
 from xpuruntime.engines.precision import probing
 from xpuruntime.errors import InputError, LockError
+from xpuruntime.evidence.tolerances import REPEATED
 from xpuruntime.files.digests import file_digest
 from xpuruntime.inference import InferenceSession
 from xpuruntime.inference.calls import open_calls
@@ -37,8 +38,6 @@ __all__ = ["create_lock"]
 #: Lock files of packages, which are digested where they lie beside the model or in the current folder.
 _DEPENDENCIES = ("uv.lock", "pylock.toml", "conda-lock.yml", "poetry.lock", "requirements.txt")
 _TIMES, _ROUNDS, _CALLS = 3, 9, 5
-#: Tolerance of outputs whose bits do not repeat, where the policy states none.
-_RTOL, _ATOL = 1e-3, 1e-5
 
 
 def _facts_of(made: Lock) -> dict[str, Any]:
@@ -173,8 +172,8 @@ def _outputs(
     if not runs:
         return (), ()
     wanted = policy.accuracy
-    rtol = _RTOL if wanted is None or wanted.rtol is None else wanted.rtol
-    atol = _ATOL if wanted is None or wanted.atol is None else wanted.atol
+    rtol = REPEATED.rtol if wanted is None or wanted.rtol is None else wanted.rtol
+    atol = REPEATED.atol if wanted is None or wanted.atol is None else wanted.atol
     return observed_outputs(runs, rtol=rtol, atol=atol, random=random)
 
 

@@ -17,6 +17,7 @@ import torch
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.policies import Policy
 from xpuruntime.policies.call_facts import Glob
+from xpuruntime.printable import bytes_text
 from xpuruntime.pytorch.dispatch.context import DTYPES
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def traffic_of(
     size = _BF16 * sum(layer.in_features * layer.out_features for layer in layers.values())
     cache = torch.cuda.get_device_properties(device).L2_cache_size
     if size < _CACHES * cache:
-        return unknown(f"in bf16 they have {size / 2**20:.0f} MiB, and the L2 cache has {cache / 2**20:.0f} MiB")
+        return unknown(f"in bf16 they have {bytes_text(size)}, and the L2 cache has {bytes_text(cache)}")
     counts = dict.fromkeys(layers, 0)
     for row in rows:
         if row.module in counts and _compute_of(row):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xpuruntime._core import Buffer, MemoryManager, MemoryPool, MemoryStats
-from xpuruntime.printable import printable
+from xpuruntime.printable import bytes_text, printable
 from xpuruntime.runtime.device import DeviceLike
 
 __all__ = ["Buffer", "MemoryPool", "MemoryReport", "MemoryStats", "PoolReport", "memory_report"]
@@ -69,8 +69,14 @@ class MemoryReport:
         rows: list[tuple[str, ...]] = []
         for pool in self.pools:
             stats = pool.stats
-            limit = "none" if pool.limit is None else _mib(pool.limit)
-            sizes = (_mib(stats.current), _mib(stats.cached), _mib(stats.peak), limit, str(stats.allocations))
+            limit = "none" if pool.limit is None else bytes_text(pool.limit)
+            sizes = (
+                bytes_text(stats.current),
+                bytes_text(stats.cached),
+                bytes_text(stats.peak),
+                limit,
+                str(stats.allocations),
+            )
             rows.append((pool.name, pool.kind, pool.device, *sizes))
         return rows
 
@@ -88,7 +94,3 @@ def memory_report(device: DeviceLike | None = None) -> MemoryReport:
         for pool in MemoryManager.instance().pools(device)
     ]
     return MemoryReport(tuple(sorted(pools, key=lambda pool: pool.stats.reserved, reverse=True)))
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"

@@ -17,6 +17,7 @@ from xpuruntime.files.digests import file_digest
 from xpuruntime.files.paths import reason_of
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.measuring.conditions import open_meter
+from xpuruntime.printable import bytes_text
 from xpuruntime.runtime.cpu_and_memory import cpu_cores
 from xpuruntime.runtime.snapshot import machine_snapshot
 from xpuruntime.tuning.trial import CandidateFailed, OutOfTime, TrialDevice
@@ -128,7 +129,7 @@ class NodeExecutor:
 def hardware_of(machine: Any) -> dict[str, Any]:
     """Return what distinguishes nodes: the processor, the cores that may be used, GPUs, and the engines."""
     cores = cpu_cores()
-    gpus = [f"{one.name}, {one.total_memory >> 30} GiB" for one in machine.cuda]
+    gpus = [f"{one.name}, {bytes_text(one.total_memory)}" for one in machine.cuda]
     engines = {name: one.version for name, one in sorted(machine.engines.items()) if one.version is not None}
     return {
         "name": machine.cpu.name,

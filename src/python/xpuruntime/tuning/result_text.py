@@ -12,6 +12,7 @@ from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.notebook import Badge, escaped, fragment, fragment_table
 from xpuruntime.policies import Policy
 from xpuruntime.policies.kinds import share_text
+from xpuruntime.printable import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +58,7 @@ def figure_text(objective: str, figure: float | None) -> str:
     if objective == "throughput":
         return f"{1 / figure:,.1f} rows/s"
     if objective == "memory":
-        return f"{figure / 2**20:,.1f} MiB"
+        return bytes_text(round(figure))
     if objective == "energy":
         return f"{figure:.4g} J"
     return f"{figure * 1e6:,.1f} us" if figure < 0.01 else f"{figure * 1e3:,.2f} ms"
@@ -92,7 +93,7 @@ def render(result: TuneResult) -> RenderableType:
             Text(row.id), Text(changes_text(row.changes)), *((Text(row.device),) if several else ()),
             figure_text(result.objective, row.figure),
             "-" if row.gain is None else f"{row.gain} of {row.gain.against}",
-            "-" if row.memory is None else f"{row.memory / 2**20:.0f} MiB",
+            "-" if row.memory is None else bytes_text(row.memory),
             "-" if row.error is None else f"{row.error:.2g}",
             Text(row.code, style=_STYLE.get(row.code, "")),
         )  # fmt: skip
@@ -165,7 +166,7 @@ def _candidate(result: TuneResult, one: CandidateResult) -> dict[str, Any]:
         else {name: getattr(one.gain, name) for name in ("value", "low", "high", "against")},
         "gainText": "-" if one.gain is None else f"{one.gain} of {one.gain.against}",
         "memory": one.memory,
-        "memoryText": "-" if one.memory is None else f"{one.memory / 2**20:.0f} MiB",
+        "memoryText": "-" if one.memory is None else bytes_text(one.memory),
         "error": one.error,
         "errorText": "-" if one.error is None else f"{one.error:.2g}",
         "start": one.start,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from xpuruntime.cli.options import JsonOption, flag_option, operations
+from xpuruntime.printable import bytes_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -71,7 +72,11 @@ def _machine_tables(machine: Machine) -> RenderableType:
     devices = table("devices", ("device", "name", ">memory", "facts", "features, or types it computes in"))
     cpu = machine.cpu
     devices.add_row(
-        "cpu", Text(cpu.name), _gib(cpu.total_memory), f"{cpu.cores} logical cores", ", ".join(cpu.features)
+        "cpu",
+        Text(cpu.name),
+        bytes_text(cpu.total_memory or None),
+        f"{cpu.cores} logical cores",
+        ", ".join(cpu.features),
     )
     for gpu in machine.cuda:
         major, minor = gpu.compute_capability
@@ -79,7 +84,9 @@ def _machine_tables(machine: Machine) -> RenderableType:
             f"compute {major}.{minor}, {gpu.sm_count} SMs, driver CUDA {_dots(gpu.driver_version)}, "
             f"runtime CUDA {_dots(gpu.runtime_version)}, PCI {gpu.pci_id}"
         )
-        devices.add_row(f"cuda:{gpu.index}", Text(gpu.name), _gib(gpu.total_memory), facts, ", ".join(gpu.dtypes))
+        devices.add_row(
+            f"cuda:{gpu.index}", Text(gpu.name), bytes_text(gpu.total_memory or None), facts, ", ".join(gpu.dtypes)
+        )
     engines = table("engines", ("engine", "version", "loadable", "providers"))
     for name, engine in machine.engines.items():
         loadable = Text("yes", style="green") if engine.loadable else Text(f"no: {engine.reason or ''}", style="red")
@@ -92,10 +99,6 @@ def _machine_tables(machine: Machine) -> RenderableType:
     if machine.cuda_reason:
         parts.insert(2, Text(f"no CUDA device: {machine.cuda_reason}", style="yellow"))
     return Group(*parts)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size else "-"
 
 
 def _dots(version: tuple[int, int]) -> str:

@@ -15,6 +15,7 @@ from xpuruntime.engines.model.digests import inline_functions
 from xpuruntime.engines.model.file import MAX_PROTOBUF, refuse
 from xpuruntime.engines.model.graph import fresh_name, graphs, name_nodes, normal_domain, tensors
 from xpuruntime.engines.quantization.style import HEAVY
+from xpuruntime.printable import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -89,7 +90,7 @@ def _refuse_large(model: ModelInfo, proto: onnx.ModelProto) -> None:
     if held >= MAX_PROTOBUF - _SPARE:
         raise refuse(
             model.path,
-            f"it has {held / 2**30:.1f} GiB of weights, and quantizing takes models of less than 2 GiB",
+            f"it has {bytes_text(held)} of weights, and quantizing takes models of less than 2 GiB",
             "quantize it beforehand with a tool for models of that size, and load the result",
         )
 

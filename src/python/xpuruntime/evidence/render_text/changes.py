@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.difference import listed
 from xpuruntime.evidence.render_text.sections import changed_decisions, changed_memory
-from xpuruntime.evidence.render_text.tables import arrow_text, bytes_text, cut_text, difference_table, rows_table
+from xpuruntime.evidence.render_text.tables import arrow_text, cut_text, difference_table, rows_table
+from xpuruntime.printable import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,7 +22,6 @@ __all__ = [
     "ROWS",
     "Cell",
     "arrow_text",
-    "bytes_text",
     "cut_text",
     "difference_table",
     "duration_text",
@@ -158,18 +157,6 @@ def arrow_text(before: str | None, after: str | None) -> str:
     """Say what a value was and is; once where it is the same."""
     a, b = before if before is not None else "not stated", after if after is not None else "not stated"
     return a if a == b else f"{a} -> {b}"
-
-
-def bytes_text(value: int | None) -> str:
-    """Return bytes in the unit that suits them; ``?`` where they are not known."""
-    if value is None:
-        return "?"
-    amount = float(value)
-    for unit in ("B", "KiB", "MiB"):
-        if abs(amount) < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} GiB"
 
 
 def duration_text(us: float) -> str:

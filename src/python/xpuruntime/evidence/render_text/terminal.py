@@ -16,11 +16,11 @@ from xpuruntime.evidence.render_text.sections import (
     memory_tables,
     shape_tables,
 )
-from xpuruntime.evidence.render_text.tables import bytes_text as _bytes
 from xpuruntime.evidence.render_text.tables import duration_text
 from xpuruntime.evidence.render_text.tables import table as _table
 from xpuruntime.evidence.render_text.tables import time_text as _time
 from xpuruntime.notebook import plain
+from xpuruntime.printable import bytes_text
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -82,7 +82,7 @@ def render(report: Report, *, summary: bool = False) -> RenderableType:
     if report.memory:
         table = _table("memory", ("owner", ">bytes"))
         for owner, held in report.memory.items():
-            table.add_row(Text(owner), _bytes(held))
+            table.add_row(Text(owner), bytes_text(held))
         parts.append(table)
     parts += memory_tables(report)
     parts += shape_tables(report.shapes)
@@ -282,5 +282,5 @@ def _boundaries(boundaries: tuple[Boundary, ...]) -> RenderableType:
 
     table = _table("boundaries, in one run", ("kind", "where", ">count", ">bytes", ">time"))
     for b in boundaries:
-        table.add_row(Text(b.kind), Text(b.where), str(b.count), _bytes(b.bytes), _time(b.time))
+        table.add_row(Text(b.kind), Text(b.where), str(b.count), bytes_text(b.bytes), _time(b.time))
     return table

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpuruntime.evidence.render_text.tables import bytes_text
 from xpuruntime.locks.figures import START_MARGIN, peak_of_process, time_start
 from xpuruntime.locks.verification.claims import Claim, ClaimCode, ClaimVerdict, elsewhere, not_locked
 from xpuruntime.measuring.statistics import RatioVerdict
 from xpuruntime.policies.kinds import duration_text, share_text
+from xpuruntime.printable import bytes_text
 from xpuruntime.runtime.cpu_and_memory import process_memory
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 
 from xpuruntime._core import DeviceManager, Dispatcher, MemoryManager
 from xpuruntime.errors import InputError, XpuRuntimeError
-from xpuruntime.printable import printable
+from xpuruntime.printable import bytes_text, printable
 from xpuruntime.pytorch.allocator.api import allocator_stats
 from xpuruntime.pytorch.allocator.torch_pools import all_bridges
 from xpuruntime.runtime.session_registry import open_sessions
@@ -113,20 +113,24 @@ class DeviceMemoryReport:
         rows: list[tuple[str, ...]] = []
         for device in self.devices:
             for holder in device.holders:
-                rows.append((device.device, holder.owner, holder.kind, _mib(holder.held), _mib(holder.in_use)))
-                rows += [(device.device, f"  of that: {part.what}", "", "", _mib(part.bytes)) for part in holder.parts]
+                rows.append(
+                    (device.device, holder.owner, holder.kind, bytes_text(holder.held), bytes_text(holder.in_use))
+                )
+                rows += [
+                    (device.device, f"  of that: {part.what}", "", "", bytes_text(part.bytes)) for part in holder.parts
+                ]
             if device.unexplained is not None:
-                rows.append((device.device, "unexplained", "", _mib(device.unexplained), ""))
+                rows.append((device.device, "unexplained", "", bytes_text(device.unexplained), ""))
             if device.total is not None and device.free is not None:
-                rows.append((device.device, "free", f"of {_mib(device.total)}", _mib(device.free), ""))
+                rows.append((device.device, "free", f"of {bytes_text(device.total)}", bytes_text(device.free), ""))
         return rows
 
     def _remarks(self) -> list[str]:
         lines = []
         for session in self.sessions:
-            held = ", ".join(f"{owner} {_mib(size)}" for owner, size in session.memory.items())
+            held = ", ".join(f"{owner} {bytes_text(size)}" for owner, size in session.memory.items())
             lines.append(f"session {session.session}: {held or 'its engine does not report it'}")
-        lines.append(f"workspaces of xpuruntime kernels, within the pools: {_mib(self.workspaces)}")
+        lines.append(f"workspaces of xpuruntime kernels, within the pools: {bytes_text(self.workspaces)}")
         return lines + [f"absent: {reason}" for reason in self.absent]
 
 
@@ -269,7 +273,3 @@ def _sessions(holders: Iterable[HoldsMemory], *, stated: bool) -> list[OpenSessi
             continue  # closed since it was noted
         listed.append(OpenSessionMemory(repr(holder), getattr(getattr(holder, "plan", None), "device", None), held))
     return listed
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import InputError
-from xpuruntime.printable import printable
+from xpuruntime.printable import bytes_text, printable
 from xpuruntime.pytorch._private_api import pytree
 from xpuruntime.pytorch.capture.captured_state import hyperparameters
 from xpuruntime.pytorch.dispatch import context
@@ -296,13 +296,13 @@ class CaptureReport:
 
     def __str__(self) -> str:
         lines = [self._headline()]
-        lines += [f"  graph {graph.key}: {graph.bytes / 2**20:.1f} MiB, {graph.hits} calls" for graph in self.graphs]
+        lines += [f"  graph {graph.key}: {bytes_text(graph.bytes)}, {graph.hits} calls" for graph in self.graphs]
         return printable("\n".join([*lines, *(f"  {line}" for line in self._remarks())]))
 
     def _repr_html_(self) -> str:
         from xpuruntime.notebook import fragment, fragment_lines, fragment_table
 
-        rows = [(graph.key, f"{graph.bytes / 2**20:.1f} MiB", str(graph.hits)) for graph in self.graphs]
+        rows = [(graph.key, bytes_text(graph.bytes), str(graph.hits)) for graph in self.graphs]
         parts = [fragment_lines([self._headline()])]
         if rows:
             parts.append(fragment_table("graphs", ("captured for", ">size", ">calls"), rows))

@@ -17,7 +17,7 @@ import torch
 
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import ModelError, UnsupportedOperationError
-from xpuruntime.printable import printable
+from xpuruntime.printable import bytes_text, printable
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.capture.api import compiled_by
 from xpuruntime.pytorch.capture.captured_state import CapturedState, StateSnapshot
@@ -87,8 +87,8 @@ class DecodeReport:
         lines = [
             f"decode on {self.device}: {self.captures} graphs captured, {self.replays} steps replayed, "
             f"{self.eager_tokens} eager; the host asked {self.host_reads} times for the end",
-            f"  cache: {self.cache_bytes / 2**20:.1f} MiB, read up to {', '.join(map(str, self.kv_ranges))}",
-            *(f"  graph {graph.key}: {graph.bytes / 2**20:.1f} MiB, {graph.hits} steps" for graph in self.graphs),
+            f"  cache: {bytes_text(self.cache_bytes)}, read up to {', '.join(map(str, self.kv_ranges))}",
+            *(f"  graph {graph.key}: {bytes_text(graph.bytes)}, {graph.hits} steps" for graph in self.graphs),
             *(f"  eager: {reason} ({count} calls)" for reason, count in self.reasons.items()),
             *(f"  note: {note}" for note in self.notes),
         ]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.evidence.tolerances import KERNEL_TOLERANCES
 from xpuruntime.measuring.rounds import KernelTiming, Replacement
 from xpuruntime.ops import tuned_records
 from xpuruntime.ops.plugins import facts_of_kernel
@@ -40,8 +41,6 @@ __all__ = ["CASES", "NOT_COMPARED", "canary_rejection"]
 #: What evidence says of a call that is served without the comparison.
 NOT_COMPARED = f"not compared with float64: {CANARY_VARIABLE} is off"
 
-#: Largest error, as a share of the largest number of the result in float64.
-_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 8e-3, torch.bfloat16: 4e-2}
 #: What may be left of a result that is zero.
 _LEAST = 1e-10
 _USUAL = TuningPolicy()
@@ -247,7 +246,10 @@ def _difference(
         return f"{what} has {int((~torch.isfinite(value)).sum())} numbers that are not finite"
     largest = float(exact.abs().max()) if exact.numel() else 0.0
     error = float((value - exact).abs().max()) if exact.numel() else 0.0
-    tolerance = max(_TOLERANCES.get(x, _TOLERANCES[torch.float32]) for x in (found.dtype, rounded or found.dtype))
+    tolerance = max(
+        KERNEL_TOLERANCES.get(str(dtype).removeprefix("torch."), KERNEL_TOLERANCES["float32"])
+        for dtype in (found.dtype, rounded or found.dtype)
+    )
     bound = max(tolerance * largest, least)
     return "" if error <= bound else f"{what} differs by {error:.3g} where {bound:.3g} is the bound"
 

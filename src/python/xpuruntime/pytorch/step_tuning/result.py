@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 from xpuruntime.errors import InputError
+from xpuruntime.evidence.tolerances import LOSS_TOLERANCES
 from xpuruntime.measuring.statistics import CandidateCode, RatioVerdict
-from xpuruntime.printable import printable
+from xpuruntime.printable import bytes_text, printable
 from xpuruntime.pytorch._private_api import pytree
 from xpuruntime.pytorch.dispatch.policy_scope import kernel_policy
 from xpuruntime.pytorch.explanation.explain import explain
@@ -45,8 +46,6 @@ __all__ = [
 
 #: Steps whose losses are compared, and eager repetitions with other random numbers where a step draws some.
 _STEPS, _REPEATS = 4, 4
-#: Relative tolerance by the type that is computed in.
-_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 
 
 class ReferenceLosses(NamedTuple):
@@ -117,7 +116,8 @@ def _losses_and_types(step: Callable[..., Any], args: tuple[Any, ...]) -> tuple[
 
 
 def _tolerance(types: set[torch.dtype]) -> float:
-    return max((_TOLERANCES[type_] for type_ in types & _TOLERANCES.keys()), default=_TOLERANCES[torch.float32])
+    names = {str(dtype).removeprefix("torch.") for dtype in types}
+    return max((LOSS_TOLERANCES[name] for name in names & LOSS_TOLERANCES.keys()), default=LOSS_TOLERANCES["float32"])
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,7 @@ class TunedStep:
                 row.name,
                 row.code,
                 "" if row.seconds is None else f"{row.seconds * 1e3:.3f} ms",
-                "" if row.memory is None else f"{row.memory / 2**20:.0f} MiB",
+                "" if row.memory is None else bytes_text(row.memory),
                 row.reason,
             )
             for row in self.candidates

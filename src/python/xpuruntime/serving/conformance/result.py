@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from xpuruntime.evidence.documents import Document
+from xpuruntime.evidence.tolerances import REPEATED
 from xpuruntime.serving.messages import InferTensor
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 
@@ -137,8 +138,6 @@ class Checker:
         self.checks.append(Check(transport=self.transport, name=name[:300], outcome=outcome, detail=detail[:500]))
 
 
-#: Two answers to the same request may differ by as much: batches and threads change the order of sums.
-_RTOL, _ATOL = 1e-3, 1e-5
 _MOST = 1 << 24
 
 
@@ -196,7 +195,7 @@ def need_same(one: InferResponse, other: InferResponse, what: str) -> None:
         if (tensor.shape, tensor.datatype) != (again.shape, again.datatype):
             raise FailedCheck(f"{what} has {name!r} as {again.datatype} {again.shape}")
         if tensor.data.dtype.kind == "f":
-            same = np.allclose(tensor.data, again.data, rtol=_RTOL, atol=_ATOL, equal_nan=True)
+            same = np.allclose(tensor.data, again.data, rtol=REPEATED.rtol, atol=REPEATED.atol, equal_nan=True)
         else:
             same = bool((tensor.data == again.data).all())
         if not same:

@@ -19,6 +19,7 @@ from xpuruntime.inference.calls import time_batches
 from xpuruntime.inference.session import InferenceSession
 from xpuruntime.policies import Policy
 from xpuruntime.policies.memory_and_artifacts import format_bytes
+from xpuruntime.printable import bytes_text
 from xpuruntime.runtime.telemetry import traced
 from xpuruntime.serving.batching.settings import batch_sizes
 from xpuruntime.serving.status import ServingError, Status
@@ -388,18 +389,14 @@ class MemoryBudget:
 
     def _refusal(self, model: Evictable, device: str, size: int, limit: int) -> ServingError:
         others = [
-            f"{one.name} {_shown(held)}{' (kept)' if one.name in self._settings.keep else ''}"
+            f"{one.name} {bytes_text(held)}{' (kept)' if one.name in self._settings.keep else ''}"
             for one, (where, held) in self._held.items()
             if where == device
         ]
         return ServingError(
             Status.RESOURCE_EXHAUSTED,
-            f"model {model.name!r} takes {_shown(size)} on {device}, whose budget is {format_bytes(limit)}, and "
+            f"model {model.name!r} takes {bytes_text(size)} on {device}, whose budget is {format_bytes(limit)}, and "
             f"no other model can go now: {', '.join(others) or 'there is none'}. Fix: raise memory.budget, or serve "
             "fewer models",
             retry_after=1.0,
         )
-
-
-def _shown(size: int) -> str:
-    return f"{size / 2**20:.1f}MiB"
