@@ -117,7 +117,7 @@ class TorchCall:
         )  # fmt: skip
 
     def __str__(self) -> str:
-        shown = ", ".join(f"{name} {list(one.shape)} {one.dtype}" for name, one in self.operands.items())
+        shown = ", ".join(f"{name} {list(operand.shape)} {operand.dtype}" for name, operand in self.operands.items())
         return f"{self.op} ({self.phase}) of {shown} on {self.device}"
 
 
@@ -293,15 +293,15 @@ def _means(kernel: TorchKernel, word: str) -> bool:
 
 def _every(word: str) -> tuple[TorchKernel, ...]:
     """Return the kernels that a word means for any operation; none where nothing can be imported here."""
-    found = []
+    kernels = []
     for op in FAMILIES:
         try:
             kernel = find_torch_kernel(word, op)
         except (ImportError, InputError):
             continue
         if kernel is not None:
-            found.append(kernel)
-    return tuple(found)
+            kernels.append(kernel)
+    return tuple(kernels)
 
 
 def packages_of_kernel(word: str) -> tuple[str, ...]:
@@ -334,8 +334,9 @@ def module_digest(name: str) -> str:
 
 def _file_of(name: str) -> str | None:
     package, *rest = name.split(".")
-    folder = getattr(sys.modules.get(package), "__path__", [None])[0]
-    return None if folder is None else f"{Path(folder, *rest)}.py"
+    folders = getattr(sys.modules.get(package), "__path__", ())  # several of an editable installation
+    paths = (f"{Path(folder, *rest)}.py" for folder in folders)
+    return next((path for path in paths if os.path.isfile(path)), None)  # noqa: PTH113 - a text
 
 
 def adapter_facts(word: str) -> dict[str, str] | None:
@@ -354,7 +355,8 @@ def compares(environment: Mapping[str, str] = os.environ) -> bool:
 
 def canary_facts(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return what a kernel that serves was compared by, and that it passed; a kernel that fails cannot serve."""
-    cases = " ".join(module_digest(f"xpuruntime.pytorch.providers.{name}") for name in ("canary", "operations"))
+    modules = ("pytorch.providers.canary", "pytorch.providers.operations", "evidence.tolerances")
+    cases = " ".join(module_digest(f"xpuruntime.{name}") for name in modules)
     return {"cases": cases, "result": "passed" if compares(environment) else "not compared"}
 
 
