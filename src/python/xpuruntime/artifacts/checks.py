@@ -50,12 +50,12 @@ def compiled_keys(engine: Engine, policy: Policy) -> dict[str, Any]:
 
 def foreign_artifact(artifact: Artifact, engine: str, device: str) -> Verdict | None:
     """Return the refusal of a candidate that the artifact was not made for, or ``None``."""
-    made = artifact.manifest
-    if made.engine == engine and _family(made.device) == _family(device):
+    manifest = artifact.manifest
+    if manifest.engine == engine and _family(manifest.device) == _family(device):
         return None
     return Refusal(
         VerdictCode.ARTIFACT_FOREIGN,
-        f"the artifact {artifact.folder} was compiled by {made.engine} for {made.device}",
+        f"the artifact {artifact.folder} was compiled by {manifest.engine} for {manifest.device}",
         f"leave engine and device out, or compile the model for {engine}@{device}",
     ).verdict(engine, device)
 
@@ -65,15 +65,17 @@ def stale_artifact(engine: Engine, request: Request, judgement: Judgement, machi
     artifact = request.artifact
     if artifact is None:
         return None
-    made = artifact.manifest
-    before, now = compiled_keys(engine, Policy.coerce(made.policy)), compiled_keys(engine, request.policy)
+    manifest = artifact.manifest
+    before, now = compiled_keys(engine, Policy.coerce(manifest.policy)), compiled_keys(engine, request.policy)
     policy = _differences(before, now, "its policy said", "and is asked for now")
-    target = _differences(made.target, engine.target(request, judgement, machine), "it was compiled for", "and here is")
+    target = _differences(
+        manifest.target, engine.target(request, judgement, machine), "it was compiled for", "and here is"
+    )
     inputs = []
-    if request.calibration is not None and calibration_digest(request) != made.calibration:
+    if request.calibration is not None and calibration_digest(request) != manifest.calibration:
         inputs.append(
             "it was not quantized with calibration inputs, and some are given"
-            if made.calibration is None
+            if manifest.calibration is None
             else "it was quantized with other calibration inputs"
         )
     if not policy and not target and not inputs:
@@ -114,16 +116,16 @@ def refuse_compiling(engine: Engine, request: Request, judgement: Judgement) -> 
 def artifact_controls(engine: Engine, request: Request, judgement: Judgement) -> dict[str, Control]:
     """Return the controls of the stated keys of ``execution.artifacts``; they mean the same for every engine."""
     policy, artifact = request.policy, request.artifact
-    asked = policy.execution.artifacts
+    artifacts = policy.execution.artifacts
     controls = {}
     for key in policy.stated():
         if not key.startswith("execution.artifacts."):
             continue
-        requested = str(getattr(asked, key.rpartition(".")[2]))
+        requested = str(getattr(artifacts, key.rpartition(".")[2]))
         resolved, level, reason, fix = requested, "enforced", "", None
         if artifact is not None:
             resolved, reason = "-", f"the session is made from the artifact {artifact.folder}, and keeps no other"
-        elif asked.cache == "off":
+        elif artifacts.cache == "off":
             reason = "nothing is kept"
         elif not engine.compiles:
             resolved, level = "-", "unsupported"
@@ -136,7 +138,7 @@ def artifact_controls(engine: Engine, request: Request, judgement: Judgement) ->
             reason = "the first session compiles the model and keeps it; later ones load that"
         else:
             reason = "an artifact in the cache that is damaged or does not fit is " + (
-                "made again" if asked.stale == "rebuild" else "refused"
+                "made again" if artifacts.stale == "rebuild" else "refused"
             )
         controls[key] = Control(
             key=key,

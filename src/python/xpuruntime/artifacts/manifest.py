@@ -188,14 +188,14 @@ def open_artifact(folder: str | os.PathLike[str]) -> Artifact:
 
 def artifact_policy(artifact: Artifact) -> Policy:
     """Return the policy that an artifact runs under when its session is given none: its own, on its own engine."""
-    made = Policy.coerce(artifact.manifest.policy)
-    execution = made.execution.replace(
+    policy = Policy.coerce(artifact.manifest.policy)
+    execution = policy.execution.replace(
         engine=(artifact.manifest.engine,),
         device=artifact.manifest.device,
         fallback="error",
         artifacts=ArtifactPolicy(),
     )
-    return made.replace(execution=execution)
+    return policy.replace(execution=execution)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -246,17 +246,17 @@ def _refuse_schema(folder: Path, schema: object) -> NoReturn:
     _refuse(folder, f"the schema of its {MANIFEST} is {schema!r}, and this release reads {SCHEMA}")
 
 
-def _unknown(given: Any, read: Any, where: str) -> str | None:
+def _unknown(stated: Any, read: Any, where: str) -> str | None:
     """Return the first key of `given` that is not in what was read from it."""
-    if isinstance(given, dict) and isinstance(read, dict):
-        for key, value in given.items():
+    if isinstance(stated, dict) and isinstance(read, dict):
+        for key, value in stated.items():
             if key not in read:
                 return f"{where}{key}"
             unknown = _unknown(value, read[key], f"{where}{key}.")
             if unknown is not None:
                 return unknown
-    elif isinstance(given, list) and isinstance(read, list):
-        for index, (value, other) in enumerate(zip(given, read, strict=False)):
+    elif isinstance(stated, list) and isinstance(read, list):
+        for index, (value, other) in enumerate(zip(stated, read, strict=False)):
             unknown = _unknown(value, other, f"{where.rstrip('.')}[{index}].")
             if unknown is not None:
                 return unknown
@@ -270,11 +270,11 @@ def _check_file(folder: Path, name: str, size: int, digest: str) -> None:
     path = folder / name
     try:
         with open_regular(path) as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != size:
-                what = "cut off" if found < size else "too long"
-                _refuse(folder, f"its file {name!r} is {what}: {found} bytes, and {size} were written")
-            same = digest_of(file, found) == digest
+            actual = os.fstat(file.fileno()).st_size
+            if actual != size:
+                what = "cut off" if actual < size else "too long"
+                _refuse(folder, f"its file {name!r} is {what}: {actual} bytes, and {size} were written")
+            same = digest_of(file, actual) == digest
         if not same:
             _refuse(folder, f"its file {name!r} was altered: the SHA-256 is not that of the manifest")
     except FileNotFoundError:

@@ -146,8 +146,8 @@ def _others(folder: Path, names: tuple[str, ...]) -> list[str]:
     """Return what is in a folder besides the files of these names and the folders that they are in."""
     known = {PurePosixPath(name) for name in names}
     known |= {parent for name in known for parent in name.parents}
-    found = (PurePosixPath(path.relative_to(folder).as_posix()) for path in folder.rglob("*"))
-    return sorted(str(path) for path in found if path not in known)
+    paths = (PurePosixPath(path.relative_to(folder).as_posix()) for path in folder.rglob("*"))
+    return sorted(str(path) for path in paths if path not in known)
 
 
 def _refuse_source(recipe: Recipe, folder: Path) -> None:
@@ -164,13 +164,13 @@ def _refuse_source(recipe: Recipe, folder: Path) -> None:
 
 
 def _refuse_inside(folder: Path, inputs: Iterable[tuple[str, Path]]) -> None:
-    place = Path(os.path.realpath(folder))
+    target = Path(os.path.realpath(folder))
     for what, path in inputs:
         try:
             real = Path(os.path.realpath(path))
         except ValueError:  # a model that is no file
             continue
-        if os.path.lexists(real) and (real == place or place in real.parents):
+        if os.path.lexists(real) and (real == target or target in real.parents):
             msg = f"cannot replace {str(folder)!r}: {what}, {str(path)!r}, lies there. Fix: state another place"
             raise InputError(msg)
 
@@ -178,13 +178,13 @@ def _refuse_inside(folder: Path, inputs: Iterable[tuple[str, Path]]) -> None:
 def _misfit(recipe: Recipe, artifact: Artifact) -> str | None:
     """Return why an artifact is not the one that `recipe` makes, or ``None``."""
     engine, request, judgement, machine = recipe
-    made = artifact.manifest
+    manifest = artifact.manifest
     foreign = foreign_artifact(artifact, engine.name, request.device)
     if foreign is not None:
         return foreign.reason
-    if made.model_sha256 != model_digest(request.model):
+    if manifest.model_sha256 != model_digest(request.model):
         return "it was compiled from another model"
-    if made.calibration != calibration_digest(request):
+    if manifest.calibration != calibration_digest(request):
         return "it was quantized with other calibration inputs"
     stale = stale_artifact(engine, msgspec.structs.replace(request, artifact=artifact), judgement, machine)
     return None if stale is None else stale.reason
@@ -255,13 +255,13 @@ def _compile(recipe: Recipe, folder: Path) -> None:
         calibration=calibration_digest(request),
         version=__version__,
     )
-    asked = msgspec.structs.replace(request, artifact=Artifact(folder=folder, manifest=manifest), purpose="run")
-    here = judge(engine, asked, machine)
+    with_artifact = msgspec.structs.replace(request, artifact=Artifact(folder=folder, manifest=manifest), purpose="run")
+    here = judge(engine, with_artifact, machine)
     if here.verdict.accepted:
-        loaded = engine.load(asked, here, machine)
+        loaded = engine.load(with_artifact, here, machine)
         try:
             if reference is not None and check is not None:
-                proof = check_accuracy(asked, engine.name, loaded, reference, check)
+                proof = check_accuracy(with_artifact, engine.name, loaded, reference, check)
                 manifest = msgspec.structs.replace(manifest, accuracy=_finite(proof))
         finally:
             loaded.close()
@@ -363,7 +363,7 @@ def cached(recipe: Recipe) -> tuple[Artifact, bool, str]:
 
     What is there is read without a lock. Of a folder that others may write to nothing is taken.
     """
-    asked = recipe.request.policy.execution.artifacts
+    artifacts = recipe.request.policy.execution.artifacts
     folder = artifact_cache(recipe.request.policy) / f"{cache_key(recipe)}{SUFFIX}"
     if kind_of(folder) != "missing":
         _refuse_entry_of_others(folder)
@@ -377,10 +377,10 @@ def cached(recipe: Recipe) -> tuple[Artifact, bool, str]:
         try:
             return usable(recipe, folder), False, ""
         except (ModelError, EngineError) as error:
-            if asked.stale != "rebuild":
+            if artifacts.stale != "rebuild":
                 msg = f"{error} Or state execution.artifacts.stale: rebuild."
                 raise type(error)(msg, engine=error.engine, device=error.device) from None
-    artifact, made = build(recipe, folder, existing="rebuild" if asked.stale == "rebuild" else "use")
+    artifact, made = build(recipe, folder, existing="rebuild" if artifacts.stale == "rebuild" else "use")
     return artifact, made, ""
 
 

@@ -88,12 +88,12 @@ class _Commands(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self._made:
             module, function, group = _COMMANDS[name]
-            found = getattr(import_module(f"xpuruntime.cli.commands.{module}"), function)
+            command = getattr(import_module(f"xpuruntime.cli.commands.{module}"), function)
             parent = typer.Typer(add_completion=False, rich_markup_mode=app.rich_markup_mode)
-            if isinstance(found, typer.Typer):
-                parent.add_typer(found, name=name, epilog=EXIT_CODES, rich_help_panel=group)
+            if isinstance(command, typer.Typer):
+                parent.add_typer(command, name=name, epilog=EXIT_CODES, rich_help_panel=group)
             else:
-                parent.command(name, epilog=EXIT_CODES, rich_help_panel=group)(found)
+                parent.command(name, epilog=EXIT_CODES, rich_help_panel=group)(command)
             parent.callback()(lambda: None)
             self._made[name] = typer.main.get_command(parent).commands[name]  # type: ignore[attr-defined]
         return self._made[name]

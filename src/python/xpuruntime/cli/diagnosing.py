@@ -111,13 +111,13 @@ def _ended(what: str, failure: WorkerFailure) -> str:
     return f"{what} fails: {failure.error or failure.reason}"
 
 
-def _with_package(one: EngineFacts, packages: tuple[Package, ...]) -> EngineFacts:
+def _with_package(facts: EngineFacts, packages: tuple[Package, ...]) -> EngineFacts:
     """Return the facts of an engine whose probe ended the process with the package that brings it, and what to do."""
     from xpuruntime.lockfile.entries import packages_of
 
-    if one.loadable or one.version is not None or one.fix is not None:
-        return one
-    names = packages_of(one.name)
-    package = next((found for name in names for found in packages if found.name == name), None)
-    fix = f"python -m pip install --force-reinstall {one.name if package is None else package.name}"
-    return msgspec.structs.replace(one, version="?" if package is None else package.version, fix=fix)
+    if facts.loadable or facts.version is not None or facts.fix is not None:
+        return facts
+    names = packages_of(facts.name)
+    package = next((candidate for name in names for candidate in packages if candidate.name == name), None)
+    fix = f"python -m pip install --force-reinstall {facts.name if package is None else package.name}"
+    return msgspec.structs.replace(facts, version="?" if package is None else package.version, fix=fix)

@@ -86,12 +86,12 @@ def missing_module(error: ModuleNotFoundError) -> str | None:
     from importlib import metadata
 
     distributions = metadata.packages_distributions()
-    found = set(distributions.get(who, ()))
-    if len(found) != 1:  # none, or a namespace of several
+    distribution = set(distributions.get(who, ()))
+    if len(distribution) != 1:  # none, or a namespace of several
         return f"{importer} needs the module {error.name!r}, which is not installed. Fix: install it"
-    package = metadata.distribution(found.pop())
+    package = metadata.distribution(distribution.pop())
     if what != error.name and what in distributions:  # a module of a package that is installed
-        installed = " or ".join(f"{one} {metadata.version(one)}" for one in sorted(set(distributions[what])))
+        installed = " or ".join(f"{name} {metadata.version(name)}" for name in sorted(set(distributions[what])))
         return (
             f"{package.name} {package.version} needs the module {error.name!r}, which {installed} does not have. Fix: "
             f"install another version of it, or of {package.name}; `pip check` lists versions that do not fit"
@@ -140,9 +140,11 @@ def _requirement(package: Distribution, module: str) -> str | None:
 
     for line in package.requires or ():
         try:
-            one = Requirement(line)
+            requirement = Requirement(line)
         except InvalidRequirement:
             continue
-        if canonicalize_name(one.name) == canonicalize_name(module) and (one.marker is None or one.marker.evaluate()):
-            return f"{one.name}{one.specifier}"
+        if canonicalize_name(requirement.name) == canonicalize_name(module) and (
+            requirement.marker is None or requirement.marker.evaluate()
+        ):
+            return f"{requirement.name}{requirement.specifier}"
     return None

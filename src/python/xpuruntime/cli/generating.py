@@ -49,22 +49,22 @@ def show_generation(session: InferenceSession, feeds: Feeds, new: int, prompt: s
     result = GenerationSession.over(session).generate(_prompt(feeds, prompt), new)
     plan = session.plan
     if as_json:
-        found: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "schema": "xpuruntime.generation/1",
             "model": session.model.path,
             "engine": plan.engine,
         }
-        found |= {"device": plan.device, "request_hash": plan.request_hash, "execution_hash": plan.execution_hash}
-        found |= {"prompt": prompt, "probe_inputs": feeds.probed, "tokens": result.tokens}
-        found |= {"text": result.text, "finish": result.finish, "first_token_us": result.first_token_us}
-        print_json({**found, "total_us": result.total_us})
+        summary |= {"device": plan.device, "request_hash": plan.request_hash, "execution_hash": plan.execution_hash}
+        summary |= {"prompt": prompt, "probe_inputs": feeds.probed, "tokens": result.tokens}
+        summary |= {"text": result.text, "finish": result.finish, "first_token_us": result.first_token_us}
+        print_json({**summary, "total_us": result.total_us})
         return
     if result.text is not None:
         console().print(result.text, soft_wrap=True, markup=False, highlight=False)
     console().print(f"tokens: {', '.join(map(str, result.tokens))}", soft_wrap=True)
     ended = f"{len(result.tokens)} tokens" + (", ended by the model" if result.finish == "stop" else "")
-    first, whole = duration_text(result.first_token_us), duration_text(result.total_us)
-    console().print(f"{plan.candidate}, {ended}, first token after {first}, all after {whole}", soft_wrap=True)
+    first, text = duration_text(result.first_token_us), duration_text(result.total_us)
+    console().print(f"{plan.candidate}, {ended}, first token after {first}, all after {text}", soft_wrap=True)
 
 
 def time_generation(
@@ -83,14 +83,18 @@ def time_generation(
     generating = GenerationSession.over(session)
     tokens = generating.encode(prompt) if prompt is not None else feeds.arrays["tokens"][0]
     task = bar.add_task("generate", total=warmup + runs)
-    found = []
+    results = []
     for number in range(warmup + runs):
         result = generating.generate(tokens, new)
         if number >= warmup:
-            found.append(result)
+            results.append(result)
         bar.update(task, completed=number + 1, refresh=True)
-    samples["first token"] = [result.first_token_us for result in found]
-    later = [(one.total_us - one.first_token_us) / (len(one.tokens) - 1) for one in found if len(one.tokens) > 1]
+    samples["first token"] = [result.first_token_us for result in results]
+    later = [
+        (generation.total_us - generation.first_token_us) / (len(generation.tokens) - 1)
+        for generation in results
+        if len(generation.tokens) > 1
+    ]
     if later:
         samples["token after it"] = later
     import statistics
@@ -98,7 +102,7 @@ def time_generation(
     rate = 1e6 / statistics.median(later) if later else None
     return {
         "prompt_tokens": len(tokens),
-        "new_tokens": len(found[0].tokens),
-        "finish": found[0].finish,
+        "new_tokens": len(results[0].tokens),
+        "finish": results[0].finish,
         "tokens_per_second": rate,
     }

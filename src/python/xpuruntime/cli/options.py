@@ -217,13 +217,15 @@ def with_session_options(command: Callable[..., Any]) -> Callable[..., Any]:
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
         for name, default in SessionOptions._field_defaults.items()
     ]
-    shown = [one for own in stated.parameters.values() for one in (options if own.name == "session_options" else [own])]
+    shown = [
+        option for own in stated.parameters.values() for option in (options if own.name == "session_options" else [own])
+    ]
 
     @wraps(command)
-    def wrapped(*first: Any, **given: Any) -> Any:
-        session_options = SessionOptions(**{name: given.pop(name) for name in SessionOptions._fields})
-        return command(*first, session_options=session_options, **given)
+    def wrapped(*first: Any, **arguments: Any) -> Any:
+        session_options = SessionOptions(**{name: arguments.pop(name) for name in SessionOptions._fields})
+        return command(*first, session_options=session_options, **arguments)
 
     wrapped.__signature__ = stated.replace(parameters=shown)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {one.name: one.annotation for one in shown}
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     return wrapped

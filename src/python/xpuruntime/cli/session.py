@@ -128,8 +128,8 @@ def read_feeds(model: ModelInfo, values: Sequence[str] | None, dims: Sequence[st
     if not values:
         from xpuruntime.engines.precision import probe_feeds
 
-        made = probe_feeds(model, dims=sizes)
-        return Feeds(arrays=made, probed=tuple(made), model=model)
+        feeds = probe_feeds(model, dims=sizes)
+        return Feeds(arrays=feeds, probed=tuple(feeds), model=model)
     if sizes:
         raise InputError("--dim gives sizes for probe inputs, but --input is there too: leave one of them out")
     arrays: dict[str, Any] = {}

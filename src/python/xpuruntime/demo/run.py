@@ -105,17 +105,17 @@ def run_demo(
         for seen in report.observations:
             tell("", escape(f"{seen.key}: requested {seen.requested}, observed {seen.observed}: {seen.status}"))
 
-    one = {"image": images[:1]}
+    example = {"image": images[:1]}
     with ScratchFolder("demo") as folder:
         path = Path(folder) / "digits.lock"
-        made = lock(demo_model_path(), policy, path, device=device, inputs=one, command="xrt demo").lock
-        tell("Lock", _lock_line(made))
+        locked = lock(demo_model_path(), policy, path, device=device, inputs=example, command="xrt demo").lock
+        tell("Lock", _lock_line(locked))
         verification = verify(
             demo_model_path(),
             policy,
             device=device,
             lock=path,
-            inputs=one,
+            inputs=example,
             only=["evidence", "accuracy", "audit"],
             metrics=[Metric("recognised", lambda run: (_predict(run, images) == labels).mean(), REQUIRED_ACCURACY)],
         )
@@ -134,19 +134,19 @@ def run_demo(
         latency=latency,
         honoured=report.honoured,
         report=report.to_dict(),
-        lock=made.digest,
+        lock=locked.digest,
         verified=verification.verdict != "fail",
         verification=verification.to_dict(),
     )
 
 
-def _lock_line(made: Lock) -> str:
+def _lock_line(locked: Lock) -> str:
     """Return how much of the run the lock has."""
-    identity = made.identity
+    identity = locked.identity
     seen = sum(entry.known == "observed" for entry in identity.entries)
     return (
         f"{len(identity.entries)} units, the kernels of {seen} observed; {len(identity.validators)} validators; "
-        f"{len(identity.outputs)} output of a probe input; {made.digest[:19]}"
+        f"{len(identity.outputs)} output of a probe input; {locked.digest[:19]}"
     )
 
 

@@ -232,22 +232,22 @@ class _Meeting:
 
     def _open(self) -> None:
         """Have a store and a turn in it."""
-        place = self._place
-        self._store = place.store if place.store is not None else self._open_store()
-        self._turn = self._call("add", f"{place.prefix}/turns/{self._member.rank}", 1) if place.kept else 1
-        self._key = f"{place.prefix}/{self._turn}"
+        meeting = self._place
+        self._store = meeting.store if meeting.store is not None else self._open_store()
+        self._turn = self._call("add", f"{meeting.prefix}/turns/{self._member.rank}", 1) if meeting.kept else 1
+        self._key = f"{meeting.prefix}/{self._turn}"
 
     def _open_store(self) -> Any:
-        place, member = self._place, self._member
+        meeting, member = self._place, self._member
         try:
             from torch.distributed import TCPStore
         except ImportError as error:
             raise EngineUnavailable(
-                f"ranks meet in a store of PyTorch at {place}, and it cannot be imported: {error}. Fix: "
+                f"ranks meet in a store of PyTorch at {meeting}, and it cannot be imported: {error}. Fix: "
                 f"{install_command('torch')}, or pass an object with add, set, get and check as init_method=",
                 engine="nccl",
             ) from None
-        keeps = not place.kept and member.rank == 0
+        keeps = not meeting.kept and member.rank == 0
         options: dict[str, Any] = {"master_listen_fd": self._listen()} if keeps else {}
         if not keeps:
             self._wait_for_listener()
@@ -256,8 +256,8 @@ class _Meeting:
         try:
             done, store = run_within(
                 lambda: TCPStore(
-                    place.host,
-                    place.port,
+                    meeting.host,
+                    meeting.port,
                     is_master=keeps,
                     wait_for_workers=False,
                     timeout=timedelta(seconds=max(1.0, left)),
@@ -269,14 +269,14 @@ class _Meeting:
         except Exception as error:
             done, reason = False, str(error)
         if not done:
-            raise self._late(f"the store at {place} cannot be used: {reason}")
+            raise self._late(f"the store at {meeting} cannot be used: {reason}")
         return store
 
     def _listen(self) -> int:
         """Return a socket on that address alone; PyTorch owns it then, and would listen on every address by itself."""
-        place = self._place
+        meeting = self._place
         try:
-            (family, _, _, _, address), *_ = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+            (family, _, _, _, address), *_ = socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_STREAM)
             return socket.create_server(address[:2], family=family).detach()
         except OSError as error:
             fixes = {
@@ -285,7 +285,7 @@ class _Meeting:
                 errno.EADDRNOTAVAIL: "it is no address of this machine; name the machine that rank 0 runs on",
             }
             fix = fixes.get(error.errno or 0, "pass an address of this machine and a free port")
-            reason = f"rank 0 cannot listen on {place}: {error.strerror or error}"
+            reason = f"rank 0 cannot listen on {meeting}: {error.strerror or error}"
             raise self._refused(f"{reason}. Fix: {fix}") from None
 
     def _wait_for_listener(self) -> None:

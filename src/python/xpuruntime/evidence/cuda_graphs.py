@@ -103,7 +103,7 @@ def graph_status(
     *,
     device: str,
     engine: str,
-    asked: Literal["off", "prefer", "require"],
+    stated: Literal["off", "prefer", "require"],
     units: Sequence[Unit],
     boundaries: Sequence[Boundary] = (),
     graph: Sequence[SourceNode] = (),
@@ -114,8 +114,8 @@ def graph_status(
 ) -> GraphStatus:
     """Say whether a session runs as a CUDA graph or can, and what prevents it."""
     if not device.startswith("cuda"):
-        told = "nothing is captured although execution.cuda_graph asks for it: " if asked != "off" else ""
-        return GraphStatus(status="not_applicable", asked=asked, reason=f"{told}does not apply: runs on {device}")
+        told = "nothing is captured although execution.cuda_graph asks for it: " if stated != "off" else ""
+        return GraphStatus(status="not_applicable", asked=stated, reason=f"{told}does not apply: runs on {device}")
     blockers = graph_blockers(device, units, boundaries, graph)
     holds = tuple(
         f"the sizes it was captured with: {name} leaves {', '.join(sizes)} open, and each size needs its own binding"
@@ -124,30 +124,33 @@ def graph_status(
     )
     if bound == "captured":
         return GraphStatus(
-            status="captured", asked=asked, reason="a binding of this session replays a captured graph", holds_for=holds
+            status="captured",
+            asked=stated,
+            reason="a binding of this session replays a captured graph",
+            holds_for=holds,
         )
     why = refused if refused is not None else bound if bound not in (None, "off") else None
     if why is not None:
         seen = f". Observed blockers: {named(blockers)}" if blockers else ""
         reason = f"{engine} refused: {' '.join(why.split())[:500]}{seen}"
-        return GraphStatus(status="refused", asked=asked, reason=reason, blockers=blockers, holds_for=holds)
+        return GraphStatus(status="refused", asked=stated, reason=reason, blockers=blockers, holds_for=holds)
     if blockers:
         fix = "Replace them, or keep them out of the model; run() works without a graph"
         return GraphStatus(
             status="blocked",
-            asked=asked,
+            asked=stated,
             reason=f"{named(blockers)} cannot be part of a graph. {fix}",
             blockers=blockers,
             holds_for=holds,
         )
     if not units or partial:
         reason = "too little was observed to tell which nodes prevent it: see the notes"
-        return GraphStatus(status="unknown", asked=asked, reason=reason, holds_for=holds)
-    if asked == "off":
+        return GraphStatus(status="unknown", asked=stated, reason=reason, holds_for=holds)
+    if stated == "off":
         reason = "nothing that was observed prevents it. For one, state execution.cuda_graph: prefer, and use bind()"
     else:
         reason = "nothing that was observed prevents it: bind() captures it, run() does not"
-    return GraphStatus(status="possible", asked=asked, reason=reason, holds_for=holds)
+    return GraphStatus(status="possible", asked=stated, reason=reason, holds_for=holds)
 
 
 def graph_blockers(
@@ -157,18 +160,18 @@ def graph_blockers(
     ops = {node.name: node.op for node in graph}
     boundaries = [boundary for boundary in boundaries if not boundary.where.endswith(BESIDE)]
     copied = any(boundary.kind == "copy" for boundary in boundaries) or any(unit.op in _COPIES for unit in units)
-    found: dict[str, GraphBlocker] = {}
+    blockers: dict[str, GraphBlocker] = {}
     for unit in units:
         if unit.relation == "folded":
             continue
-        for one in _of_unit(unit, device, ops, copied=copied):
-            found.setdefault(one.node, one)
-    if not any(one.kind == "copy" for one in found.values()):
+        for blocker in _of_unit(unit, device, ops, copied=copied):
+            blockers.setdefault(blocker.node, blocker)
+    if not any(one.kind == "copy" for one in blockers.values()):
         for border in boundaries:
             if border.kind == "copy":
                 reason = f"{border.count} in a run, between host and device"
-                found[border.where] = _blocker(border.where, border.kind, "copy", reason)
-    return tuple(found.values())
+                blockers[border.where] = _blocker(border.where, border.kind, "copy", reason)
+    return tuple(blockers.values())
 
 
 def _of_unit(unit: Unit, device: str, ops: Mapping[str, str], *, copied: bool) -> list[GraphBlocker]:
@@ -183,16 +186,18 @@ def _of_unit(unit: Unit, device: str, ops: Mapping[str, str], *, copied: bool) -
         why = f": {unit.placement_reason}" if unit.placement_reason else ""
         reason = f"runs on {unit.device}, and a graph holds work of {device} alone{why}"
         return [_blocker(name, op, "placement", reason) for name, op in nodes]
-    found = []
+    blockers = []
     for name, op in nodes:
         plain = _plain(op)
         if plain in _CONTROL:
-            found.append(_blocker(name, op, "control_flow", "which nodes run is decided on the host, in every run"))
+            blockers.append(_blocker(name, op, "control_flow", "which nodes run is decided on the host, in every run"))
         elif plain in _SIZED_BY_VALUES:
-            found.append(_blocker(name, op, "data_dependent", "the size of its result is known only when it has run"))
+            blockers.append(
+                _blocker(name, op, "data_dependent", "the size of its result is known only when it has run")
+            )
         elif plain in _WAITING:
-            found.append(_blocker(name, op, "sync", "hands a value of the device to the host, and waits for it"))
-    return found
+            blockers.append(_blocker(name, op, "sync", "hands a value of the device to the host, and waits for it"))
+    return blockers
 
 
 def _blocker(node: str, op: str, kind: BlockerKind, reason: str) -> GraphBlocker:

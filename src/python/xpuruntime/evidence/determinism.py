@@ -132,8 +132,8 @@ class DeterminismTests(Document, frozen=True, kw_only=True):
         if self.requested == "none":
             return True
         passed = {test.grade for test in self.tests if test.verdict == "passed"}
-        asked = [test.grade for test in self.tests]
-        return self.requested in asked and passed.issuperset(asked[: asked.index(self.requested) + 1])
+        grades = [test.grade for test in self.tests]
+        return self.requested in grades and passed.issuperset(grades[: grades.index(self.requested) + 1])
 
     def failed(self) -> GradeTest | None:
         """Return the test that failed, if any."""
@@ -142,8 +142,8 @@ class DeterminismTests(Document, frozen=True, kw_only=True):
     @property
     def headline(self) -> str:
         """The verdict in a few words."""
-        asked = "" if self.requested == "none" else f", asked for {self.requested}"
-        return f"determinism: {self.observed}{asked}"
+        text = "" if self.requested == "none" else f", asked for {self.requested}"
+        return f"determinism: {self.observed}{text}"
 
     def __str__(self) -> str:
         """Return it as plain text, one grade a line."""
@@ -176,13 +176,13 @@ def determinism_rows(tests: DeterminismTests) -> list[tuple[str, str, str, str]]
 def determinism_seen(tests: DeterminismTests, requested: str) -> dict[str, KeySeen]:
     """Return the observed value of ``execution.determinism``: nothing where the grade asked for was not tested."""
     key = "execution.determinism"
-    asked = [test.grade for test in tests.tests]
-    if requested not in asked:
+    grades = [test.grade for test in tests.tests]
+    if requested not in grades:
         return {}
-    if (failed := tests.failed()) is not None and asked.index(failed.grade) <= asked.index(requested):
+    if (failed := tests.failed()) is not None and grades.index(failed.grade) <= grades.index(requested):
         reason = f"tested: {failed.grade} failed: {reason_text(failed)}"
         return {key: KeySeen(observed=tests.observed, status="substituted", reason=reason)}
-    wanted = tests.tests[: asked.index(requested) + 1]
+    wanted = tests.tests[: grades.index(requested) + 1]
     if any(test.verdict != "passed" for test in wanted):
         return {}
     reason = f"tested: {wanted[-1].trials} results were compared bit for bit; {tests.inputs}"

@@ -117,7 +117,7 @@ class Document(Shown, msgspec.Struct, frozen=True, kw_only=True):
         writer = csv.DictWriter(text, columns)
         writer.writeheader()
         writer.writerows(
-            {name: printable(one) if isinstance(one, str) else one for name, one in row.items()} for row in rows
+            {name: printable(cell) if isinstance(cell, str) else cell for name, cell in row.items()} for row in rows
         )
         return write_whole(path, text.getvalue(), f"{self.NOUN} as CSV")
 

@@ -182,19 +182,19 @@ class KernelDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 def merged(decisions: Iterable[KernelDecision]) -> tuple[KernelDecision, ...]:
     """Return decisions that differ in nothing but their nodes as one, with the calls of all of them."""
-    found: dict[bytes, KernelDecision] = {}
+    kernel_decisions: dict[bytes, KernelDecision] = {}
     for decision in decisions:
         key = msgspec.json.encode(
             msgspec.structs.replace(decision, nodes=(), count=None if decision.count is None else 0)
         )
-        known = found.get(key)
+        known = kernel_decisions.get(key)
         if known is None:
-            found[key] = decision
+            kernel_decisions[key] = decision
             continue
         nodes = tuple(dict.fromkeys((*known.nodes, *decision.nodes)))
         count = None if known.count is None or decision.count is None else known.count + decision.count
-        found[key] = msgspec.structs.replace(known, nodes=nodes, count=count)
-    return tuple(found.values())
+        kernel_decisions[key] = msgspec.structs.replace(known, nodes=nodes, count=count)
+    return tuple(kernel_decisions.values())
 
 
 class KernelSum(NamedTuple):
@@ -218,11 +218,11 @@ def summed(units: Iterable[Unit]) -> tuple[KernelSum, ...]:
         for kernel in unit.device_kernels:
             held[kernel.kind, kernel.name].append((kernel, unit.id))
     total = sum(one.us for ones in held.values() for one, _ in ones)
-    found = []
+    kernel_sums = []
     for (kind, name), ones in held.items():
         us = sum(one.us for one, _ in ones)
         first = ones[0][0]
-        found.append(
+        kernel_sums.append(
             KernelSum(
                 name=name,
                 short=short_name(name) if kind == "kernel" else name,
@@ -235,7 +235,7 @@ def summed(units: Iterable[Unit]) -> tuple[KernelSum, ...]:
                 units=tuple(dict.fromkeys(unit for _, unit in ones)),
             )
         )
-    return tuple(sorted(found, key=lambda one: (-one.us, one.name)))
+    return tuple(sorted(kernel_sums, key=lambda one: (-one.us, one.name)))
 
 
 def reported_kernel(unit: Unit) -> str | None:

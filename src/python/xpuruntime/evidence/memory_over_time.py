@@ -58,12 +58,12 @@ class LiveBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 def most_by_owner(samples: Sequence[MemorySample]) -> dict[str, tuple[int, str]]:
     """Return the most bytes that each owner held in any sample, and the first checkpoint at which it held them."""
-    found: dict[str, tuple[int, str]] = {}
+    results: dict[str, tuple[int, str]] = {}
     for sample in samples:
         for owner, held in sample.owners.items():
-            if owner not in found or held > found[owner][0]:
-                found[owner] = (held, sample.moment)
-    return found
+            if owner not in results or held > results[owner][0]:
+                results[owner] = (held, sample.moment)
+    return results
 
 
 def most_live(series: Sequence[LiveBytes]) -> LiveBytes | None:
@@ -103,10 +103,10 @@ def live_bytes(steps: Sequence[UnitMemory], outputs: Collection[str] = ()) -> tu
     ends: dict[int, list[str]] = {}
     for name, position in last.items():
         ends.setdefault(position, []).append(name)
-    found, now = [], 0
+    points, now = [], 0
     for position, step in enumerate(steps):
         now += sum(step.makes.values())
         during = now
         now -= sum(size[name] for name in ends.get(position, ()))
-        found.append(LiveBytes(unit=step.unit, during=during, after=now))
-    return tuple(found)
+        points.append(LiveBytes(unit=step.unit, during=during, after=now))
+    return tuple(points)

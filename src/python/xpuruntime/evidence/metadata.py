@@ -113,11 +113,11 @@ def read_policy(text: str | None, marks: Iterable[tuple[str, str, str]], name: s
 
 def digest_tensors(tensors: Iterable[tuple[str, str, Iterable[int], Any]]) -> str:
     """Return one digest of tensors, given as name, type, shape and bytes; their order does not matter."""
-    whole = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name, kind, shape, data in sorted(tensors, key=lambda tensor: tensor[0]):
-        whole.update(f"{name}\0{kind}\0{tuple(shape)}\0".encode())
-        whole.update(hashlib.sha256(data).digest())
-    return f"sha256:{whole.hexdigest()}"
+        sha256.update(f"{name}\0{kind}\0{tuple(shape)}\0".encode())
+        sha256.update(hashlib.sha256(data).digest())
+    return f"sha256:{sha256.hexdigest()}"
 
 
 def onnx_digest(graph: Any) -> str | None:

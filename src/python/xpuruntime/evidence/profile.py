@@ -113,7 +113,7 @@ class Profile(Shown):
             Share(what, name, len(held), sum(us for us, _ in held), sum(size for _, size in held))
             for (what, name), held in sums.items()
         ]
-        return tuple(sorted(found, key=lambda one: (order.index(one.what), -one.us, one.name)))
+        return tuple(sorted(found, key=lambda share: (order.index(share.what), -share.us, share.name)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the sums as plain values."""

@@ -342,6 +342,6 @@ class _Detail(msgspec.Struct):
 
 def check_detail(detail: Mapping[str, Any]) -> None:
     """Check the keys that are read; others may be there."""
-    found = msgspec.convert(detail, _Detail)
-    if found.instrumented:
-        msgspec.convert(found.instrumented, _Instrumented)
+    checked = msgspec.convert(detail, _Detail)
+    if checked.instrumented:
+        msgspec.convert(checked.instrumented, _Instrumented)

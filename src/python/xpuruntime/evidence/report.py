@@ -217,16 +217,16 @@ class Report(Page, frozen=True, kw_only=True):
                     f"'{source}' has the schema '{schema}', this version reads '{SCHEMA}'. Read it with the version of "
                     "xpuruntime that wrote it."
                 )
-            found = decode_json(raw, cls)
-            if found.latency is not None:
-                check_detail(found.latency.detail)
+            report = decode_json(raw, cls)
+            if report.latency is not None:
+                check_detail(report.latency.detail)
             missing = sorted(_ALWAYS.difference(decode_json(raw, dict[str, msgspec.Raw])))
             if missing:
                 raise InputError(
                     f"'{source}' is not a whole report: it has no {', '.join(missing)}. Give a file that `Report.save` "
                     "wrote, whole and unedited."
                 )
-            return found
+            return report
         except msgspec.MsgspecError as error:
             raise InputError(
                 f"'{source}' is not a report: {error}. Give a file that `Report.save` wrote, whole and unedited."

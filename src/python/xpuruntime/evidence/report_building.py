@@ -81,9 +81,9 @@ def build_report(
 ) -> Report:
     """Compare the plan with what was observed, and gather the rest."""
 
-    def resolved(given: str | None, name: str) -> str | None:
+    def resolved(stated: str | None, name: str) -> str | None:
         value = plan.get(name)
-        return given if given is not None else value if isinstance(value, str) and value else None
+        return stated if stated is not None else value if isinstance(value, str) and value else None
 
     return Report(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -127,8 +127,8 @@ def _command() -> str:
 
 def _plain(value: dict[str, Any]) -> dict[str, Any]:
     """Return `value` as JSON would give it back, so that a saved report equals the one in memory."""
-    found: dict[str, Any] = msgspec.json.decode(json_bytes(value))
-    return found
+    plain: dict[str, Any] = msgspec.json.decode(json_bytes(value))
+    return plain
 
 
 #: The units explain a run when their sum is within this share of it.
@@ -149,43 +149,45 @@ def instrumented(
     known = bool(units_us) and units > 0 and min(run_us) > 0
     single = len(units_us) == len(run_us)
     middle = statistics.fmean if known and not single else statistics.median
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "run_us": float(middle(run_us)),
         "runs": len(run_us),
         "statistic": "mean" if known and not single else "median",
     }
     if known:
-        found |= {"units_us": float(middle(units_us)), "units": units}
+        results |= {"units_us": float(middle(units_us)), "units": units}
         shares = [inside / whole for inside, whole in zip(units_us, run_us, strict=False)]
-        found["coverage"] = float(statistics.median(shares)) if single else found["units_us"] / found["run_us"]
+        results["coverage"] = float(statistics.median(shares)) if single else results["units_us"] / results["run_us"]
         rests = [whole - inside for inside, whole in zip(units_us, run_us, strict=False)]
-        rest = statistics.median(rests) if single else found["run_us"] - found["units_us"]
-        found["outside_us"] = float(max(0.0, rest))
+        rest = statistics.median(rests) if single else results["run_us"] - results["units_us"]
+        results["outside_us"] = float(max(0.0, rest))
         if outside_us:
-            found["outside"] = dict(outside_us)
+            results["outside"] = dict(outside_us)
         if cut_us:
-            found["cut_us"] = float(cut_us)
-    return found
+            results["cut_us"] = float(cut_us)
+    return results
 
 
-def coverage_note(found: Mapping[str, Any]) -> str | None:
+def coverage_note(detail: Mapping[str, Any]) -> str | None:
     """Return a sentence where the units explain less than 90 % of the instrumented runs, or more than 110 %."""
-    share = found.get("coverage")
+    share = detail.get("coverage")
     if share is None or abs(share - 1) <= _NEAR:
         return None
-    units, run, count = found["units_us"], found["run_us"], found["units"]
-    head = f"the units explain {share:.0%} of an instrumented run, {units:,.1f} of {run:,.1f} us ({found['statistic']})"
+    units, run, count = detail["units_us"], detail["run_us"], detail["units"]
+    head = (
+        f"the units explain {share:.0%} of an instrumented run, {units:,.1f} of {run:,.1f} us ({detail['statistic']})"
+    )
     if share > 1:
         return f"{head}: units that run side by side count each for itself"
-    measured = found.get("outside", {})
+    measured = detail.get("outside", {})
     parts = [f"{measured['call']:,.1f} us is the call itself"] if "call" in measured else []
     if "between" in measured:
         parts.append(
             f"{measured['between']:,.1f} us passes between units, {measured['between'] / count:,.1f} for each of "
             f"{count}, in dispatch and the profiler's own work"
         )
-    if "cut_us" in found:
-        parts.append(f"up to {found['cut_us']:,.1f} us is cut off, because the engine counts whole microseconds")
+    if "cut_us" in detail:
+        parts.append(f"up to {detail['cut_us']:,.1f} us is cut off, because the engine counts whole microseconds")
     if parts:
         return f"{head}: outside of them, {'; '.join(parts)}; the rest is whatever else engine and machine did"
     between = max(0.0, run - units) / count
@@ -280,9 +282,9 @@ def machine_facts(machine: Machine) -> dict[str, Any]:
     if machine.cuda:
         facts["driver"] = "CUDA " + _version(machine.cuda[0].driver_version)
         facts["devices"] = {
-            f"cuda:{one.index}": f"{one.name}, sm{_version(one.compute_capability).replace('.', '')}, "
-            f"{one.total_memory} bytes"
-            for one in machine.cuda
+            f"cuda:{gpu.index}": f"{gpu.name}, sm{_version(gpu.compute_capability).replace('.', '')}, "
+            f"{gpu.total_memory} bytes"
+            for gpu in machine.cuda
         }
     return facts
 

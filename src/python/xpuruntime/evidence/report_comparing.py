@@ -88,9 +88,10 @@ def compare_reports(
     for name, value in (("noise", noise), ("noise_us", noise_us)):
         if not math.isfinite(value) or value < 0:
             raise InputError(f"{name} must be 0 or more, got {value}; 0.1 and 1.0 are what is used without it")
-    reports = [one if isinstance(one, Report) else Report.load(one) for one in (before, after)]
+    reports = [source if isinstance(source, Report) else Report.load(source) for source in (before, after)]
     names = [
-        word if isinstance(one, Report) else os.fspath(one) for word, one in (("before", before), ("after", after))
+        word if isinstance(source, Report) else os.fspath(source)
+        for word, source in (("before", before), ("after", after))
     ]
     return _Comparing(reports[0], reports[1], names, noise, noise_us).made()
 
@@ -163,7 +164,9 @@ class _Comparing:
             )
 
     def _times_compare(self) -> bool:
-        inputs = [(one.latency.detail if one.latency else {}).get("inputs") for one in (self.before, self.after)]
+        inputs = [
+            (report.latency.detail if report.latency else {}).get("inputs") for report in (self.before, self.after)
+        ]
         if all(inputs) and inputs[0] != inputs[1]:
             self.notes.append(f"the inputs differ ({_shapes(inputs[0])}; {_shapes(inputs[1])}): no time is compared")
             return False
@@ -171,7 +174,7 @@ class _Comparing:
 
     def _only(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the nodes of one report alone; what a partial report does not show is not compared with it."""
-        found: list[tuple[str, ...]] = []
+        groups: list[tuple[str, ...]] = []
         for mine, own, other in ((0, self.before, self.after), (1, self.after, self.before)):
             missing = self.nodes[mine] - self.nodes[1 - mine]
             if missing and other.partial:
@@ -181,15 +184,15 @@ class _Comparing:
                 )
                 missing = set()
             ordered = dict.fromkeys(n for u in own.units for n in u.source_nodes if n in missing)
-            found.append(tuple(ordered))
-        return found[0], found[1]
+            groups.append(tuple(ordered))
+        return groups[0], groups[1]
 
     def _change(self, before: Time, after: Time) -> TimeChange:
         """Compare medians; between those that differ, the nearest ends of what the runs of both took decide."""
         change = after.value / before.value - 1 if before.value else None
         noise = max(self.noise_us if before.unit == "us" else 0.0, self.noise * before.value)
         sides = zip((before, after), self.spreads, strict=True)
-        lower, higher = sorted((one.value, one.value * low, one.value * high) for one, (low, high) in sides)
+        lower, higher = sorted((time.value, time.value * low, time.value * high) for time, (low, high) in sides)
         verdict: TimeVerdict = "slower" if after.value > before.value else "faster"
         if higher[0] - lower[0] <= noise:
             verdict = "same"
@@ -223,21 +226,26 @@ class _Comparing:
         before, after = self.before.latency, self.after.latency
         if before is None or after is None:
             return None
-        sides = [Time(value=one.median_us, unit="us", kind="wall", runs=one.runs) for one in (before, after)]
+        sides = [
+            Time(value=latency.median_us, unit="us", kind="wall", runs=latency.runs) for latency in (before, after)
+        ]
         change = self._change(sides[0], sides[1])
         if change.verdict == "undecided":
-            told = [f"{one.runs} runs of {one.min_us:,.1f} to {one.p90_us:,.1f} us" for one in (before, after)]
+            told = [
+                f"{latency.runs} runs of {latency.min_us:,.1f} to {latency.p90_us:,.1f} us"
+                for latency in (before, after)
+            ]
             self.notes.append(f"the speed cannot be decided from {told[0]} and {told[1]}")
         return change
 
     def _keys(self) -> tuple[KeyChange, ...]:
         sides = [{o.key: o for o in one.observations} for one in (self.before, self.after)]
-        found = []
+        changes = []
         for key in dict.fromkeys((*sides[0], *sides[1])):
             a, b = sides[0].get(key), sides[1].get(key)
             if a is not None and b is not None and (a.status, a.requested) == (b.status, b.requested):
                 continue
-            found.append(
+            changes.append(
                 KeyChange(
                     key=key,
                     requested_before=a.requested if a else None,
@@ -249,11 +257,11 @@ class _Comparing:
                     reason=b.reason if b else a.reason if a else "",
                 )
             )
-        return tuple(found)
+        return tuple(changes)
 
     def _boundaries(self, timed: bool) -> tuple[BoundaryChange, ...]:
         sides = [{(b.kind, b.where): b for b in one.boundaries} for one in (self.before, self.after)]
-        found = []
+        changes = []
         for kind, where in dict.fromkeys((*sides[0], *sides[1])):
             a, b = sides[0].get((kind, where)), sides[1].get((kind, where))
             times = (a and a.time, b and b.time)
@@ -263,7 +271,7 @@ class _Comparing:
             counts = (a.count if a else 0, b.count if b else 0)
             if counts[0] == counts[1] and (time is None or time.verdict in ("same", "undecided")):
                 continue
-            found.append(
+            changes.append(
                 BoundaryChange(
                     kind=kind,
                     where=where,
@@ -274,7 +282,7 @@ class _Comparing:
                     time=time,
                 )
             )
-        return tuple(found)
+        return tuple(changes)
 
 
 def _what(group: NodeGroup, both: set[str]) -> dict[What, tuple[str, ...]]:
@@ -298,22 +306,22 @@ def _differ(a: Unit, b: Unit, both: set[str]) -> list[What]:
         return ["folding"]
     if a.relation == "folded":
         return []
-    found: list[What] = []
+    results: list[What] = []
     providers = a.provider != b.provider and None not in (a.provider, b.provider)
     if a.engine != b.engine or a.device != b.device or providers:
-        found.append("placement")
+        results.append("placement")
     kernels = reported_kernel(a), reported_kernel(b)
     if None not in kernels and kernels[0] != kernels[1]:
-        found.append("kernel")
+        results.append("kernel")
     if a.precision_run != b.precision_run and None not in (a.precision_run, b.precision_run):
-        found.append("precision")
+        results.append("precision")
     if a.layout != b.layout and None not in (a.layout, b.layout):
-        found.append("layout")
+        results.append("layout")
     if both.intersection(a.source_nodes) != both.intersection(b.source_nodes) or (
         (a.relation == "opaque") != (b.relation == "opaque") and len(a.source_nodes) > 1
     ):
-        found.append("grouping")
-    return found
+        results.append("grouping")
+    return results
 
 
 def _sums(units: Iterable[Unit]) -> dict[tuple[str, str], Time] | None:

@@ -55,11 +55,11 @@ def _describe(part: dict[str, Any], kind: type) -> None:
         part["enumDescriptions"] = [kind(word).meaning for word in part["enum"]]
         return
     told = _attributes(text)
-    for name, one in part["properties"].items():
-        one.pop("default", None)
-        one.pop("propertyNames", None)  # which msgspec states since 0.23
+    for name, member in part["properties"].items():
+        member.pop("default", None)
+        member.pop("propertyNames", None)  # which msgspec states since 0.23
         if name in told:
-            one["description"] = told[name]
+            member["description"] = told[name]
     if issubclass(kind, msgspec.Struct):  # keys of a typed dict may be left out
         unset = {field.encode_name for field in msgspec.structs.fields(kind) if field.default is msgspec.UNSET}
         part["required"] = [name for name in part["properties"] if name not in unset]
@@ -81,18 +81,18 @@ def _attributes(text: str) -> dict[str, str]:
 
 def _named_types(kind: type) -> set[type]:
     """Return all structs, typed dicts and enumerations that a type is made of."""
-    found: set[type] = set()
+    types: set[type] = set()
 
     def look(info: Any) -> None:
         if isinstance(info, (msgspec.inspect.StructType, msgspec.inspect.TypedDictType)):
-            if info.cls in found:
+            if info.cls in types:
                 return
-            found.add(info.cls)
+            types.add(info.cls)
             for field in info.fields:
                 look(field.type)
             return
         if isinstance(info, msgspec.inspect.EnumType):
-            found.add(info.cls)
+            types.add(info.cls)
             return
         for name in ("item_type", "key_type", "value_type"):
             if hasattr(info, name):
@@ -101,4 +101,4 @@ def _named_types(kind: type) -> set[type]:
             look(one)
 
     look(msgspec.inspect.type_info(kind))
-    return found
+    return types

@@ -78,12 +78,14 @@ def compare_decisions(
 
 
 def _by_call(decisions: Sequence[KernelDecision]) -> dict[_Call, list[KernelDecision]]:
-    found: dict[_Call, list[KernelDecision]] = {}
+    kernel_decisions: dict[_Call, list[KernelDecision]] = {}
     for decision in decisions:
         for node in decision.nodes or ("",):
             alone = bool(node) and (decision.chosen is None or not decision.shapes)
-            found.setdefault(_Call(node, decision.op, "" if alone else decision.description), []).append(decision)
-    return found
+            kernel_decisions.setdefault(_Call(node, decision.op, "" if alone else decision.description), []).append(
+                decision
+            )
+    return kernel_decisions
 
 
 def _served(side: dict[_Call, list[KernelDecision]], call: _Call) -> list[KernelDecision]:
@@ -159,14 +161,14 @@ def group_units(before: Sequence[Unit], after: Sequence[Unit]) -> list[NodeGroup
     for node in parents:
         members.setdefault(_root(parents, node), []).append(node)
     sides = [_by_group(parents, units) for units in (before, after)]
-    found = [
+    groups = [
         NodeGroup(tuple(nodes), tuple(sides[0].get(root, ())), tuple(sides[1].get(root, ())))
         for root, nodes in members.items()
     ]
     inserted = [tuple(side.get(None, ())) for side in sides]
     if any(inserted):
-        found.append(NodeGroup((), *inserted))
-    return found
+        groups.append(NodeGroup((), *inserted))
+    return groups
 
 
 def _by_group(parents: dict[str, str], units: Iterable[Unit]) -> dict[str | None, list[Unit]]:
@@ -205,17 +207,17 @@ def compare_peaks(before: Report, after: Report, noise: float) -> tuple[MemoryCh
     What the operating system counts is never twice the same. Tensors between units are counted, not measured: any
     difference is reported.
     """
-    found: list[MemoryChange] = []
+    changes: list[MemoryChange] = []
     if before.memory_over_time and after.memory_over_time:
         sides = [most_by_owner(one.memory_over_time) for one in (before, after)]
         for owner in dict.fromkeys((*sides[0], *sides[1])):
             held = [side[owner][0] if owner in side else None for side in sides]
             if held[0] is None or held[1] is None or abs(held[1] - held[0]) > noise * held[0]:
-                found.append(MemoryChange(owner=owner, before=held[0], after=held[1]))
+                changes.append(MemoryChange(owner=owner, before=held[0], after=held[1]))
     live = [most_live(one.live) for one in (before, after)]
     if live[0] is not None and live[1] is not None and live[0].during != live[1].during:
-        found.append(MemoryChange(owner=_LIVE, before=live[0].during, after=live[1].during))
-    return tuple(found)
+        changes.append(MemoryChange(owner=_LIVE, before=live[0].during, after=live[1].during))
+    return tuple(changes)
 
 
 def compare_graphs(before: Report, after: Report) -> tuple[Difference, ...]:
@@ -224,14 +226,14 @@ def compare_graphs(before: Report, after: Report) -> tuple[Difference, ...]:
     if a is None or b is None:
         return ()
     nodes = [{f"{blocker.node} ({blocker.op})" for blocker in side.blockers} for side in (a, b)]
-    found = [
+    differences = [
         Difference(subject=name, code="blocker", before=states[0], after=states[1])
         for name in dict.fromkeys(f"{blocker.node} ({blocker.op})" for blocker in (*a.blockers, *b.blockers))
         if len(set(states := ["blocks" if name in side else None for side in nodes])) == 2
     ]
-    if a.status == b.status and not found:
+    if a.status == b.status and not differences:
         return ()
-    return (Difference(subject="status", before=a.status, after=b.status, reason=b.reason), *found)
+    return (Difference(subject="status", before=a.status, after=b.status, reason=b.reason), *differences)
 
 
 def compare_shapes(before: Report, after: Report) -> tuple[Difference, ...]:
@@ -239,24 +241,24 @@ def compare_shapes(before: Report, after: Report) -> tuple[Difference, ...]:
     if before.shapes is None or after.shapes is None:
         return ()
     sides = [{input_.input: input_ for input_ in side.inputs} for side in (before.shapes, after.shapes)]
-    found = []
+    differences = []
     for name in dict.fromkeys((*sides[0], *sides[1])):
         for code in ("allowed", "observed"):
             values = [getattr(side[name], code) if name in side else None for side in sides]
             if values[0] != values[1]:
-                found.append(Difference(subject=name, code=code, before=values[0], after=values[1]))
-    return tuple(found)
+                differences.append(Difference(subject=name, code=code, before=values[0], after=values[1]))
+    return tuple(differences)
 
 
 def untold(before: Report, after: Report, names: Sequence[str]) -> str | None:
     """Return a note where one report alone has memory over time, CUDA graphs or shapes."""
     tells = [
         {
-            "memory over time": bool(one.memory_over_time),
-            "CUDA graphs": one.cuda_graph is not None,
-            "shapes": one.shapes is not None,
+            "memory over time": bool(report.memory_over_time),
+            "CUDA graphs": report.cuda_graph is not None,
+            "shapes": report.shapes is not None,
         }
-        for one in (before, after)
+        for report in (before, after)
     ]
     lacking = [(i, what) for what in tells[0] for i in (0, 1) if tells[1 - i][what] and not tells[i][what]]
     if not lacking:

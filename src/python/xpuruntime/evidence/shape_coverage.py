@@ -78,9 +78,9 @@ class _Input(Protocol):
     def limits(self) -> tuple[tuple[int, int] | None, ...]: ...
 
 
-def covered_text(one: InputCoverage) -> str:
+def covered_text(coverage: InputCoverage) -> str:
     """Return in words whether the report speaks of all shapes of an input."""
-    return {"all": "yes", "some": "in part", "none": "no"}[one.covered]
+    return {"all": "yes", "some": "in part", "none": "no"}[coverage.covered]
 
 
 def shape_coverage(
@@ -129,7 +129,7 @@ def _covered(
         return "none", "nothing was passed"
     if info.shape is None:
         return "some", "the model states no rank: other shapes are not covered"
-    open_ = [place for place, one in enumerate(ranges) if one is None or one[0] != one[1]]
+    open_ = [index for index, range_ in enumerate(ranges) if range_ is None or range_[0] != range_[1]]
     if open_:
         return "some", ", ".join(_of_dimension(info.shape, ranges, place, seen) for place in open_)
     return "all", f"the {fixed_by} fixes every size" if ranges else "it has no size"
@@ -140,22 +140,22 @@ def _ranges(info: _Input, profile: Sequence[Sequence[int]] | None) -> list[tuple
     shape = info.shape or ()
     limits = info.limits or (None,) * len(shape)
     ranges: list[tuple[int, int] | None] = []
-    for place, (size, limit) in enumerate(zip(shape, limits, strict=False)):
+    for index, (size, limit) in enumerate(zip(shape, limits, strict=False)):
         if isinstance(size, int):
             ranges.append((size, size))
         elif limit is not None:
             ranges.append((limit[0], limit[1]))
         elif profile is not None and len(profile) == 3 and len(profile[0]) == len(shape):
-            ranges.append((profile[0][place], profile[2][place]))
+            ranges.append((profile[0][index], profile[2][index]))
         else:
             ranges.append(None)
     return ranges
 
 
-def _of_dimension(shape: Sizes, ranges: Sequence[tuple[int, int] | None], place: int, seen: Sequence[int]) -> str:
-    size, allowed = shape[place], ranges[place]
-    name = size if isinstance(size, str) else f"dimension {place}"
-    ran = f"{name} was {seen[place] if place < len(seen) else '?'}"
+def _of_dimension(shape: Sizes, ranges: Sequence[tuple[int, int] | None], axis: int, seen: Sequence[int]) -> str:
+    size, allowed = shape[axis], ranges[axis]
+    name = size if isinstance(size, str) else f"dimension {axis}"
+    ran = f"{name} was {seen[axis] if axis < len(seen) else '?'}"
     if allowed is None:
         return f"{ran} and may be any size"
     return f"{ran}, one of {allowed[1] - allowed[0] + 1:,} sizes"
@@ -187,7 +187,7 @@ def _by(shape: Sequence[int]) -> str:
     return " x ".join(str(size) for size in shape) or "scalar"
 
 
-def _range_text(one: tuple[int, int] | None) -> str:
-    if one is None:
+def _range_text(range_: tuple[int, int] | None) -> str:
+    if range_ is None:
         return "any"
-    return str(one[0]) if one[0] == one[1] else f"{one[0]}..{one[1]}"
+    return str(range_[0]) if range_[0] == range_[1] else f"{range_[0]}..{range_[1]}"

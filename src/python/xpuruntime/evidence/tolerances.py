@@ -258,13 +258,13 @@ def _undecided(want: Any, largest: float, cosine: float | None, limits: Toleranc
     return ""
 
 
-def samples_agree(expected: Sequence[float], found: Sequence[float], rtol: float, atol: float) -> bool:
+def samples_agree(expected: Sequence[float], values: Sequence[float], rtol: float, atol: float) -> bool:
     """Whether samples of an output agree within a tolerance; NaN agrees with NaN."""
-    if len(expected) != len(found):
+    if len(expected) != len(values):
         return False
     return all(
-        (math.isnan(one) and math.isnan(other)) or one == other or abs(one - other) <= atol + rtol * abs(one)
-        for one, other in zip(expected, found, strict=True)
+        (math.isnan(value) and math.isnan(other)) or value == other or abs(value - other) <= atol + rtol * abs(value)
+        for value, other in zip(expected, values, strict=True)
     )
 
 
@@ -273,13 +273,13 @@ def kept(outputs: Mapping[str, Any]) -> dict[str, Array]:
     return {name: np.array(value, copy=True) for name, value in outputs.items()}
 
 
-def same_bits(one: Array, other: Array) -> bool:
+def same_bits(array: Array, other: Array) -> bool:
     """Whether two arrays are the same, bit for bit: NaN equals the same NaN, and 0.0 is not -0.0."""
-    if one.dtype != other.dtype or one.shape != other.shape:
+    if array.dtype != other.dtype or array.shape != other.shape:
         return False
-    if one.dtype == object:
-        return bool(np.array_equal(one, other))
-    return np.ascontiguousarray(one).tobytes() == np.ascontiguousarray(other).tobytes()
+    if array.dtype == object:
+        return bool(np.array_equal(array, other))
+    return np.ascontiguousarray(array).tobytes() == np.ascontiguousarray(other).tobytes()
 
 
 def differing(want: Mapping[str, Array], got: Mapping[str, Array]) -> tuple[str, ...]:
@@ -310,11 +310,11 @@ def ulp_distance(one: Array, other: Array) -> int | None:
     return _largest_step(_ordered(left[moved]), _ordered(right[moved]))
 
 
-def _largest_step(one: Array, other: Array) -> int:
+def _largest_step(array: Array, other: Array) -> int:
     """Return the largest difference of two arrays of 64-bit integers: the true one fits into 64 bits without a sign."""
-    if not one.size:
+    if not array.size:
         return 0
-    high, low = np.maximum(one, other), np.minimum(one, other)
+    high, low = np.maximum(array, other), np.minimum(array, other)
     return int((high.view(np.uint64) - low.view(np.uint64)).max())
 
 

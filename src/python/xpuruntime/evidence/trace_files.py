@@ -116,35 +116,35 @@ class _Trace:
         calls = {one.correlation: one for one in self._recording.calls}
         names = {range_.id: range_.name for range_ in self._recording.ranges}
         tracks: dict[tuple[int, int], set[str]] = defaultdict(set)
-        for one in self._recording.work:
-            process = _DEVICES + one.device
-            tracks[process, one.stream].add(one.kind)
-            args = _details(one)
-            if one.range in names:
-                args["started in"] = names[one.range]
-            if one.kind in ("allocation", "release"):
+        for work in self._recording.work:
+            process = _DEVICES + work.device
+            tracks[process, work.stream].add(work.kind)
+            args = _details(work)
+            if work.range in names:
+                args["started in"] = names[work.range]
+            if work.kind in ("allocation", "release"):
                 self._events.append(
                     {
                         "ph": "i",
                         "s": "t",
-                        "cat": one.kind,
-                        "name": one.name,
+                        "cat": work.kind,
+                        "name": work.name,
                         "pid": process,
-                        "tid": one.stream,
-                        "ts": self._at(one.start_ns),
+                        "tid": work.stream,
+                        "ts": self._at(work.start_ns),
                         "args": args,
                     }
                 )
                 continue
-            self._slice(process, one.stream, one.kind, one.name, one.start_ns, one.end_ns, args)
-            call = calls.get(one.correlation) if one.correlation else None
-            if call is not None and one.kind != "wait":
+            self._slice(process, work.stream, work.kind, work.name, work.start_ns, work.end_ns, args)
+            call = calls.get(work.correlation) if work.correlation else None
+            if call is not None and work.kind != "wait":
                 self._flows += 1  # one call may start many, as that of a graph does: each arrow has its own number
                 flow = {"cat": "launch", "name": "launch", "id": self._flows}
                 start = self._at(call.start_ns)
                 self._events.append({"ph": "s", **flow, "pid": self._host, "tid": call.thread, "ts": start})
-                end = max(start, self._at(one.start_ns))
-                self._events.append({"ph": "f", "bp": "e", **flow, "pid": process, "tid": one.stream, "ts": end})
+                end = max(start, self._at(work.start_ns))
+                self._events.append({"ph": "f", "bp": "e", **flow, "pid": process, "tid": work.stream, "ts": end})
         for process in sorted({process for process, _ in tracks}):
             self._named("process_name", process, 0, name=f"cuda:{process - _DEVICES}")
             self._named("process_sort_index", process, 0, sort_index=10 + process - _DEVICES)

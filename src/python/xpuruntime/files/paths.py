@@ -118,11 +118,11 @@ def home_folder() -> Path:
         import pwd
 
         try:
-            found = pwd.getpwuid(os.getuid()).pw_dir
+            home = pwd.getpwuid(os.getuid()).pw_dir
         except KeyError:
-            found = ""
-        if found and Path(found).is_absolute():
-            return Path(found)
+            home = ""
+        if home and Path(home).is_absolute():
+            return Path(home)
     raise InputError(_no_home())
 
 
@@ -228,9 +228,9 @@ def not_private(path: Path) -> str | None:
         return None
     except OSError as error:
         return f"{str(path)[:300]!r} cannot be looked at ({reason_of(error)}). Fix: name another place"
-    for found in (link, facts):
-        if found.st_uid not in trusted:
-            return f"{path} belongs to user id {found.st_uid}. Fix: name a place of your own, or remove it"
+    for status in (link, facts):
+        if status.st_uid not in trusted:
+            return f"{path} belongs to user id {status.st_uid}. Fix: name a place of your own, or remove it"
     open_to = "everybody" if facts.st_mode & stat.S_IWOTH else _writing_group(facts)
     if open_to is not None:
         return f"{path} can be written by {open_to}. Fix: chmod go-w '{path}' after a look at what is in it"
@@ -259,27 +259,27 @@ def refuse_overwriting(
     """Refuse to write over what is read: by the same name, another spelling of it, a link or a hard link."""
     seen: list[tuple[str, Path]] = []
     read = [(what, Path(path)) for what, path in inputs if kind_of(path) in ("file", "folder")]
-    for option, given in outputs.items():
-        if given is None:
+    for option, output in outputs.items():
+        if output is None:
             continue
-        target = user_path(given, option)
-        place = Path(os.path.realpath(target))
+        target = user_path(output, option)
+        resolved = Path(os.path.realpath(target))
         for what, path in read:
-            if _same_file(place, path) or (
-                kind_of(path) == "folder" and any(_same_file(parent, path) for parent in place.parents)
+            if _same_file(resolved, path) or (
+                kind_of(path) == "folder" and any(_same_file(parent, path) for parent in resolved.parents)
             ):
                 raise InputError(
                     f"{option} {target} would replace {what} {str(path)!r}, which this reads. Fix: name another file"
                 )
         for other, path in seen:
-            if _same_file(place, path):
+            if _same_file(resolved, path):
                 raise InputError(f"{option} and {other} name the same file {target}. Fix: name two files")
-        if kind_of(place) in ("file", "missing"):
-            seen.append((option, place))
+        if kind_of(resolved) in ("file", "missing"):
+            seen.append((option, resolved))
 
 
-def _same_file(place: Path, path: Path) -> bool:
+def _same_file(other: Path, path: Path) -> bool:
     try:
-        return place.samefile(path)
+        return other.samefile(path)
     except OSError:
-        return os.path.normcase(place) == os.path.normcase(os.path.realpath(path))
+        return os.path.normcase(other) == os.path.normcase(os.path.realpath(path))

@@ -201,10 +201,10 @@ def _remove_dead(folder: Path) -> None:
 
     try:
         with os.scandir(folder) as entries:
-            found = [Path(entry.path) for entry in entries if _is_staging(entry)]
+            paths = [Path(entry.path) for entry in entries if _is_staging(entry)]
     except OSError:
         return  # who cannot list a folder may still write into it
-    for room in found:
+    for room in paths:
         with contextlib.suppress(OSError):
             descriptor = os.open(room / _LOCK, _LOCK_FLAGS, 0o600)
             try:
@@ -255,12 +255,12 @@ def _rename_two() -> Callable[[bytes, bytes], int] | None:
     return lambda one, other: int(call(_AT_CWD, one, _AT_CWD, other, _EXCHANGE))
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(path: Path, other: Path) -> bool:
     """Exchange two names in one step; ``False`` where the system or the file system cannot."""
     call = _rename_two()
     if call is None:
         return False
-    if call(os.fsencode(one), os.fsencode(other)) == 0:
+    if call(os.fsencode(path), os.fsencode(other)) == 0:
         return True
     code = ctypes.get_errno()
     if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
@@ -282,8 +282,8 @@ def replace_file(
         if mode is not None and not stat.S_ISREG(mode):
             _write_stream(name, mode, write)
             return
-        place = Path(os.path.realpath(name))
-        with staging(place) as room:
+        path = Path(os.path.realpath(name))
+        with staging(path) as room:
             new = room / "file.new"
             descriptor = os.open(new, _NEW, 0o600 if private else 0o666)
             with os.fdopen(descriptor, "wb") as file:
@@ -292,8 +292,8 @@ def replace_file(
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(new, place)  # noqa: PTH105 - one name to watch in tests
-            sync(place.parent)
+            os.replace(new, path)  # noqa: PTH105 - one name to watch in tests
+            sync(path.parent)
     except OSError as error:
         if error.filename == name:
             raise
@@ -317,19 +317,19 @@ def files_beside(target: Path) -> Iterator[Path]:
 
     What is written to that folder is moved beside `target` afterwards, each file whole, `target` last.
     """
-    place = Path(os.path.realpath(checked(target)))
-    mode = _mode(str(place))
+    path = Path(os.path.realpath(checked(target)))
+    mode = _mode(str(path))
     if mode is not None and not stat.S_ISREG(mode):
-        _refuse_stream(str(place), mode)
-        raise OSError(errno.EINVAL, f"it is a {kind_of(place)}, not a regular file", str(target))
-    with staging(place) as room:
+        _refuse_stream(str(path), mode)
+        raise OSError(errno.EINVAL, f"it is a {kind_of(path)}, not a regular file", str(target))
+    with staging(path) as room:
         files = room / "files"
         files.mkdir()
         yield files / target.name
         for file in sorted(files.iterdir(), key=lambda one: one.name == target.name):
             sync(file)
-            file.replace(place if file.name == target.name else place.parent / file.name)
-        sync(place.parent)
+            file.replace(path if file.name == target.name else path.parent / file.name)
+        sync(path.parent)
 
 
 def _mode(name: str) -> int | None:

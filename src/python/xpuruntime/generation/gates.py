@@ -287,15 +287,15 @@ def _tokens(ids: list[list[int]], reference: LogprobSource, candidate: LogprobSo
         same += want == got
         if want == got or first:
             continue
-        place = next((i for i, pair in enumerate(zip(want, got, strict=False)) if pair[0] != pair[1]), None)
-        if place is None:
+        index = next((i for i, pair in enumerate(zip(want, got, strict=False)) if pair[0] != pair[1]), None)
+        if index is None:
             first = f"text {number} ends after {len(got)} tokens in place of {len(want)}"
             continue
-        row = normalized(reference.logprobs([*prompt, *want[: place + 1]]))[-1]
-        margin = float(row[want[place]] - row[got[place]])
-        first = f"the first other token is {got[place]} in place of {want[place]}, token {place} after text {number}, "
+        row = normalized(reference.logprobs([*prompt, *want[: index + 1]]))[-1]
+        margin = float(row[want[index]] - row[got[index]])
+        first = f"the first other token is {got[index]} in place of {want[index]}, token {index} after text {number}, "
         first += f"where the reference has them {margin:.3g} nats apart"
-        figures = {"text": number, "token": place, "margin": margin}
+        figures = {"text": number, "token": index, "margin": margin}
     observed = f"{same} of {total} greedy continuations of {count} tokens are the same"
     gate = _judged("tokens", "", observed, "", "", {"same": same, "texts": total, **figures}, limited=False)
     return msgspec.structs.replace(gate, reason=f"{first}; {gate.reason}") if first else gate

@@ -90,8 +90,8 @@ def normalized(rows: Any) -> Array:
         raise InputError(f"logprobs have the shape (rows, vocabulary), and these have {wide.shape}")
     largest = wide.max(axis=1, keepdims=True, initial=-np.inf)
     with np.errstate(invalid="ignore", divide="ignore"):
-        found: Array = wide - (largest + np.log(np.exp(wide - largest).sum(axis=1, keepdims=True)))
-    return found
+        array: Array = wide - (largest + np.log(np.exp(wide - largest).sum(axis=1, keepdims=True)))
+    return array
 
 
 def greedy_tokens(source: LogprobSource, tokens: Sequence[int], count: int) -> list[int]:
@@ -99,11 +99,11 @@ def greedy_tokens(source: LogprobSource, tokens: Sequence[int], count: int) -> l
     generate = getattr(source, "generate", None)
     if generate is not None:
         return [int(token) for token in generate(list(tokens), count)]
-    found: list[int] = []
-    while len(found) < count:
+    numbers: list[int] = []
+    while len(numbers) < count:
         # The row of a token does not depend on that token.
-        found.append(int(np.argmax(np.asarray(source.logprobs([*tokens, *found, 0]))[-1])))
-    return found
+        numbers.append(int(np.argmax(np.asarray(source.logprobs([*tokens, *numbers, 0]))[-1])))
+    return numbers
 
 
 class SessionLogprobs:
@@ -144,8 +144,8 @@ class SessionLogprobs:
         logits = self._run(self.feeds(tokens))[self._logits.name]
         if hasattr(logits, "detach"):  # of PyTorch, whose bfloat16 NumPy lacks
             logits = logits.detach().float().cpu()
-        found: Array = np.asarray(logits)[0, : len(tokens) - 1]
-        return found
+        array: Array = np.asarray(logits)[0, : len(tokens) - 1]
+        return array
 
     def feeds(self, tokens: Sequence[int]) -> dict[str, Array]:
         """Return the inputs of a run."""

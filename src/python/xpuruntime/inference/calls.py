@@ -231,7 +231,7 @@ def time_batches(
     runner: HostRunner, feeds_of: Callable[[int], dict[str, Any]], sizes: Iterable[int]
 ) -> tuple[BatchTime, ...]:
     """Time executions as a server makes them: `feeds_of` gives the inputs of each of the batch sizes."""
-    found = []
+    batch_times = []
     for rows in sizes:
         feeds = feeds_of(rows)
 
@@ -241,7 +241,7 @@ def time_batches(
         first = time_calls(run, 1, _WARM)[-1]
         runs = max(3, min(_RUNS, int(_BUDGET / max(first, 1e-9))))
         times = time_calls(run, 1, runs)
-        found.append(
+        batch_times.append(
             BatchTime(rows=rows, median_us=1e6 * float(np.median(times)), longest_us=1e6 * max(times), runs=runs)
         )
-    return tuple(found)
+    return tuple(batch_times)

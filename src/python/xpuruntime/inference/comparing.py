@@ -179,12 +179,12 @@ def answers_of(
     engine = known_engines(registry).get(plan.engine)
 
     def answer(model: ModelInfo) -> Mapping[str, Any]:
-        asked = msgspec.structs.replace(request, model=model).on(plan.device, policy)
-        judgement = judge(engine, asked, machine)
+        placed = msgspec.structs.replace(request, model=model).on(plan.device, policy)
+        judgement = judge(engine, placed, machine)
         if not judgement.verdict.accepted:
             raise XpuRuntimeError(judgement.verdict.reason, engine=engine.name, device=plan.device)
         try:
-            loaded = engine.load(asked, judgement, machine)
+            loaded = engine.load(placed, judgement, machine)
             try:
                 return dict(loaded.run(feeds))
             finally:
@@ -267,11 +267,11 @@ class _Bench(NamedTuple):
         )
 
     def _run(self, plan: Plan, judgement: Judgement, policy: Policy, machine: Machine) -> tuple[ProbeResult, float]:
-        asked = self.request.on(plan.device, policy)
-        loaded = self.registry.get(plan.engine).load(asked, judgement, machine)
+        placed = self.request.on(plan.device, policy)
+        loaded = self.registry.get(plan.engine).load(placed, judgement, machine)
         try:
             feeds = self.reference.feeds
-            limits = limits_of(asked, judgement.setting("computes"))
+            limits = limits_of(placed, judgement.setting("computes"))
             result = compare_within(
                 self.reference.outputs, dict(loaded.run(feeds)), limits, self.request.model.random_outputs
             )

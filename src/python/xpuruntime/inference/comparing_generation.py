@@ -137,12 +137,12 @@ def compare_generations(
         sources = _Source(first), _Source(second)
         stated = {"top1": limits.top1, "kl": limits.kl, "perplexity": limits.perplexity} if limits else _LIMITS
         gates = check_gates(*sources, {**stated, "tokens": new_tokens}, texts=ids)
-        bits, largest, place, count = True, 0.0, "", 0
+        bits, largest, text, count = True, 0.0, "", 0
         for number, tokens in enumerate(ids):
             rows = [source.logprobs(tokens) for source in sources]
             size = min(map(len, rows))
             if rows[0].shape[1] != rows[1].shape[1]:
-                bits, largest, place = False, float("inf"), place or f"the vocabulary of text {number}"
+                bits, largest, text = False, float("inf"), text or f"the vocabulary of text {number}"
                 continue
             bits = bits and np.array_equal(rows[0][-size:], rows[1][-size:])
             own = [row[-size:][np.arange(size), tokens[-size:]] for row in rows]
@@ -150,8 +150,8 @@ def compare_generations(
             count += size
             largest = max(largest, float(off.max()))
             above = np.flatnonzero(~(off <= atol))
-            if len(above) and not place:
-                place = f"token {len(tokens) - size + int(above[0])} of text {number}"
+            if len(above) and not text:
+                text = f"token {len(tokens) - size + int(above[0])} of text {number}"
         return GenerationComparison(
             reference=_told(first),
             candidate=_told(second),
@@ -160,7 +160,7 @@ def compare_generations(
             logprobs=count,
             bits=bits,
             max_difference=largest,
-            first=place,
+            first=text,
             atol=atol,
         )
 
@@ -176,8 +176,8 @@ class _Source:
         key = tuple(tokens)
         if key not in self._known:
             self._known[key] = normalized(self._session.logprobs(list(tokens), prefill=max(1, len(tokens) // 2)))
-        found: np.ndarray[Any, Any] = self._known[key]
-        return found
+        result: np.ndarray[Any, Any] = self._known[key]
+        return result
 
     def generate(self, tokens: Sequence[int], count: int) -> list[int]:
         return list(self._session.generate(list(tokens), count))

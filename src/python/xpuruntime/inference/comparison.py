@@ -96,10 +96,10 @@ class Comparison(Page, frozen=True, kw_only=True):
             return "nothing ran: every engine was rejected"
         if self.agreed:
             return "the engine agrees" if len(ran) == 1 else f"all {len(ran)} engines agree"
-        found = [(sum(row.status == "differs" for row in ran), "differ", "differs")]
-        found.append((sum(row.status == "failed" for row in ran), "failed", "failed"))
-        found.append((sum(row.status == "inconclusive" for row in ran), "are inconclusive", "is inconclusive"))
-        words = " and ".join(f"{number} {one if number == 1 else many}" for number, many, one in found if number)
+        counts = [(sum(row.status == "differs" for row in ran), "differ", "differs")]
+        counts.append((sum(row.status == "failed" for row in ran), "failed", "failed"))
+        counts.append((sum(row.status == "inconclusive" for row in ran), "are inconclusive", "is inconclusive"))
+        words = " and ".join(f"{number} {one if number == 1 else many}" for number, many, one in counts if number)
         return f"of {len(ran)} engines, {words}" if len(ran) > 1 else f"the engine {words.removeprefix('1 ')}"
 
     def to_html(self) -> str:
@@ -190,8 +190,8 @@ class DriftReport(msgspec.Struct, frozen=True, kw_only=True):
         """Return it as one sentence."""
         count = f"{len(self.layers)} layer{'' if len(self.layers) == 1 else 's'} measured"
         if self.first is not None:
-            one = self.layers[self.first]
-            count += f", the first out of tolerance is {one.name!r} ({one.op}): {one.figures.reason}"
+            layer = self.layers[self.first]
+            count += f", the first out of tolerance is {layer.name!r} ({layer.op}): {layer.figures.reason}"
         elif self.layers:
             count += ", all within tolerance"
         missing = f"; {len(self.skipped)} not measured" if self.skipped else ""
@@ -224,7 +224,7 @@ class _Measuring:
         for place, node in places:
             seen = [self.figures[name] for name in node.output if name in self.figures]
             if seen:
-                worst = max(seen, key=lambda one: (not one.passed, one.nan + one.inf, one.max_rel))
+                worst = max(seen, key=lambda figures: (not figures.passed, figures.nan + figures.inf, figures.max_rel))
                 layers.append(LayerDrift(place=place, name=node.name, op=node.op_type, figures=worst))
             else:
                 reasons = (self.hidden[name] for name in node.output if name in self.hidden)
@@ -270,9 +270,9 @@ class _Measuring:
             return
         try:
             want = self.inside.reference((*names, *self.inside.outputs))
-            asked = {name: want[name] for name in names if name in want}
-            model = self.inside.with_outputs(asked)
-            got = self.answer(model) if asked else {}
+            wanted = {name: want[name] for name in names if name in want}
+            model = self.inside.with_outputs(wanted)
+            got = self.answer(model) if wanted else {}
         except XpuRuntimeError as error:
             self.refusals += 1
             if len(names) == 1:
@@ -283,14 +283,14 @@ class _Measuring:
                 self._measure(names[middle:])
             return
         self._hide([name for name in names if name not in want], "no plain array can be had of it")
-        self._hide([name for name in asked if name not in got], "the engine gave no array for it")
-        seen = {name: array for name, array in asked.items() if name in got}
+        self._hide([name for name in wanted if name not in got], "the engine gave no array for it")
+        seen = {name: array for name, array in wanted.items() if name in got}
         for output in compare_within(
             seen, {name: got[name] for name in seen}, self.limits, model.random_outputs
         ).outputs:
             self.figures[output.name] = output
         outputs = {name: want[name] for name in self.inside.outputs if name in want and name in got}
-        if asked and outputs:
+        if wanted and outputs:
             same = {name: got[name] for name in outputs}
             passed = compare_within(outputs, same, self.limits, model.random_outputs).passed
             self.otherwise |= passed is not self.agreed

@@ -88,7 +88,7 @@ def compile_model(
     'onnxruntime@cpu'
     """
     check_types({"overwrite": FLAG}, {"overwrite": overwrite})
-    place = user_path(output, "the artifact")
+    path = user_path(output, "the artifact")
     engines = known_engines(registry)
     asked = SessionArguments(policy, device, engine, precision, lock, frozen).with_aliases(aliases, "compile_model")
     planned = plan_session(model, asked, engines, machine, calibration=calibration, purpose="compile")
@@ -96,13 +96,13 @@ def compile_model(
     warn_of(plan, stacklevel=3)
     wanted = planned.request.on(plan.device, planned.policy)
     recipe = Recipe(engines.get(plan.engine), wanted, planned.judgement, planned.machine)
-    return build(recipe, place, existing="replace" if overwrite else "refuse")[0]
+    return build(recipe, path, existing="replace" if overwrite else "refuse")[0]
 
 
 def save_compiled(recipe: Recipe, output: str | os.PathLike[str], *, overwrite: bool) -> Artifact:
     """Write the artifact of an open session; see `InferenceSession.save_compiled`."""
     check_types({"overwrite": FLAG}, {"overwrite": overwrite})
-    place = user_path(output, "the artifact")
+    path = user_path(output, "the artifact")
     if recipe.request.artifact is not None:
-        return copy_artifact(recipe.request.artifact, place, overwrite=overwrite)
-    return build(recipe, place, existing="replace" if overwrite else "refuse")[0]
+        return copy_artifact(recipe.request.artifact, path, overwrite=overwrite)
+    return build(recipe, path, existing="replace" if overwrite else "refuse")[0]

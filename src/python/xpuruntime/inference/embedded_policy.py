@@ -61,8 +61,8 @@ def _without_places(policy: Policy | None) -> tuple[Policy | None, list[str]]:
         notes.append(f"execution.artifacts.cache of the model's own policy {why}")
         execution = execution.replace(artifacts=execution.artifacts.replace(cache="off"))
     options: dict[str, dict[str, Any]] = {}
-    for engine, given in execution.provider_options.items():
-        for name, value in given.items():
+    for engine, option in execution.provider_options.items():
+        for name, value in option.items():
             if isinstance(value, str) and ("/" in value or "\\" in value):
                 notes.append(f"execution.provider_options.{engine}.{name} of the model's own policy {why}")
             else:

@@ -82,7 +82,7 @@ def explain_session(
     if session.plan.policy_source == "model metadata":
         notes.append("the policy is the one that the model carries (source: model metadata)")
     device = session.plan.device
-    cuda = [one for one in session._machine.cuda if f"cuda:{one.index}" == device]
+    cuda = [gpu for gpu in session._machine.cuda if f"cuda:{gpu.index}" == device]
     arch = "sm{}{}".format(*cuda[0].compute_capability) if cuda else None
     notes.extend(compare_kernels(session.model, session.plan, arch, observed.units))
     graph = source_graph(session.model)
@@ -193,7 +193,7 @@ def _accuracy(
     reason = proof.figures
     if proof.inconclusive is not None:
         status, reason = "inconclusive", proof.inconclusive
-    tested = [one for one in _ACCURACY if (control := session.plan.control(one)) and control.resolved == PROBED]
+    tested = [key for key in _ACCURACY if (control := session.plan.control(key)) and control.resolved == PROBED]
     return dict.fromkeys(tested, KeySeen(observed=text, status=status, reason=reason))
 
 
@@ -203,7 +203,7 @@ def _graph_status(
     return graph_status(
         device=session.plan.device,
         engine=session.plan.engine,
-        asked=session.policy.execution.cuda_graph,
+        stated=session.policy.execution.cuda_graph,
         units=observed.units,
         boundaries=observed.boundaries,
         graph=graph,
@@ -239,15 +239,15 @@ def _shapes(session: InferenceSession, feeds: Mapping[str, Any], observed: Obser
 
 def laid_out(units: Iterable[Unit], began_ns: int) -> list[Mark]:
     """Return units one after another, for a trace: engines tell how long they took, and not when they ran."""
-    found, at = [], began_ns
+    outs, at = [], began_ns
     for unit in units:
         if unit.time is None or unit.time.unit != "us" or not unit.time.value:
             continue
         end = at + round(unit.time.value * 1000)
         details = {"op": unit.op, "device": unit.device, "kernel": unit.kernel, "precision": unit.precision_run}
-        found.append(Mark(f"units of {unit.engine}, one run, laid end to end", unit.id, at, end, 0, details))
+        outs.append(Mark(f"units of {unit.engine}, one run, laid end to end", unit.id, at, end, 0, details))
         at = end
-    return found
+    return outs
 
 
 def source_graph(model: ModelInfo) -> tuple[SourceNode, ...]:

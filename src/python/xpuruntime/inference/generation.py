@@ -141,9 +141,9 @@ class GenerationSession:
         """Return what generates by a session that is open. Closing it closes the session."""
         if session.model.format not in GENERATION_FORMATS:
             raise ModelError(f"{session.model.path} is no language model in a folder", fix=_FOLDERS)
-        made = cls.__new__(cls)
-        made._session, made._texts = session, None
-        return made
+        result = cls.__new__(cls)
+        result._session, result._texts = session, None
+        return result
 
     @property
     def plan(self) -> Plan:
@@ -229,12 +229,12 @@ class GenerationSession:
         tokens = [self._tokens(prompt) for prompt in prompts]
         if not tokens or not max_new_tokens:
             loaded.search_of(sampling)
-            found: list[tuple[list[int], str]] = [([], "length") for _ in map(loaded.checked_tokens, tokens)]
+            requests: list[tuple[list[int], str]] = [([], "length") for _ in map(loaded.checked_tokens, tokens)]
         else:
-            found = loaded.requests(tokens, max_new_tokens, sampling)
+            requests = loaded.requests(tokens, max_new_tokens, sampling)
         return [
             Generation(tokens=tuple(new), finish=end, text=self.decode(new) if isinstance(prompt, str) else None)  # type: ignore[arg-type]
-            for prompt, (new, end) in zip(prompts, found, strict=True)
+            for prompt, (new, end) in zip(prompts, requests, strict=True)
         ]
 
     def _generate(
@@ -247,17 +247,17 @@ class GenerationSession:
         tokens = self._tokens(prompt)
         began = time.perf_counter_ns()
         if most:
-            found = loaded.generated(tokens, most, sampling, logprobs=logprobs)
+            generated = loaded.generated(tokens, most, sampling, logprobs=logprobs)
         else:
             loaded.checked_tokens(tokens)
             loaded.search_of(sampling)
-            found = Generated([], ended=False, likely=[], first_ns=0)
+            generated = Generated([], ended=False, likely=[], first_ns=0)
         return Generation(
-            tokens=tuple(found.tokens),
-            finish="stop" if found.ended else "length",
-            text=self.decode(found.tokens) if isinstance(prompt, str) else None,
-            logprobs=tuple(found.likely) if logprobs else None,
-            first_token_us=found.first_ns / 1e3,
+            tokens=tuple(generated.tokens),
+            finish="stop" if generated.ended else "length",
+            text=self.decode(generated.tokens) if isinstance(prompt, str) else None,
+            logprobs=tuple(generated.likely) if logprobs else None,
+            first_token_us=generated.first_ns / 1e3,
             total_us=(time.perf_counter_ns() - began) / 1e3,
         )
 

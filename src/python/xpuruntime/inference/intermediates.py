@@ -45,9 +45,9 @@ def tap(
 ) -> dict[str, Any]:
     """Return tensors inside of a model; see `InferenceSession.intermediates`."""
     _check(request.model, names)
-    found = loaded.intermediates(inputs, names)
-    if found is not None:
-        return found
+    intermediates = loaded.intermediates(inputs, names)
+    if intermediates is not None:
+        return intermediates
     with _copy(engine, request, machine, names) as run:
         results = run(loaded.whole_batch(inputs))
     return {name: results[name] for name in names}
@@ -72,10 +72,10 @@ def tapped(
 
 
 def _check(info: ModelInfo, names: Sequence[str]) -> None:
-    made = {name for node in info.nodes for name in node.outputs if name and not node.graph}
+    outputs = {name for node in info.nodes for name in node.outputs if name and not node.graph}
     for name in names:
-        if name not in made:
-            near = difflib.get_close_matches(name, made, n=1)
+        if name not in outputs:
+            near = difflib.get_close_matches(name, outputs, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else "; session.model.nodes has their outputs"
             raise InputError(f"no node of {info.path} makes a tensor {name!r}{hint}")
 
@@ -149,14 +149,14 @@ def _asked(info: ModelInfo, proto: Any, names: Sequence[str]) -> dict[str, Any]:
         copy.graph.output.add().name = name
     source = ModelSource(copy.SerializeToString(), info.base_dir, info.path)
     session = open_session(OnnxRuntimeSettings(provider="CPUExecutionProvider"), source, "cpu").session
-    found = {}
+    value_infos = {}
     for output in session.get_outputs():
         if output.name in names:
             word = output.type.removeprefix("tensor(").removesuffix(")")
             kind = {"float": "FLOAT", "double": "DOUBLE"}.get(word, word.upper())
             number = helper.TensorProto.DataType.Value(kind)
-            found[output.name] = helper.make_tensor_value_info(output.name, number, output.shape)
-    return found
+            value_infos[output.name] = helper.make_tensor_value_info(output.name, number, output.shape)
+    return value_infos
 
 
 #: Types of tensors, as ONNX Runtime writes them, that come back as plain arrays.
@@ -229,12 +229,12 @@ def _described(proto: Any) -> dict[str, Any]:
     from onnx import shape_inference
 
     try:
-        found = shape_inference.infer_shapes(proto).graph.value_info
+        info = shape_inference.infer_shapes(proto).graph.value_info
     except Exception:  # it refuses models that engines run: then the types are taken from the reference
         return {}
     return {
         value.name: value
-        for value in found
+        for value in info
         if value.type.tensor_type.HasField("shape")
         and all(dim.dim_param or dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)
     }
@@ -329,9 +329,9 @@ class _Search:
 
     def _cut(self, index: int) -> list[str]:
         """Return the tensors made by the first nodes, up to `index`, that are read later or are wrong outputs."""
-        made = {name for i in self.order[: index + 1] for name in self.nodes[i].output if name}
+        names = {name for i in self.order[: index + 1] for name in self.nodes[i].output if name}
         later = {name for i in self.order[index + 1 :] for name in reads(self.nodes[i])}
-        return sorted(made & (later | self.targets))
+        return sorted(names & (later | self.targets))
 
     def _diverged(self, index: int) -> bool | None:
         """Whether the cut after a node is out of tolerance; ``None`` where that cannot be seen."""
@@ -374,6 +374,6 @@ class _Search:
 
     def _reference(self, names: Sequence[str]) -> dict[str, Any]:
         """Return those of the tensors that are plain arrays, and keep the outputs that are wrong on the engine."""
-        found = self.inside.reference((*names, *self.targets))
-        self._plain = {name: found[name] for name in self.targets if name in found}
-        return {name: found[name] for name in names if name in found}
+        reference = self.inside.reference((*names, *self.targets))
+        self._plain = {name: reference[name] for name in self.targets if name in reference}
+        return {name: reference[name] for name in names if name in reference}

@@ -398,16 +398,18 @@ def compare_results(
 ) -> tuple[Difference, ...]:
     """Return what differs between the outputs of a lock and those of one run on its probe inputs."""
     found, _ = observed_outputs([results], rtol=0, atol=0, at=at, random=model.random_outputs)
-    now = {one.name: one for one in found}
+    now = {output.name: output for output in found}
     samples = {sample.name: sample.values for sample in lock.measured.samples if sample.at == at}
-    for one in locked:
-        other = now.get(one.name)
+    for expected in locked:
+        other = now.get(expected.name)
         near = (
-            one.grade == "tolerance"
+            expected.grade == "tolerance"
             and other is not None
-            and (one.dtype, one.shape) == (other.dtype, other.shape)
-            and samples_agree(samples.get(one.name, ()), _samples(_array(results[one.name])), one.rtol, one.atol)
+            and (expected.dtype, expected.shape) == (other.dtype, other.shape)
+            and samples_agree(
+                samples.get(expected.name, ()), _samples(_array(results[expected.name])), expected.rtol, expected.atol
+            )
         )
         if near:
-            now[one.name] = one
+            now[expected.name] = expected
     return compare_outputs(locked, tuple(now.values()), unseen(lock.identity))

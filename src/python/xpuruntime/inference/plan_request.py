@@ -95,7 +95,7 @@ def _described(planned: PlannedModel) -> dict[str, Any]:
 @traced("plan", _described)
 def plan_session(
     model: ModelLike,
-    asked: SessionArguments,
+    arguments: SessionArguments,
     registry: EngineRegistry,
     machine: Machine | None,
     *,
@@ -109,15 +109,15 @@ def plan_session(
     from xpuruntime.inference.embedded_policy import check_export_lock
 
     _check_machine(machine)
-    asked = asked.checked()
+    arguments = arguments.checked()
     artifact = find_artifact(model) if purpose != "compile" else None
-    info = artifact.manifest.model if artifact is not None else read_model(model, example_inputs, trust=asked.trust)
-    policy, source, notes, named = settle_policy(asked, artifact, info)
+    info = artifact.manifest.model if artifact is not None else read_model(model, example_inputs, trust=arguments.trust)
+    policy, source, notes, named = settle_policy(arguments, artifact, info)
     lock = None
     if named is not None:
         from xpuruntime.inference.locked import lock_in_force
 
-        own, where = (named.policy, named.where) if asked.policy is None else (policy, None)
+        own, where = (named.policy, named.where) if arguments.policy is None else (policy, None)
         calibration = calibration_of(calibration, own, info, artifact=artifact, lock=where)
         machine_of = functools.partial(_machine_of, registry) if machine is None else lambda _: machine
         lock = lock_in_force(named, policy, info, machine_of, calibration, artifact)
@@ -133,7 +133,7 @@ def plan_session(
 def reopen_plan(
     model: ModelLike,
     plan: Plan,
-    asked: SessionArguments,
+    arguments: SessionArguments,
     registry: EngineRegistry,
     machine: Machine | None,
     *,
@@ -151,10 +151,10 @@ def reopen_plan(
     if not isinstance(plan, Plan):
         msg = f"plan is an object of type {type(plan).__name__}, not a Plan. Fix: read it with Plan.from_json"
         raise InputError(msg)
-    asked = asked.checked()
-    policy = asked.merged(Policy.coerce(plan.policy))
+    arguments = arguments.checked()
+    policy = arguments.merged(Policy.coerce(plan.policy))
     artifact = find_artifact(model)
-    info = artifact.manifest.model if artifact is not None else read_model(model, example_inputs, trust=asked.trust)
+    info = artifact.manifest.model if artifact is not None else read_model(model, example_inputs, trust=arguments.trust)
     request = _request(info, policy, calibration, artifact, "run")
     engines = registry.engines()
     if machine is None:
@@ -262,11 +262,11 @@ def _missing(path: str, digest: str, lock: str | None) -> PolicyError | LockErro
     )
 
 
-def _check(found: Calibration, digest: str | None, samples: int | None) -> None:
-    has = f"sha256:{found.digest}"
-    where = f"{found.origin} has {found.count} samples with the digest {has}"
+def _check(calibration: Calibration, digest: str | None, samples: int | None) -> None:
+    has = f"sha256:{calibration.digest}"
+    where = f"{calibration.origin} has {calibration.count} samples with the digest {has}"
     fix = "restore the inputs, or state what `xrt policy calibration MODEL PATH` prints"
-    if samples is not None and found.count != samples:
+    if samples is not None and calibration.count != samples:
         raise PolicyError(f"calibration.samples: {where}, and the policy states {samples} samples. Fix: {fix}")
     if has != digest:
         raise PolicyError(f"calibration.digest: {where}, and the policy states {digest}. Fix: {fix}")

@@ -155,14 +155,14 @@ class InferenceSession:
         self._bound: str | None = None
         engines = known_engines(registry)
         stated = SessionArguments(policy, device, engine, precision, lock, frozen, trust)
-        asked = stated.with_aliases(aliases, "InferenceSession")
-        given = {"example_inputs": example_inputs, "calibration": calibration}
+        arguments = stated.with_aliases(aliases, "InferenceSession")
+        samples = {"example_inputs": example_inputs, "calibration": calibration}
         if plan is None:
-            planned = plan_session(model, asked, engines, machine, **given)
+            planned = plan_session(model, arguments, engines, machine, **samples)
         elif lock is not None or frozen:
             raise InputError("a lock has a plan of its own: leave out plan, or lock and frozen")
         else:
-            planned = reopen_plan(model, plan, asked, engines, machine, **given)
+            planned = reopen_plan(model, plan, arguments, engines, machine, **samples)
         self.plan, self.policy, self._machine, self._lock = planned.plan, planned.policy, planned.machine, planned.lock
         info, open_batch = planned.request.model, self.policy.execution.static_batch is not None
         self._model = with_open_batch(info) if open_batch else info
@@ -365,9 +365,9 @@ class InferenceSession:
             A buffer has the wrong name, dtype, shape, device or layout.
         """
         loaded = self._open()
-        for what, given, tensors in (("inputs", inputs, self.inputs), ("outputs", outputs, self.outputs)):
-            if given is not None:
-                check_mapping(given, tensors[0].name if tensors else what[:-1], what=what)
+        for what, buffers, tensors in (("inputs", inputs, self.inputs), ("outputs", outputs, self.outputs)):
+            if buffers is not None:
+                check_mapping(buffers, tensors[0].name if tensors else what[:-1], what=what)
         try:
             binding = loaded.bind(inputs, outputs, stream)
         except XpuRuntimeError as error:

@@ -126,7 +126,7 @@ class SessionPolicy(NamedTuple):
     lock: SessionLock | None
 
 
-def settle_policy(asked: SessionArguments, artifact: Artifact | None, info: ModelInfo) -> SessionPolicy:
+def settle_policy(arguments: SessionArguments, artifact: Artifact | None, info: ModelInfo) -> SessionPolicy:
     """Return the policy that everything is decided by: the only place where policies of a session meet.
 
     The caller's holds, else that of the lock, else of the artifact, else of the model; the other arguments are put into
@@ -134,31 +134,31 @@ def settle_policy(asked: SessionArguments, artifact: Artifact | None, info: Mode
     """
     base: Policy | None = None
     notes: tuple[str, ...] = ()
-    source = "stated" if asked._stated() else "default"
+    source = "stated" if arguments._stated() else "default"
     if artifact is not None:
         from xpuruntime.artifacts.manifest import artifact_policy
 
-        base, source = artifact_policy(artifact), "stated" if asked.policy is not None else "artifact"
+        base, source = artifact_policy(artifact), "stated" if arguments.policy is not None else "artifact"
     elif carries_policy(info):
-        if asked.policy is not None:
+        if arguments.policy is not None:
             notes = (f"{info.path} carries a policy of its own, which the stated one replaces",)
         else:
             base, left_out = carried_policy(info)
             source = "model metadata"
             told = [f"no policy was stated, so that the one in {info.path} holds (source: {source})"]
-            if asked.kernel_policy is not None:
+            if arguments.kernel_policy is not None:
                 told.append("kernel_policy replaces the kernels of the model's own policy")
-            if asked.exec_policy is not None:
+            if arguments.exec_policy is not None:
                 told.append("exec_policy replaces the execution section of the model's own policy")
             notes = (*told, *left_out)
-    policy = asked.merged(base)
-    path = policy.execution.lock if asked.lock is None else asked.lock
+    policy = arguments.merged(base)
+    path = policy.execution.lock if arguments.lock is None else arguments.lock
     if path is None:
         return SessionPolicy(policy, source, notes, None)
     from xpuruntime.inference.locked import read_session_lock
 
     lock = read_session_lock(path)
-    return SessionPolicy(asked.merged(lock.policy), source, notes, lock)
+    return SessionPolicy(arguments.merged(lock.policy), source, notes, lock)
 
 
 #: Execution provider to the arguments that ask for the same.
@@ -203,21 +203,21 @@ _ATTRIBUTES = {
 }
 
 
-def refuse_arguments(given: Mapping[str, Any], second: Any, names: Iterable[str]) -> None:
+def refuse_arguments(options: Mapping[str, Any], second: Any, names: Iterable[str]) -> None:
     """Refuse arguments that a session does not have."""
     if type(second).__name__ == "SessionOptions":
-        given = {**given, "sess_options": second}
-    if not given:
+        options = {**options, "sess_options": second}
+    if not options:
         return
-    theirs = sorted(name for name in given if name in ("path_or_bytes", "providers") or name in _ARGUMENTS)
+    theirs = sorted(name for name in options if name in ("path_or_bytes", "providers") or name in _ARGUMENTS)
     if theirs:
         named = ", ".join(f"{name}=" for name in theirs)
         msg = f"{named} of ONNX Runtime's session {'is' if len(theirs) == 1 else 'are'} no argument of this one"
         fixes = ["InferenceSession(model)"] if "path_or_bytes" in theirs else []
-        fixes = [_provider(given["providers"])] if "providers" in theirs else fixes
+        fixes = [_provider(options["providers"])] if "providers" in theirs else fixes
         fixes += [_ARGUMENTS[name] for name in theirs if name in _ARGUMENTS]
         raise InputError(msg, fix="; ".join(fixes))
-    name = min(given)
+    name = min(options)
     import difflib
 
     near = difflib.get_close_matches(name, names, n=1)

@@ -130,11 +130,11 @@ class StaticBatchModel(LoadedModel):
 
     def conversions(self) -> Sequence[Conversion]:
         """Return those of the model, and how many batches were padded."""
-        found = self._model.conversions()
+        results = self._model.conversions()
         if not self._padded:
-            return found
+            return results
         what, reason = "batch padded", f"execution.static_batch: every run has {self._size} rows"
-        return (*found, Conversion(what=what, reason=reason, count=self._padded))
+        return (*results, Conversion(what=what, reason=reason, count=self._padded))
 
     def memory(self) -> dict[str, int]:
         """Return that of the model."""

@@ -75,8 +75,8 @@ class PolicyCallback(Callback):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the lock, as text, for the checkpoint."""
-        made = None if self.run is None else self.run.lock
-        return {} if made is None else {LOCK_FILE: lock_bytes(made).decode()}
+        lock = None if self.run is None else self.run.lock
+        return {} if lock is None else {LOCK_FILE: lock_bytes(lock).decode()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the lock of a checkpoint."""

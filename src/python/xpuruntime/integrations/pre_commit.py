@@ -43,7 +43,7 @@ def _locks_of(file: Path) -> list[Path]:
     if file.suffix == ".lock":
         return [file] if _is_ours(file) else []
     name = f'"name": "{file.name}"'
-    return [one for one in sorted(file.parent.glob("*.lock")) if _is_ours(one) and name in one.read_text("utf-8")]
+    return [path for path in sorted(file.parent.glob("*.lock")) if _is_ours(path) and name in path.read_text("utf-8")]
 
 
 def _is_ours(file: Path) -> bool:

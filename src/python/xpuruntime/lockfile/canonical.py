@@ -65,17 +65,17 @@ def _lines(value: dict[str, Any], depth: int) -> list[str]:
     pad = " " * depth
     lines = ["{"]
     keys = sorted(value)
-    for place, key in enumerate(keys):
-        comma = "" if place == len(keys) - 1 else ","
-        one, name = value[key], _compact(key)
-        if isinstance(one, dict) and one and depth < 2:
-            first, *rest = _lines(one, depth + 1)
+    for index, key in enumerate(keys):
+        comma = "" if index == len(keys) - 1 else ","
+        member, name = value[key], _compact(key)
+        if isinstance(member, dict) and member and depth < 2:
+            first, *rest = _lines(member, depth + 1)
             lines += [f"{pad} {name}: {first}", *rest[:-1], f"{rest[-1]}{comma}"]
-        elif isinstance(one, list) and one and isinstance(one[0], (dict, list)):
-            records = [f"{pad}  {_compact(record)}" for record in one]
+        elif isinstance(member, list) and member and isinstance(member[0], (dict, list)):
+            records = [f"{pad}  {_compact(record)}" for record in member]
             lines += [f"{pad} {name}: [", *(f"{record}," for record in records[:-1]), records[-1], f"{pad} ]{comma}"]
         else:
-            lines.append(f"{pad} {name}: {_compact(one)}{comma}")
+            lines.append(f"{pad} {name}: {_compact(member)}{comma}")
     lines.append(f"{pad}}}")
     return lines
 
@@ -231,9 +231,9 @@ class ExportLock(msgspec.Struct, frozen=True, kw_only=True):
     def from_lock(cls, lock: Lock, where: str) -> ExportLock:
         """Return the view of a lock. Raises `LockError` where it is none of an export."""
         identity = lock.identity
-        found = {validator.kind: validator for validator in identity.validators}
+        validators = {validator.kind: validator for validator in identity.validators}
         device, engine, package = (
-            found.get(kind) for kind in (ValidatorKind.DEVICE, ValidatorKind.ENGINE, ValidatorKind.PACKAGE)
+            validators.get(kind) for kind in (ValidatorKind.DEVICE, ValidatorKind.ENGINE, ValidatorKind.PACKAGE)
         )
         opset = lock.provenance.facts.get("opset", "")
         if identity.subject != "export" or identity.model is None or not opset.isdecimal() or len(opset) > 6:
@@ -277,9 +277,9 @@ class _ExportHeader(msgspec.Struct):
 
 def locked_kernels(decisions: Iterable[Any], device: str) -> tuple[CallEntry, ...]:
     """Return the kernels of decisions that were made on a device outside of any backward, each once."""
-    found: dict[tuple[str, ...], CallEntry] = {}
+    entries: dict[tuple[str, ...], CallEntry] = {}
     for decision in decisions:
         if decision.count and decision.device == device and decision.phase != "backward":
             entry = CallEntry(op=decision.op, dtype=decision.dtype, kernel=decision.kernel, module=decision.module)
-            found.setdefault((decision.op, decision.dtype, decision.kernel, decision.module), entry)
-    return tuple(found.values())
+            entries.setdefault((decision.op, decision.dtype, decision.kernel, decision.module), entry)
+    return tuple(entries.values())

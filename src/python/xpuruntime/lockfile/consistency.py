@@ -179,35 +179,37 @@ def model_facts(model: LockedModel) -> dict[str, str]:
     return facts
 
 
-def _of_entry(one: UnitEntry) -> Iterator[str]:
-    if one.kernel is not None and one.known == "unobservable":
-        yield f"the entry {one.unit!r} has a kernel, and says that none was observed"
-    if one.kernel is None and one.known == "observed" and one.relation not in NOTHING_RAN:
-        yield f"the entry {one.unit!r} has no kernel, and says that one was observed"
+def _of_entry(entry: UnitEntry) -> Iterator[str]:
+    if entry.kernel is not None and entry.known == "unobservable":
+        yield f"the entry {entry.unit!r} has a kernel, and says that none was observed"
+    if entry.kernel is None and entry.known == "observed" and entry.relation not in NOTHING_RAN:
+        yield f"the entry {entry.unit!r} has no kernel, and says that one was observed"
 
 
-def _of_call(one: CallEntry) -> Iterator[str]:
+def _of_call(entry: CallEntry) -> Iterator[str]:
     try:
-        rules_of_calls((one,))
+        rules_of_calls((entry,))
     except (PolicyError, TypeError) as error:
-        yield f"the entry {one.name[:60]!r} of the kernel {one.kernel[:60]!r} is no rule of a policy: {error}"
+        yield f"the entry {entry.name[:60]!r} of the kernel {entry.kernel[:60]!r} is no rule of a policy: {error}"
 
 
-def _of_validator(one: Validator, plan: LockedPlan | None) -> Iterator[str]:
-    name = f"the validator {one.id!r}"
+def _of_validator(validator: Validator, plan: LockedPlan | None) -> Iterator[str]:
+    name = f"the validator {validator.id!r}"
     try:
-        msgspec.convert(one.expect, _EXPECTED[one.kind])
+        msgspec.convert(validator.expect, _EXPECTED[validator.kind])
     except msgspec.ValidationError as error:
-        yield f"what {name} of {one.kind} expects is of another type: {error}"
+        yield f"what {name} of {validator.kind} expects is of another type: {error}"
         return
-    if one.id != stable_id(one.kind, one.key):
-        yield f"the id of {name} is that of another one than of {one.kind} {one.key[:60]!r}"
-    if one.kind == ValidatorKind.DEVICE and not _DEVICE.fullmatch(one.key):
-        yield f"{name} is of the device {one.key[:60]!r}, which no device is named"
-    if one.kind == ValidatorKind.ENGINE:
+    if validator.id != stable_id(validator.kind, validator.key):
+        yield f"the id of {name} is that of another one than of {validator.kind} {validator.key[:60]!r}"
+    if validator.kind == ValidatorKind.DEVICE and not _DEVICE.fullmatch(validator.key):
+        yield f"{name} is of the device {validator.key[:60]!r}, which no device is named"
+    if validator.kind == ValidatorKind.ENGINE:
         for fact, form in _FACTS.items():
-            stated = one.expect.get(fact)
+            stated = validator.expect.get(fact)
             if stated is not None and not form.fullmatch(stated):
-                yield f"{name} of {one.kind} expects the {fact} {stated[:60]!r}, which is none"
-    if plan is not None and one.kind in _OF_THE_PLAN and one.key != getattr(plan, _OF_THE_PLAN[one.kind]):
-        yield f"{name} is of {one.kind} {one.key!r}, and the plan has {getattr(plan, _OF_THE_PLAN[one.kind])!r}"
+                yield f"{name} of {validator.kind} expects the {fact} {stated[:60]!r}, which is none"
+    if plan is not None and validator.kind in _OF_THE_PLAN:
+        planned = getattr(plan, _OF_THE_PLAN[validator.kind])
+        if validator.key != planned:
+            yield f"{name} is of {validator.kind} {validator.key!r}, and the plan has {planned!r}"

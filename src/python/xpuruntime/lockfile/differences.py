@@ -49,20 +49,20 @@ _ADDED = (
 )  # fmt: skip
 
 
-def compare_entries(locked: tuple[UnitEntry, ...], found: tuple[UnitEntry, ...]) -> tuple[Difference, ...]:
+def compare_entries(locked: tuple[UnitEntry, ...], observed: tuple[UnitEntry, ...]) -> tuple[Difference, ...]:
     """Return what differs between the units of a lock and those that ran.
 
     What the lock has as unobservable differs only where something else is known of it: placement, precision, layout.
     """
     drifts: list[Difference] = []
-    before = {(one.at, one.unit): one for one in locked}
-    now = {(one.at, one.unit): one for one in found}
-    for key, one in before.items():
+    before = {(entry.at, entry.unit): entry for entry in locked}
+    now = {(entry.at, entry.unit): entry for entry in observed}
+    for key, expected in before.items():
         other = now.get(key)
         if other is None:
-            drifts.append(_gone(one, found))
+            drifts.append(_gone(expected, observed))
         else:
-            drifts += _compare_unit(one, other)
+            drifts += _compare_unit(expected, other)
     grouped = {source for one in locked for source in one.sources}
     for key, other in now.items():
         if key not in before and not grouped.intersection(other.sources):
@@ -70,47 +70,48 @@ def compare_entries(locked: tuple[UnitEntry, ...], found: tuple[UnitEntry, ...])
     return tuple(drifts)
 
 
-def _gone(one: UnitEntry, found: tuple[UnitEntry, ...]) -> Difference:
-    wanted = set(one.sources)
-    others = [other.unit for other in found if other.at == one.at and wanted.intersection(other.sources)]
+def _gone(entry: UnitEntry, found: tuple[UnitEntry, ...]) -> Difference:
+    wanted = set(entry.sources)
+    others = [other.unit for other in found if other.at == entry.at and wanted.intersection(other.sources)]
     if others:
-        return _entry_drift(one, DriftCode.FUSION, one.unit, " | ".join(others))
-    return _entry_drift(one, DriftCode.GONE, _describe(one), "no such unit")
+        return _entry_drift(entry, DriftCode.FUSION, entry.unit, " | ".join(others))
+    return _entry_drift(entry, DriftCode.GONE, _describe(entry), "no such unit")
 
 
-def _compare_unit(one: UnitEntry, other: UnitEntry) -> list[Difference]:
+def _compare_unit(entry: UnitEntry, other: UnitEntry) -> list[Difference]:
     drifts = []
-    if one.kernel != other.kernel and one.kernel is not None:
+    if entry.kernel != other.kernel and entry.kernel is not None:
         if other.kernel is None:
-            drifts.append(_entry_drift(one, DriftCode.UNOBSERVABLE, one.kernel, "a kernel that was not reported"))
+            drifts.append(_entry_drift(entry, DriftCode.UNOBSERVABLE, entry.kernel, "a kernel that was not reported"))
         else:
-            same = one.kernel.partition("@")[0] == other.kernel.partition("@")[0]
+            same = entry.kernel.partition("@")[0] == other.kernel.partition("@")[0]
             drifts.append(
-                _entry_drift(one, DriftCode.CONFIGURATION if same else DriftCode.KERNEL, one.kernel, other.kernel)
+                _entry_drift(entry, DriftCode.CONFIGURATION if same else DriftCode.KERNEL, entry.kernel, other.kernel)
             )
     for name, code in _FIELDS:
-        before, now = getattr(one, name), getattr(other, name)
+        before, now = getattr(entry, name), getattr(other, name)
         if before != now:
-            drifts.append(_entry_drift(one, code, shown(before), shown(now)))
-    if not drifts and (before := _stands_for(one)) != (now := _stands_for(other)):
-        drifts.append(_entry_drift(one, DriftCode.FUSION, before, now))
+            drifts.append(_entry_drift(entry, code, shown(before), shown(now)))
+    if not drifts and (before := _stands_for(entry)) != (now := _stands_for(other)):
+        drifts.append(_entry_drift(entry, DriftCode.FUSION, before, now))
     return drifts
 
 
-def _stands_for(one: UnitEntry) -> str:
+def _stands_for(entry: UnitEntry) -> str:
     """Return what a unit is of the model, in a few words."""
-    return f"{one.op} ({one.relation}) of {' '.join(one.sources) or 'no node'}, makes {' '.join(one.outputs) or 'none'}"
+    sources, outputs = " ".join(entry.sources) or "no node", " ".join(entry.outputs) or "none"
+    return f"{entry.op} ({entry.relation}) of {sources}, makes {outputs}"
 
 
-def _describe(one: UnitEntry) -> str:
-    return f"{one.op} on {one.on}"
+def _describe(entry: UnitEntry) -> str:
+    return f"{entry.op} on {entry.on}"
 
 
-def _entry_drift(one: UnitEntry, code: DriftCode, expected: str, found: str) -> Difference:
-    name = one.unit if one.at == SHAPES_ID else f"{one.unit} at {one.at}"
-    take = f"{_RELOCK} {shlex.quote(one.unit)}"
-    fix = f"restore what it depends on (validators {', '.join(one.depends_on)}), or take it: {take}"
-    return Difference(code=code, subject=name, before=expected, after=found, entries=(one.unit,), restore=fix)
+def _entry_drift(entry: UnitEntry, code: DriftCode, expected: str, found: str) -> Difference:
+    name = entry.unit if entry.at == SHAPES_ID else f"{entry.unit} at {entry.at}"
+    take = f"{_RELOCK} {shlex.quote(entry.unit)}"
+    fix = f"restore what it depends on (validators {', '.join(entry.depends_on)}), or take it: {take}"
+    return Difference(code=code, subject=name, before=expected, after=found, entries=(entry.unit,), restore=fix)
 
 
 def compare_plans(locked: LockedPlan, found: LockedPlan) -> tuple[Difference, ...]:
@@ -130,19 +131,19 @@ def compare_plans(locked: LockedPlan, found: LockedPlan) -> tuple[Difference, ..
 
 
 def _keys_of(plan: LockedPlan) -> dict[str, object]:
-    found: dict[str, object] = {"engine": plan.engine, "device": plan.device, "precision": plan.precision}
-    found.update({f"settings.{key}": value for key, value in plan.settings.items()})
-    found.update({key: f"{resolved} ({level})" for key, resolved, level in plan.controls})
-    return found
+    results: dict[str, object] = {"engine": plan.engine, "device": plan.device, "precision": plan.precision}
+    results.update({f"settings.{key}": value for key, value in plan.settings.items()})
+    results.update({key: f"{resolved} ({level})" for key, resolved, level in plan.controls})
+    return results
 
 
-def compare_stated(locked: LockedPolicy | None, found: LockedPolicy | None) -> tuple[Difference, ...]:
+def compare_stated(locked: LockedPolicy | None, observed: LockedPolicy | None) -> tuple[Difference, ...]:
     """Return a drift for each key that one policy states and the other does not, or states otherwise."""
-    if locked is None or found is None:
+    if locked is None or observed is None:
         return ()
     drifts = []
-    for key in sorted({*locked.stated, *found.stated}):
-        before, now = locked.stated.get(key), found.stated.get(key)
+    for key in sorted({*locked.stated, *observed.stated}):
+        before, now = locked.stated.get(key), observed.stated.get(key)
         if before != now:
             fix = f"state {key}: {before}" if before is not None else f"leave {key} out"
             drifts.append(
@@ -152,11 +153,11 @@ def compare_stated(locked: LockedPolicy | None, found: LockedPolicy | None) -> t
 
 
 def compare_outputs(
-    locked: tuple[LockedOutput, ...], found: tuple[LockedOutput, ...], suspects: Sequence[str]
+    locked: tuple[LockedOutput, ...], observed: tuple[LockedOutput, ...], suspects: Sequence[str]
 ) -> tuple[Difference, ...]:
     """Return a drift for each output that is another one than the lock has; `suspects` may be why, the likely first."""
-    before = {(one.input, one.at, one.name): one for one in locked}
-    now = {(one.input, one.at, one.name): one for one in found}
+    before = {(output.input, output.at, output.name): output for output in locked}
+    now = {(output.input, output.at, output.name): output for output in observed}
     drifts = []
     for key in sorted({*before, *now}):
         one, other = before.get(key), now.get(key)
@@ -181,10 +182,10 @@ def compare_outputs(
 def unseen(identity: Identity) -> list[str]:
     """Return what may change outputs where everything that a lock has is the same."""
     blind = [entry.unit for entry in identity.entries if entry.known == "unobservable"]
-    found = [f"the kernel of {name}, which is not reported" for name in blind[:1]]
+    texts = [f"the kernel of {name}, which is not reported" for name in blind[:1]]
     if len(blind) > 1:
-        found = [f"the kernels of {len(blind)} units, such as {blind[0]}, which are not reported"]
-    return [*found, "a library whose bytes changed under the same build ID"]
+        texts = [f"the kernels of {len(blind)} units, such as {blind[0]}, which are not reported"]
+    return [*texts, "a library whose bytes changed under the same build ID"]
 
 
 def _listed(suspects: Sequence[str]) -> str:
@@ -192,39 +193,41 @@ def _listed(suspects: Sequence[str]) -> str:
     return ", or ".join(suspects[:_SUSPECTS]) + more
 
 
-def _output(one: LockedOutput | None) -> str:
-    if one is None:
+def _output(output: LockedOutput | None) -> str:
+    if output is None:
         return "no such output"
-    return f"{one.dtype} {list(one.shape)} {one.grade}"
+    return f"{output.dtype} {list(output.shape)} {output.grade}"
 
 
-def compare_calls(locked: tuple[CallEntry, ...], found: tuple[CallEntry, ...]) -> tuple[Difference, ...]:
+def compare_calls(locked: tuple[CallEntry, ...], observed: tuple[CallEntry, ...]) -> tuple[Difference, ...]:
     """Return what differs between the calls of a lock and those that were dispatched."""
-    before = {_call_key(one): one for one in locked}
-    now = {_call_key(one): one for one in found}
+    before = {_call_key(call): call for call in locked}
+    now = {_call_key(call): call for call in observed}
     drifts = []
-    for key, one in before.items():
+    for key, expected in before.items():
         other = now.get(key)
         if other is None:
-            drifts.append(_call_drift(one, DriftCode.GONE, one.kernel, "no such call"))
-        elif other.kernel != one.kernel:
-            same = one.kernel.partition("@")[0] == other.kernel.partition("@")[0]
+            drifts.append(_call_drift(expected, DriftCode.GONE, expected.kernel, "no such call"))
+        elif other.kernel != expected.kernel:
+            same = expected.kernel.partition("@")[0] == other.kernel.partition("@")[0]
             drifts.append(
-                _call_drift(one, DriftCode.CONFIGURATION if same else DriftCode.KERNEL, one.kernel, other.kernel)
+                _call_drift(
+                    expected, DriftCode.CONFIGURATION if same else DriftCode.KERNEL, expected.kernel, other.kernel
+                )
             )
     drifts += [
-        _call_drift(one, DriftCode.NEW, "no such call", one.kernel) for key, one in now.items() if key not in before
+        _call_drift(call, DriftCode.NEW, "no such call", call.kernel) for key, call in now.items() if key not in before
     ]
     return tuple(drifts)
 
 
-def _call_key(one: CallEntry) -> tuple[object, ...]:
-    return one.op, one.dtype, tuple(sorted(one.facts.items())), one.phase, one.module, one.node
+def _call_key(entry: CallEntry) -> tuple[object, ...]:
+    return entry.op, entry.dtype, tuple(sorted(entry.facts.items())), entry.phase, entry.module, entry.node
 
 
-def _call_drift(one: CallEntry, code: DriftCode, expected: str, found: str) -> Difference:
+def _call_drift(entry: CallEntry, code: DriftCode, expected: str, found: str) -> Difference:
     fix = "restore what it depends on, or make the lock again"
-    return Difference(code=code, subject=one.name, before=expected, after=found, entries=(one.name,), restore=fix)
+    return Difference(code=code, subject=entry.name, before=expected, after=found, entries=(entry.name,), restore=fix)
 
 
 def compare_identities(old: Identity, new: Identity) -> tuple[Difference, ...]:
@@ -234,18 +237,18 @@ def compare_identities(old: Identity, new: Identity) -> tuple[Difference, ...]:
     depending, later = old.dependents(), new.dependents()
     drifts: list[Difference] = []
     for one in sorted({**now, **before}.values(), key=lambda one: (one.kind, one.id)):
-        expected, found = (None if at is None else at.expect for at in (before.get(one.id), now.get(one.id)))
+        expected, observed = (None if at is None else at.expect for at in (before.get(one.id), now.get(one.id)))
         if one.kind == ValidatorKind.ENVIRONMENT and one.id in before and one.id in now:
-            expected, found = _read_by(new, one.key, expected), _read_by(old, one.key, found)
-        if one.kind == ValidatorKind.DEVICE and isinstance(expected, dict) and isinstance(found, dict):
-            expected, found = within_threads(expected, old), within_threads(found, old)
-        if expected == found:
+            expected, observed = _read_by(new, one.key, expected), _read_by(old, one.key, observed)
+        if one.kind == ValidatorKind.DEVICE and isinstance(expected, dict) and isinstance(observed, dict):
+            expected, observed = within_threads(expected, old), within_threads(observed, old)
+        if expected == observed:
             continue
         entries = tuple(dict.fromkeys((*depending.get(one.id, ()), *later.get(one.id, ()))))
-        drift = validator_drift(one, expected, found, entries, old)
-        if one.kind == ValidatorKind.DEVICE and isinstance(expected, dict) and isinstance(found, dict):
-            added = {name: value for name, value in found.items() if name not in expected}
-            if {**expected, **added} == found:
+        drift = validator_drift(one, expected, observed, entries, old)
+        if one.kind == ValidatorKind.DEVICE and isinstance(expected, dict) and isinstance(observed, dict):
+            added = {name: value for name, value in observed.items() if name not in expected}
+            if {**expected, **added} == observed:
                 drift = msgspec.structs.replace(drift, before=NOT_IN_LOCK, after=shown(added), restore="")
         if one.id not in before:
             nothing = NOT_IN_LOCK if one.kind in _ADDED else drift.before
@@ -298,9 +301,9 @@ def _other_digest(
         or any(drift.code == DriftCode.POLICY for drift in drifts)
     ):
         return ()
-    expected, found = f"sha256 {old.sha256[:16]}", f"sha256 {new.sha256[:16]}"
+    expected, text = f"sha256 {old.sha256[:16]}", f"sha256 {new.sha256[:16]}"
     fix = "restore the policy that was locked, or make the lock again"
-    return (Difference(code=DriftCode.POLICY, subject="its digest", before=expected, after=found, restore=fix),)
+    return (Difference(code=DriftCode.POLICY, subject="its digest", before=expected, after=text, restore=fix),)
 
 
 def _shapes(identity: Identity) -> str:

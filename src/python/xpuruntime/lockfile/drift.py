@@ -106,13 +106,13 @@ def shown(value: Any) -> str:
 
 def drift_error(where: str, drifts: Iterable[Difference], *, take: str = "") -> LockError:
     """Return the error of a lock that does not hold, with every difference in its attribute `drifts`."""
-    found = tuple(drifts)
-    lines = [str(one) for one in found[:_NAMED]]
-    if len(found) > _NAMED:
-        lines.append(f"and {len(found) - _NAMED} more differences")
-    codes = " ".join(f"--accept {code}" for code in dict.fromkeys(one.code for one in found))
+    listed = tuple(drifts)
+    lines = [str(one) for one in listed[:_NAMED]]
+    if len(listed) > _NAMED:
+        lines.append(f"and {len(listed) - _NAMED} more differences")
+    codes = " ".join(f"--accept {code}" for code in dict.fromkeys(one.code for one in listed))
     again = f"xrt lock MODEL -o {shlex.quote(where)}"
     tail = f"To take what is here instead: {take or f'`{again} {codes} --why TEXT`, or `{again} --upgrade`'}"
     head = f"the lock {where} does not hold:"
     text = f"{head} {lines[0]}" if len(lines) == 1 else head + "".join(f"\n  {line}" for line in lines)
-    return LockError(f"{text}\n  {tail}" if len(lines) > 1 else f"{text}. {tail}", drifts=found)
+    return LockError(f"{text}\n  {tail}" if len(lines) > 1 else f"{text}. {tail}", drifts=listed)

@@ -226,14 +226,14 @@ def unit_entries(
     chosen = _kernels_by_node(decisions)
     ids = _Dependencies(validators)
     names: Counter[str] = Counter()
-    found = []
+    entries = []
     for unit in units:
         name = _name(unit)
         names[name] += 1
         if names[name] > 1:
             name = f"{name}#{names[name]}"
         kernel = _kernel(unit, chosen)
-        found.append(
+        entries.append(
             UnitEntry(
                 unit=name,
                 op=unit.op,
@@ -250,7 +250,7 @@ def unit_entries(
                 known="unobservable" if kernel is None and unit.relation not in NOTHING_RAN else "observed",
             )
         )
-    return tuple(sorted(found, key=lambda one: (one.at, one.unit)))
+    return tuple(sorted(entries, key=lambda entry: (entry.at, entry.unit)))
 
 
 def _name(unit: Unit) -> str:
@@ -276,14 +276,14 @@ def _kernel(unit: Unit, chosen: Mapping[str, str]) -> str | None:
 
 def _accumulate(unit: Unit) -> str | None:
     """Return the precision in which a device's kernels multiply, as far as their names say."""
-    found = {kernel.precision for kernel in unit.device_kernels if kernel.precision is not None}
-    return found.pop() if len(found) == 1 else None
+    precisions = {kernel.precision for kernel in unit.device_kernels if kernel.precision is not None}
+    return precisions.pop() if len(precisions) == 1 else None
 
 
 def call_entries(decisions: Iterable[KernelDecision], validators: Sequence[Validator]) -> tuple[CallEntry, ...]:
     """Return an entry for each node that an xpuruntime kernel served, sorted by node."""
     ids = _Dependencies(validators)
-    found: dict[tuple[str, str], CallEntry] = {}
+    entries: dict[tuple[str, str], CallEntry] = {}
     for decision in decisions:
         kernel = decision.kernel
         if kernel is None:
@@ -297,8 +297,8 @@ def call_entries(decisions: Iterable[KernelDecision], validators: Sequence[Valid
                 kernel=kernel,
                 depends_on=ids.of(kernel),
             )
-            found.setdefault((node, decision.op), entry)
-    return tuple(found[key] for key in sorted(found))
+            entries.setdefault((node, decision.op), entry)
+    return tuple(entries[key] for key in sorted(entries))
 
 
 class _Dependencies:

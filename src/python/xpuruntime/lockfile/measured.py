@@ -154,6 +154,6 @@ class Measured(_Record, frozen=True, kw_only=True):
     @property
     def doubts(self) -> tuple[str, ...]:
         """Why slowdowns that the policy does not allow cannot be decided against the ratios."""
-        found = ((name, one, one.margin) for name, one in self.ratios.items())
-        texts = (one.doubt(name, margin) for name, one, margin in found if margin is not msgspec.UNSET)
+        names = ((name, ratio, ratio.margin) for name, ratio in self.ratios.items())
+        texts = (one.doubt(name, margin) for name, one, margin in names if margin is not msgspec.UNSET)
         return tuple(text for text in texts if text)

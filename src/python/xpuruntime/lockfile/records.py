@@ -298,7 +298,7 @@ class Identity(_Record, frozen=True, kw_only=True):
         """Return the identity as a file has it: lists of validators that several entries repeat are groups."""
         counts = Counter([entry.depends_on for entry in self.entries] + [call.depends_on for call in self.calls])
         repeated = [ids for ids, count in counts.items() if count > 1 and len(ids) > 1]
-        names = {ids: f"g{place}" for place, ids in enumerate(repeated)}
+        names = {ids: f"g{index}" for index, ids in enumerate(repeated)}
         if not names:
             return self
         groups = {name: ids for ids, name in names.items()}

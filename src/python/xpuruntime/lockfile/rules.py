@@ -36,20 +36,20 @@ def rules_of_calls(calls: Iterable[CallEntry]) -> tuple[KernelRule, ...]:
     return tuple(KernelRule(match=RuleMatch(**_match(call)), use=call.kernel) for call in calls)
 
 
-def _match(one: CallEntry) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if (op := _OP.sub("", one.op)) in OPS:
-        found["op"] = op
-    if one.node:
-        found["node"] = _literal(one.node)
-        return found
-    if one.dtype:
-        found["dtype"] = one.dtype
-    if one.module:
-        found["module"] = _literal(one.module)
-    if one.phase:
-        found["phase"] = one.phase
-    return {**found, **one.facts}
+def _match(entry: CallEntry) -> dict[str, Any]:
+    match: dict[str, Any] = {}
+    if (op := _OP.sub("", entry.op)) in OPS:
+        match["op"] = op
+    if entry.node:
+        match["node"] = _literal(entry.node)
+        return match
+    if entry.dtype:
+        match["dtype"] = entry.dtype
+    if entry.module:
+        match["module"] = _literal(entry.module)
+    if entry.phase:
+        match["phase"] = entry.phase
+    return {**match, **entry.facts}
 
 
 def _literal(name: str) -> str:
@@ -68,10 +68,10 @@ def policy_record(policy: Policy, folder: str = "") -> LockedPolicy:
     Paths below `folder`, that of the lock's file, are recorded relative to it; see `policy_of`.
     """
     policy = without_lock(policy)
-    asked = {key: value for key, value in _without_places(policy).to_dict().items() if key != "verify"}
-    if "calibration" in asked:
-        asked["calibration"] = {key: value for key, value in asked["calibration"].items() if key != "path"}
-    digest = hashlib.sha256(msgspec.json.encode(asked, order="sorted")).hexdigest()
+    keys = {key: value for key, value in _without_places(policy).to_dict().items() if key != "verify"}
+    if "calibration" in keys:
+        keys["calibration"] = {key: value for key, value in keys["calibration"].items() if key != "path"}
+    digest = hashlib.sha256(msgspec.json.encode(keys, order="sorted")).hexdigest()
     document = policy.relocated(seen_from(folder)).to_dict()
     return LockedPolicy(sha256=digest, stated=stated_keys(policy), document=document)
 
@@ -129,5 +129,5 @@ def locked_policy(policy: Policy, engine: str, device: str, calls: Iterable[Call
 
 def _without_auto(use: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
     """Return the kernels that are named, without the choice that was left at the end."""
-    named = tuple(one for one in ((use,) if isinstance(use, str) else use or ()) if one != "auto")
+    named = tuple(kernel for kernel in ((use,) if isinstance(use, str) else use or ()) if kernel != "auto")
     return named or None

@@ -87,20 +87,20 @@ class Surroundings:
     def engine_facts(self) -> dict[str, Any]:
         """Return the version of the engine and the distribution that it is from."""
         facts = self.machine.engines.get(self.engine)
-        found: dict[str, Any] = {"version": None if facts is None else facts.version}
+        results: dict[str, Any] = {"version": None if facts is None else facts.version}
         if (package := _package(self.engine)) is not None:
-            found["package"] = package
-        return found
+            results["package"] = package
+        return results
 
     def device_facts(self) -> dict[str, Any] | None:
         """Return what of the device decides which kernels run and how work is divided."""
         if self.device.startswith("cuda"):
             index = int(self.device.partition(":")[2] or 0)
-            one = next((cuda for cuda in self.machine.cuda if cuda.index == index), None)
-            if one is None:
+            gpu = next((cuda for cuda in self.machine.cuda if cuda.index == index), None)
+            if gpu is None:
                 return None
-            major, minor = one.compute_capability
-            return {"name": one.name, "compute_capability": f"{major}.{minor}", "sm_count": one.sm_count}
+            major, minor = gpu.compute_capability
+            return {"name": gpu.name, "compute_capability": f"{major}.{minor}", "sm_count": gpu.sm_count}
         cpu = self.machine.cpu
         facts = {"name": cpu.name, "cores": cpu.cores, "architecture": self.machine.architecture}
         return {**facts, "usable": cpu_cores().logical, "quota": cpu_quota()}
@@ -110,11 +110,11 @@ class Surroundings:
         if not self.machine.cuda:
             return None
         major, minor = self.machine.cuda[0].driver_version
-        found = {"cuda": f"{major}.{minor}"}
+        facts = {"cuda": f"{major}.{minor}"}
         from xpuruntime.runtime.doctor.facts import kernel_module_version
 
         version = kernel_module_version()
-        return {**found, "module": version} if version else found
+        return {**facts, "module": version} if version else facts
 
 
 def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tuple[Validator, ...]:
@@ -180,17 +180,17 @@ def compare_validators(identity: Identity, here: Surroundings) -> tuple[Differen
     """
     drifts = []
     for validator in identity.validators:
-        found, expected = _found(validator, here, identity), _expected(validator)
+        observed, expected = _found(validator, here, identity), _expected(validator)
         if validator.kind == ValidatorKind.ENVIRONMENT:  # of an earlier release, which kept more of them
             expected = variables_of(validator.key, here.device, expected, identity.kernels, compiled=identity.compiled)
-        if validator.kind == ValidatorKind.DEVICE and found is not None and expected is not None:  # which kept fewer
-            found = within_threads({name: value for name, value in found.items() if name in expected}, identity)
+        if validator.kind == ValidatorKind.DEVICE and observed is not None and expected is not None:  # which kept fewer
+            observed = within_threads({name: value for name, value in observed.items() if name in expected}, identity)
             expected = within_threads(expected, identity)
         if validator.kind == ValidatorKind.MODEL and here.model is not None and identity.model is not None:
-            found = {**(found or {}), "format": here.model.format}
+            observed = {**(observed or {}), "format": here.model.format}
             expected = {**(expected or {}), "format": identity.model.format}
-        if found != expected:
-            drifts.append((validator, expected, found))
+        if observed != expected:
+            drifts.append((validator, expected, observed))
     found_beside = {} if here.model is None or identity.model is None else here.model.external
     for name, digest in found_beside.items():
         if identity.model is not None and name not in identity.model.external:  # an engine reads whatever lies there
@@ -207,23 +207,24 @@ def compare_libraries(identity: Identity) -> tuple[Difference, ...]:
         path = mapped.get(validator.key) if validator.kind == ValidatorKind.LIBRARY else None
         if path is None:
             continue
-        found, expected = library_identity(path), _expected(validator)
-        if found != expected:
-            drifts.append((validator, expected, found))
+        observed, expected = library_identity(path), _expected(validator)
+        if observed != expected:
+            drifts.append((validator, expected, observed))
     return _drifts(drifts, identity)
 
 
-def _expected(one: Validator) -> Any:
+def _expected(validator: Validator) -> Any:
     """Return what a validator expects, of a library without the place where it was."""
-    if one.kind == ValidatorKind.LIBRARY and isinstance(one.expect, dict):
-        return {name: value for name, value in one.expect.items() if name != "place"}
-    return one.expect
+    if validator.kind == ValidatorKind.LIBRARY and isinstance(validator.expect, dict):
+        return {name: value for name, value in validator.expect.items() if name != "place"}
+    return validator.expect
 
 
-def _drifts(found: Sequence[tuple[Validator, Any, Any]], identity: Identity) -> tuple[Difference, ...]:
-    dependents = identity.dependents() if found else {}
+def _drifts(differing: Sequence[tuple[Validator, Any, Any]], identity: Identity) -> tuple[Difference, ...]:
+    dependents = identity.dependents() if differing else {}
     return tuple(
-        validator_drift(one, expected, now, dependents.get(one.id, ()), identity) for one, expected, now in found
+        validator_drift(validator, expected, now, dependents.get(validator.id, ()), identity)
+        for validator, expected, now in differing
     )
 
 
@@ -239,19 +240,19 @@ def within_threads(device: dict[str, Any], identity: Identity) -> dict[str, Any]
     threads = stated.get(_THREADS, "")
     if not threads.isdecimal() or any(kernel.startswith("cpu.") for kernel in identity.kernels):
         return device
-    found = dict(device)
-    if isinstance(found.get("usable"), int):
-        found["usable"] = min(found["usable"], int(threads))
-    if isinstance(found.get("quota"), (int, float)) and found["quota"] >= int(threads):
-        found["quota"] = None
-    return found
+    results = dict(device)
+    if isinstance(results.get("usable"), int):
+        results["usable"] = min(results["usable"], int(threads))
+    if isinstance(results.get("quota"), (int, float)) and results["quota"] >= int(threads):
+        results["quota"] = None
+    return results
 
 
-def _found(one: Validator, here: Surroundings, identity: Identity) -> Any:
+def _found(validator: Validator, here: Surroundings, identity: Identity) -> Any:
     """Return what stands here where the lock has a validator; ``None`` where there is no such thing."""
-    kind, key = one.kind, one.key
+    kind, key = validator.kind, validator.key
     if kind == ValidatorKind.LIBRARY:
-        place = one.expect.get("place", "") if isinstance(one.expect, dict) else ""
+        place = validator.expect.get("place", "") if isinstance(validator.expect, dict) else ""
         path = find_file(key, str(place), here.mapped)
         try:
             return None if path is None else library_identity(path)
@@ -262,7 +263,7 @@ def _found(one: Validator, here: Surroundings, identity: Identity) -> Any:
     if kind == ValidatorKind.EXTERNAL_DATA:
         return None if here.model is None else here.model.external.get(key)
     if kind == ValidatorKind.POLICY:
-        return one.expect if here.policy is None else dict(here.policy)
+        return validator.expect if here.policy is None else dict(here.policy)
     if kind == ValidatorKind.ENGINE:
         return here.engine_facts() if key == here.engine else None
     if kind == ValidatorKind.DEVICE:
@@ -274,7 +275,7 @@ def _found(one: Validator, here: Surroundings, identity: Identity) -> Any:
     if kind == ValidatorKind.ENVIRONMENT:
         return variables_of(key, here.device, here.environment, identity.kernels, compiled=identity.compiled)
     if kind == ValidatorKind.PACKAGE:
-        return distribution_facts(key) if isinstance(one.expect, dict) else _version_of(key)
+        return distribution_facts(key) if isinstance(validator.expect, dict) else _version_of(key)
     if kind == ValidatorKind.COMPILER:
         return _compiler(key, here.environment)
     if kind == ValidatorKind.KERNEL_SOURCE:
@@ -286,7 +287,7 @@ def _found(one: Validator, here: Surroundings, identity: Identity) -> Any:
     if kind == ValidatorKind.CALIBRATION:
         return None if here.calibration is None else dict(here.calibration)
     if kind in (ValidatorKind.GENERATION, ValidatorKind.TOKENIZER):
-        return here.facts.get((kind, key), one.expect)  # compared when it runs
+        return here.facts.get((kind, key), validator.expect)  # compared when it runs
     return here.artifact
 
 
@@ -317,25 +318,25 @@ def _compiler(variable: str, environment: Mapping[str, str]) -> str | None:
 
 
 def validator_drift(
-    one: Validator, expected: Any, found: Any, entries: tuple[str, ...], identity: Identity
+    validator: Validator, expected: Any, observed: Any, entries: tuple[str, ...], identity: Identity
 ) -> Difference:
     """Return the drift of a validator: of a mapping the keys that differ, and the command that restores it."""
-    before, now = shown(expected), shown(found)
-    if isinstance(expected, dict) and isinstance(found, dict):
-        differ = [name for name in sorted({*expected, *found}) if expected.get(name) != found.get(name)]
+    before, now = shown(expected), shown(observed)
+    if isinstance(expected, dict) and isinstance(observed, dict):
+        differ = [name for name in sorted({*expected, *observed}) if expected.get(name) != observed.get(name)]
         before = ", ".join(f"{name} {shown(expected.get(name))}" for name in differ)
-        now = ", ".join(f"{name} {shown(found.get(name))}" for name in differ)
-    if one.kind == ValidatorKind.CPU_ISA and isinstance(expected, list) and isinstance(found, list):
-        before = f"{len(expected)} features" + _with_features(set(expected) - set(found))
-        now = f"{len(found)} features" + _with_features(set(found) - set(expected))
+        now = ", ".join(f"{name} {shown(observed.get(name))}" for name in differ)
+    if validator.kind == ValidatorKind.CPU_ISA and isinstance(expected, list) and isinstance(observed, list):
+        before = f"{len(expected)} features" + _with_features(set(expected) - set(observed))
+        now = f"{len(observed)} features" + _with_features(set(observed) - set(expected))
     return Difference(
-        code=DriftCode(one.kind),
-        subject=one.key,
-        validator=one.id,
+        code=DriftCode(validator.kind),
+        subject=validator.key,
+        validator=validator.id,
         before=before,
         after=now,
         entries=entries,
-        restore=_restore_command(one, expected, found, identity),
+        restore=_restore_command(validator, expected, observed, identity),
     )
 
 
@@ -343,31 +344,31 @@ def _with_features(names: set[str]) -> str:
     return f" with {' '.join(sorted(names))}" if names else ""
 
 
-def _restore_command(one: Validator, expected: Any, found: Any, identity: Identity) -> str:
+def _restore_command(validator: Validator, expected: Any, observed: Any, identity: Identity) -> str:
     """Return the pin or the command that restores what a validator of a lock expects."""
-    kind = one.kind
+    kind = validator.kind
     if expected is None and kind == ValidatorKind.EXTERNAL_DATA:
-        return f"remove {one.key}, which is new, or make the lock again"
+        return f"remove {validator.key}, which is new, or make the lock again"
     if expected is None:
         return "make the lock again: where it was made there was no such thing"
     if kind in (ValidatorKind.ENGINE, ValidatorKind.LIBRARY):
         pin = next((_pin(other) for other in identity.validators if other.kind == ValidatorKind.ENGINE), None)
         own = str(expected.get("place", "")) if isinstance(expected, dict) else ""
-        return pin or f"install the build of {own or one.key} that the lock was made with"
-    if kind == ValidatorKind.ENVIRONMENT and isinstance(expected, dict) and isinstance(found, dict):
-        differ = [name for name in sorted({*expected, *found}) if expected.get(name) != found.get(name)]
+        return pin or f"install the build of {own or validator.key} that the lock was made with"
+    if kind == ValidatorKind.ENVIRONMENT and isinstance(expected, dict) and isinstance(observed, dict):
+        differ = [name for name in sorted({*expected, *observed}) if expected.get(name) != observed.get(name)]
         return "; ".join(
             f"export {shlex.quote(f'{name}={expected[name]}')}" if name in expected else f"unset {shlex.quote(name)}"
             for name in differ
         )
     if kind == ValidatorKind.PACKAGE:
         version = expected["version"] if isinstance(expected, dict) else expected
-        return f"pip install {shlex.quote(f'{one.key}=={version}')}"
-    if kind == ValidatorKind.KERNEL_SOURCE and one.key != CORE:
+        return f"pip install {shlex.quote(f'{validator.key}=={version}')}"
+    if kind == ValidatorKind.KERNEL_SOURCE and validator.key != CORE:
         pin = expected.get("package")
-        brought = f"the kernels {one.key} {expected.get('version', '')}".rstrip()
+        brought = f"the kernels {validator.key} {expected.get('version', '')}".rstrip()
         return f"pip install {shlex.quote(pin)}" if pin else f"register {brought} that the lock was made with"
-    if kind == ValidatorKind.CANARY and isinstance(found, dict) and expected["result"] != found["result"]:
+    if kind == ValidatorKind.CANARY and isinstance(observed, dict) and expected["result"] != observed["result"]:
         off = expected["result"] != "passed"
         return f"export {CANARY_VARIABLE}=off" if off else f"unset {CANARY_VARIABLE}"
     if kind == ValidatorKind.ADAPTER and not expected["class"].startswith("xpuruntime."):
@@ -377,18 +378,18 @@ def _restore_command(one: Validator, expected: Any, found: Any, identity: Identi
             (v.expect for v in identity.validators if v.kind == ValidatorKind.PACKAGE and v.key == "xpuruntime"), None
         )
         return f"install the build of xpuruntime {version or ''}".rstrip() + " that the lock was made with"
-    if kind == ValidatorKind.CALIBRATION and isinstance(expected, dict) and isinstance(found, dict):
-        if expected.get("content") == found.get("content"):
+    if kind == ValidatorKind.CALIBRATION and isinstance(expected, dict) and isinstance(observed, dict):
+        if expected.get("content") == observed.get("content"):
             return "restore the order of the samples: they are the same, in another order"
         return "restore the samples that were locked; `xrt policy calibration MODEL PATH` prints the digest of others"
     return {
         ValidatorKind.MODEL: "restore the file that was locked",
-        ValidatorKind.EXTERNAL_DATA: f"restore {one.key} beside the model",
+        ValidatorKind.EXTERNAL_DATA: f"restore {validator.key} beside the model",
         ValidatorKind.POLICY: "state the policy that was locked, or none: the lock has it",
         ValidatorKind.DEVICE: f"run on {shown(expected)}",
         ValidatorKind.DRIVER: f"install the driver {shown(expected)}",
         ValidatorKind.CPU_ISA: "run on a processor with the same instruction sets",
-        ValidatorKind.COMPILER: f"export {shlex.quote(one.key)}=PATH of {shown(expected)}",
+        ValidatorKind.COMPILER: f"export {shlex.quote(validator.key)}=PATH of {shown(expected)}",
         ValidatorKind.CALIBRATION: "name the inputs that were locked with calibration= (--calibration PATH)",
         ValidatorKind.ARTIFACT: "restore the artifact that was locked, or compile it again",
         ValidatorKind.GENERATION: "generate as the lock has it",
@@ -406,10 +407,10 @@ def _pin(engine: Validator) -> str | None:
 @functools.lru_cache(maxsize=1)
 def _installed(search_path: tuple[str, ...]) -> dict[str, str]:
     """Return the versions of installed distributions by name."""
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     for distribution in distributions(search_path):
-        found.setdefault(distribution.name, distribution.version)
-    return found
+        results.setdefault(distribution.name, distribution.version)
+    return results
 
 
 def _package(engine: str) -> str | None:

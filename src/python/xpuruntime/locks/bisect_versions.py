@@ -298,7 +298,7 @@ def first_bad(versions: Sequence[str], judge: Callable[[str], Judgement]) -> tup
     is skipped, the nearest that is left is judged instead, as ``git bisect skip`` does.
     """
     low, high, skipped = 0, len(versions) - 1, set[int]()
-    while left := [place for place in range(low + 1, high) if place not in skipped]:
+    while left := [index for index in range(low + 1, high) if index not in skipped]:
         middle = (low + high) / 2
         place = min(left, key=lambda candidate: (abs(candidate - middle), candidate))
         verdict = judge(versions[place])
@@ -334,8 +334,8 @@ def _good_version(
         with start_worker(PythonSide(f"py:{python}", python), folder) as worker:
             inputs = folder / "no-inputs"
             write_arrays(inputs, {})
-            place = os.path.abspath(model)  # noqa: PTH100  a link stays the name that was given
-            call(worker, "", "open_session", model=place, inputs=str(inputs), arguments=dict(arguments))
+            path = os.path.abspath(model)  # noqa: PTH100  a link stays the name that was given
+            call(worker, "", "open_session", model=path, inputs=str(inputs), arguments=dict(arguments))
     except XpuRuntimeError as error:
         reason = _without_path(error.reason, folder)
         raise EngineError(

@@ -179,8 +179,8 @@ def _outputs(
 
 def _check_same_kernels(first: Sequence[CallEntry], second: Sequence[CallEntry]) -> None:
     """Refuse a lock whose kernels are not those that its own rules give."""
-    before = {(one.op, one.node): one.kernel for one in first}
-    after = {(one.op, one.node): one.kernel for one in second}
+    before = {(entry.op, entry.node): entry.kernel for entry in first}
+    after = {(entry.op, entry.node): entry.kernel for entry in second}
     for key in sorted({*before, *after}):
         if before.get(key) != after.get(key):
             raise LockError(

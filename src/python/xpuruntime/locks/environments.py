@@ -244,17 +244,17 @@ def _link_the_rest(site: Path, rest: Path) -> None:
     replaced = {_canonical(dist.metadata["Name"]) for dist in metadata.distributions(path=[str(site)])}
     rest.mkdir()
     link_this_package(rest / "xpuruntime")
-    for place in map(Path, dict.fromkeys(sys.path)):
-        if place.name not in ("site-packages", "dist-packages") or not place.is_dir():
+    for folder in map(Path, dict.fromkeys(sys.path)):
+        if folder.name not in ("site-packages", "dist-packages") or not folder.is_dir():
             continue
         hidden = set(own)
-        for dist in metadata.distributions(path=[str(place)]):
+        for dist in metadata.distributions(path=[str(folder)]):
             tops = {file.parts[0] for file in dist.files or () if file.parts and file.parts[0] != ".."}
             records = {name for name in tops if name.endswith((".dist-info", ".egg-info"))}
             modules = {name for name in tops - records if not name.endswith(".libs")}
             if _canonical(dist.metadata["Name"]) in replaced or modules & own:
                 hidden |= records
-        for path in place.resolve().iterdir():
+        for path in folder.resolve().iterdir():
             target = rest / path.name
             if path.name not in hidden and path.suffix != ".pth" and not target.exists():
                 target.symlink_to(path)

@@ -89,14 +89,14 @@ def measure_ratios(
     return ratios
 
 
-def _ratio(one: RatioComparison, control: Control, **more: float) -> LockedRatio:
+def _ratio(comparison: RatioComparison, control: Control, **more: float) -> LockedRatio:
     return LockedRatio(
         control=control,
-        ratio=one.ratio,
-        low=one.low,
-        high=one.high,
-        confidence=one.confidence,
-        rounds=one.rounds,
+        ratio=comparison.ratio,
+        low=comparison.low,
+        high=comparison.high,
+        confidence=comparison.confidence,
+        rounds=comparison.rounds,
         **more,
     )
 
@@ -128,7 +128,9 @@ def time_start(
         block=0.0,
         warm=0.0,
         expected=expected,
-        settled=lambda found: all(one.within_limit or one.verdict is RatioVerdict.SLOWER for one in found.values()),
+        settled=lambda found: all(
+            comparison.within_limit or comparison.verdict is RatioVerdict.SLOWER for comparison in found.values()
+        ),
     )
 
 
@@ -143,10 +145,10 @@ def peak_of_process(model: Any, policy: Policy, feeds: Mapping[str, Any], *, tru
     with ScratchFolder("lock") as folder:
         inputs = Path(folder, "inputs")
         write_arrays(inputs, feeds)
-        place = os.path.abspath(model)  # noqa: PTH100  a link stays the name that was given
+        path = os.path.abspath(model)  # noqa: PTH100  a link stays the name that was given
         with session_worker(sys.executable) as worker:
             try:
-                worker.call(f"{MODULE}:open_session", model=place, inputs=str(inputs), arguments=arguments)
+                worker.call(f"{MODULE}:open_session", model=path, inputs=str(inputs), arguments=arguments)
                 worker.call(f"{MODULE}:time_session", calls=1, samples=_RUNS)
                 peak: int | None = worker.call(f"{MODULE}:memory_peak")
             except WorkerFailure:
@@ -207,10 +209,10 @@ def memory_of_session(
     with ScratchFolder("lock") as folder:
         inputs = Path(folder, "inputs")
         write_arrays(inputs, feeds_of_rows(session, shapes, rows))
-        place = os.path.abspath(model)  # noqa: PTH100  a link stays the name that was given
+        path = os.path.abspath(model)  # noqa: PTH100  a link stays the name that was given
         with session_worker(sys.executable) as worker:
             try:
-                found = worker.call(f"{MODULE}:session_memory", model=place, inputs=str(inputs), arguments=arguments)
+                memory = worker.call(f"{MODULE}:session_memory", model=path, inputs=str(inputs), arguments=arguments)
             except WorkerFailure:
                 return None
-    return None if found is None else SessionMemory(device=found["device"], bytes=found["bytes"], rows=rows)
+    return None if memory is None else SessionMemory(device=memory["device"], bytes=memory["bytes"], rows=rows)

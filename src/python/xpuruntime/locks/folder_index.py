@@ -297,15 +297,17 @@ def index_reports(
 def _indexed(read: Sequence[_Read]) -> tuple[list[IndexedFile], list[str]]:
     """Return the files with what is odd about each, and the facts that no majority agrees on."""
     groups: dict[tuple[str, str], list[_Read]] = defaultdict(list)
-    for one in read:
-        groups[one.file.kind, one.file.model].append(one)
+    for entry in read:
+        groups[entry.file.kind, entry.file.model].append(entry)
     files: list[IndexedFile] = []
     undecided: list[str] = []
     for (kind, model), members in sorted(groups.items()):
-        whole = [member for member in members if not member.file.error]
-        usual, open_ = _usual([one.facts for one in whole])
+        readable = [member for member in members if not member.file.error]
+        usual, open_ = _usual([one.facts for one in readable])
         undecided += [f"{kind} of {model}: {name}" for name in open_]
-        files += [msgspec.structs.replace(one.file, odd=tuple(_odd(one.facts, usual, len(whole)))) for one in whole]
+        files += [
+            msgspec.structs.replace(one.file, odd=tuple(_odd(one.facts, usual, len(readable)))) for one in readable
+        ]
         files += [member.file for member in members if member.file.error]
     return files, undecided
 
@@ -340,7 +342,7 @@ def _read(path: Path, root: Path) -> _Read | None:
         data = read_regular(path, _MOST)
     except OSError:
         return None
-    kind = next((_SCHEMAS[found.decode()] for found in _SCHEMA.findall(data) if found.decode() in _SCHEMAS), None)
+    kind = next((_SCHEMAS[match.decode()] for match in _SCHEMA.findall(data) if match.decode() in _SCHEMAS), None)
     if kind is None:
         return None
     try:

@@ -160,12 +160,12 @@ class _Revision(NamedTuple):
     data: bytes | None
 
 
-def _compared(one: _Revision, before: Lock | None, where: str) -> tuple[LockRevision, Lock | None]:
-    bare = LockRevision(commit=one.commit, date=one.date, title=one.title)
-    if one.data is None:
+def _compared(revision: _Revision, before: Lock | None, where: str) -> tuple[LockRevision, Lock | None]:
+    bare = LockRevision(commit=revision.commit, date=revision.date, title=revision.title)
+    if revision.data is None:
         return msgspec.structs.replace(bare, error="the commit removed it"), before
     try:
-        lock = parse_lock(one.data, f"{where} of {one.commit[:10] or 'the working tree'}")
+        lock = parse_lock(revision.data, f"{where} of {revision.commit[:10] or 'the working tree'}")
     except LockError as error:
         return msgspec.structs.replace(bare, error=error.reason), before
     differences = () if before is None else compare_identities(before.identity, lock.identity)

@@ -166,11 +166,11 @@ def lock(
     if old is None:
         if check:
             raise InputError(f"there is no lock '{path}' to check. Fix: make it with `xrt lock`")
-        made = create_lock(
+        provenance = create_lock(
             model, policy, shapes=shapes, inputs=inputs, command=command, batches=batches, call=call or "run",
             folder=folder, **options,
         )  # fmt: skip
-        return _written(_with_provenance(made, note=note), path, (), dry_run=dry_run)
+        return _written(_with_provenance(provenance, note=note), path, (), dry_run=dry_run)
     if old.identity.subject != "inference" or old.identity.policy is None:
         raise InputError(f"'{path}' is a lock of {old.identity.subject}, not of inference. Fix: give another file")
     if policy is None and not any(options.get(name) is not None for name in ("device", "engine", "precision")):
@@ -179,7 +179,7 @@ def lock(
     if check and batches:
         raise InputError("check writes nothing, so no batches are timed: leave one of the two out")
     sizes = batches or [batch.rows for batch in old.measured.batches]
-    made = create_lock(
+    provenance = create_lock(
         model,
         policy,
         shapes=shapes,
@@ -193,11 +193,11 @@ def lock(
         folder=folder,
         **options,
     )
-    _check_upgraded(upgrade_units, upgrade_packages, (old, made))
-    compared = compare_identities(old.identity, made.identity)
+    _check_upgraded(upgrade_units, upgrade_packages, (old, provenance))
+    compared = compare_identities(old.identity, provenance.identity)
     unlocked = tuple(one for one in compared if lacking(one))
     drifts = tuple(one for one in compared if one not in unlocked)
-    measured = made.measured.ratios or made.measured.memory_peak is not None or made.measured.batches
+    measured = provenance.measured.ratios or provenance.measured.memory_peak is not None or provenance.measured.batches
     if check or (not drifts and not (upgrade and (measured or unlocked or not old.sealed)) and not batches):
         return LockResult(lock=old, path=str(path), drifts=drifts, lacking=unlocked)
     refused = [] if upgrade else [
@@ -205,9 +205,9 @@ def lock(
     ]  # fmt: skip
     if refused:
         raise drift_error(str(path), refused)
-    made = _with_provenance(made, note=note or old.provenance.note)
+    provenance = _with_provenance(provenance, note=note or old.provenance.note)
     if not drifts:
-        made = _with_provenance(made, accepted=old.provenance.accepted)
+        provenance = _with_provenance(provenance, accepted=old.provenance.accepted)
     if accept:
         now = utc_now()
         accepted = tuple(
@@ -222,8 +222,8 @@ def lock(
             for d in drifts
             if d.code in accept
         )
-        made = _with_provenance(made, accepted=(*old.provenance.accepted, *accepted))
-    return _written(made, path, drifts, dry_run=dry_run)
+        provenance = _with_provenance(provenance, accepted=(*old.provenance.accepted, *accepted))
+    return _written(provenance, path, drifts, dry_run=dry_run)
 
 
 def _check_codes(accept: Sequence[str], why: str) -> None:
@@ -255,15 +255,17 @@ def _check_upgraded(units: Sequence[str], packages: Sequence[str], locks: Sequen
             )
 
 
-def _with_provenance(made: Lock, **changes: Any) -> Lock:
-    return msgspec.structs.replace(made, provenance=msgspec.structs.replace(made.provenance, **changes))
+def _with_provenance(relocked: Lock, **changes: Any) -> Lock:
+    return msgspec.structs.replace(relocked, provenance=msgspec.structs.replace(relocked.provenance, **changes))
 
 
-def _written(made: Lock, path: Path | None, drifts: tuple[Difference, ...], *, dry_run: bool) -> LockResult:
+def _written(relocked: Lock, path: Path | None, drifts: tuple[Difference, ...], *, dry_run: bool) -> LockResult:
     if path is None or dry_run:
-        return LockResult(lock=made, path="" if path is None else str(path), drifts=drifts, changed=path is not None)
-    save_lock(made, path)
-    return LockResult(lock=made, path=str(path), drifts=drifts, written=True, changed=True)
+        return LockResult(
+            lock=relocked, path="" if path is None else str(path), drifts=drifts, changed=path is not None
+        )
+    save_lock(relocked, path)
+    return LockResult(lock=relocked, path=str(path), drifts=drifts, written=True, changed=True)
 
 
 def _with_parts(names: Sequence[str]) -> list[str]:
@@ -309,11 +311,11 @@ def _packages(drift: Difference, old: Lock) -> set[str]:
 
 def _engine_packages(lock: Lock) -> set[str]:
     """Return the names and packages of the engines of a lock."""
-    found: set[str] = set()
+    packages: set[str] = set()
     for validator in lock.identity.validators:
         if validator.kind == ValidatorKind.ENGINE and isinstance(validator.expect, dict):
-            found |= {validator.key, str(validator.expect.get("package", "")).partition("==")[0]}
-    return found - {""}
+            packages |= {validator.key, str(validator.expect.get("package", "")).partition("==")[0]}
+    return packages - {""}
 
 
 def _packages_of(lock: Lock) -> set[str]:

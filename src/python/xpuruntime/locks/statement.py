@@ -57,6 +57,8 @@ def lock_statement(lock: Lock, path: str) -> str:
             "observed": len(identity.entries) - identity.unobservable,
             "unobservable": identity.unobservable,
         },
-        "accepted": [{"code": one.code, "why": printable(one.why)} for one in lock.provenance.accepted],
+        "accepted": [
+            {"code": acceptance.code, "why": printable(acceptance.why)} for acceptance in lock.provenance.accepted
+        ],
     }
     return statement_text(_LOCK, subjects, predicate)

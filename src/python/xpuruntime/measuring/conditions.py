@@ -70,21 +70,21 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
     def remarks(self) -> list[str]:
         """Return what may have disturbed the measurement, in words."""
-        found = []
+        texts = []
         if self.load is not None and self.cores and max(self.load) > self.cores:
-            found.append(f"the load was {max(self.load):.1f} on {self.cores} processors")
+            texts.append(f"the load was {max(self.load):.1f} on {self.cores} processors")
         if self.throttled_periods:
-            found.append(f"the control group was throttled in {self.throttled_periods} periods")
+            texts.append(f"the control group was throttled in {self.throttled_periods} periods")
         if self.steal is not None and self.steal > 0.01:
-            found.append(f"{self.steal:.0%} of the processor time was stolen by the hypervisor")
+            texts.append(f"{self.steal:.0%} of the processor time was stolen by the hypervisor")
         if self.cpu_mhz is not None and abs(self.cpu_mhz[1] / self.cpu_mhz[0] - 1) > 0.05:
-            found.append(f"the processors' clock went from {self.cpu_mhz[0]:.0f} to {self.cpu_mhz[1]:.0f} MHz")
-        found += [
+            texts.append(f"the processors' clock went from {self.cpu_mhz[0]:.0f} to {self.cpu_mhz[1]:.0f} MHz")
+        texts += [
             f"cuda:{gpu.index} ran at {gpu.sm_mhz} of {gpu.max_sm_mhz} MHz: {', '.join(gpu.throttled_by)}"
             for gpu in self.gpus
             if gpu.throttled_by
         ]
-        return found
+        return texts
 
 
 def moment() -> Moment:
@@ -123,7 +123,7 @@ def _throttling(
     root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")
 ) -> tuple[int | None, int | None]:
     """Return throttled periods and microseconds of this process's control group, version 2 or 1."""
-    found: dict[str, int] = {}
+    counters: dict[str, int] = {}
     with contextlib.suppress(OSError, ValueError):
         for line in groups.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -131,11 +131,11 @@ def _throttling(
                 folders = (root / path.strip("/"), root / "cpu" / path.strip("/"), root, root / "cpu")
                 stat = next((folder / "cpu.stat" for folder in folders if (folder / "cpu.stat").exists()), None)
                 if stat is not None:
-                    found |= {name: int(value) for name, value in map(str.split, stat.read_text().splitlines())}
-    microseconds = found.get("throttled_usec")
-    if microseconds is None and "throttled_time" in found:  # version 1, in nanoseconds
-        microseconds = found["throttled_time"] // 1000
-    return found.get("nr_throttled"), microseconds
+                    counters |= {name: int(value) for name, value in map(str.split, stat.read_text().splitlines())}
+    microseconds = counters.get("throttled_usec")
+    if microseconds is None and "throttled_time" in counters:  # version 1, in nanoseconds
+        microseconds = counters["throttled_time"] // 1000
+    return counters.get("nr_throttled"), microseconds
 
 
 def _ticks(stat: Path = Path("/proc/stat")) -> tuple[int, int] | None:
@@ -160,12 +160,12 @@ def _gpus() -> tuple[GpuClock, ...]:
     try:
         with Nvml() as nvml:
             gpus = nvml.gpus()
-            seen = {one.pci_id.lower(): one.index for one in machine_snapshot().cuda}
+            seen = {gpu.pci_id.lower(): gpu.index for gpu in machine_snapshot().cuda}
             indices = seen or {address: index for index, address in enumerate(gpus)}
             found = [_gpu(nvml, gpus[address], index) for address, index in indices.items() if address in gpus]
     except NvmlError:
         return ()
-    return tuple(one for one in found if one is not None)
+    return tuple(counter for counter in found if counter is not None)
 
 
 def _gpu(nvml: Nvml, gpu: Any, index: int) -> GpuClock | None:
@@ -206,8 +206,8 @@ class EnergyMeter:
         if self._gpu is not None:
             return (after[0] - before[0]) / 1e3
         used = (
-            end - start + (one.wraps_at if end < start else 0)
-            for one, start, end in zip(self._domains, before, after, strict=True)
+            end - start + (domain.wraps_at if end < start else 0)
+            for domain, start, end in zip(self._domains, before, after, strict=True)
         )
         return sum(used) / 1e6
 
@@ -261,7 +261,7 @@ def _gpu_meter(device: str, index: int, pci_id: str | None) -> EnergyMeter:
 def _pci_id(index: int) -> str | None:
     from xpuruntime.runtime.snapshot import machine_snapshot
 
-    return next((one.pci_id for one in machine_snapshot().cuda if one.index == index), None)
+    return next((gpu.pci_id for gpu in machine_snapshot().cuda if gpu.index == index), None)
 
 
 _LIBRARY = "libnvidia-ml.so.1"
@@ -310,13 +310,13 @@ class Nvml:
         """Return the GPUs of the machine by their PCI address, as CUDA writes it: ``"0000:17:00.0"``."""
         count = ctypes.c_uint()
         self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
-        found = {}
+        results = {}
         for index in range(count.value):
             gpu, pci = ctypes.c_void_p(), _PciInfo()
             self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(gpu))
             self._call("nvmlDeviceGetPciInfo_v3", gpu, ctypes.byref(pci))
-            found[f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"] = gpu
-        return found
+            results[f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"] = gpu
+        return results
 
     def millijoules(self, gpu: ctypes.c_void_p) -> int:
         """Return the energy that a GPU has used since the driver was loaded. Volta and later have this counter."""

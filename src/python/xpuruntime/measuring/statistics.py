@@ -189,8 +189,8 @@ def holm(p_values: Sequence[float], *, confidence: float = 0.99) -> list[bool]:
     """Return which hypotheses are rejected so that any false rejection has at most the chance ``1 - confidence``."""
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     rejected = [False] * len(p_values)
-    for place, index in enumerate(order):
-        if p_values[index] > (1 - confidence) / (len(order) - place):
+    for position, index in enumerate(order):
+        if p_values[index] > (1 - confidence) / (len(order) - position):
             break
         rejected[index] = True
     return rejected
@@ -249,11 +249,11 @@ def _interval(logs: np.ndarray, confidence: float, seed: int) -> Interval:
     """
     random, rounds = np.random.default_rng(seed), len(logs)
     ordered, k = np.sort(logs), (rounds + 1) // 2
-    place = random.beta(k, rounds - k + 1, _RESAMPLES)
-    medians = ordered[np.minimum(place * rounds, rounds - 1).astype(np.intp)]
+    quantiles = random.beta(k, rounds - k + 1, _RESAMPLES)
+    medians = ordered[np.minimum(quantiles * rounds, rounds - 1).astype(np.intp)]
     if rounds % 2 == 0:
-        place += (1 - place) * random.beta(1, rounds - k, _RESAMPLES)
-        medians = (medians + ordered[np.minimum(place * rounds, rounds - 1).astype(np.intp)]) / 2
+        quantiles += (1 - quantiles) * random.beta(1, rounds - k, _RESAMPLES)
+        medians = (medians + ordered[np.minimum(quantiles * rounds, rounds - 1).astype(np.intp)]) / 2
     low, high = np.quantile(medians, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(math.exp(float(np.median(logs))), math.exp(low), math.exp(high))
 

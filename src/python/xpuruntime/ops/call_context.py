@@ -320,7 +320,7 @@ def use_vendor_libraries() -> None:
     process has loaded by then, PyTorch's own copy for example, is taken before any folder. Call it again after
     `sys.path` or the environment has changed.
     """
-    _core.set_search_folders([place.path for place in search_folders()])
+    _core.set_search_folders([folder.path for folder in search_folders()])
 
 
 def use_advisories() -> None:

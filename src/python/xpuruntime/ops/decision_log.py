@@ -250,9 +250,11 @@ def kernels(op: str | None = None) -> tuple[KernelInfo, ...]:
     prepare()
     registered = _core.KernelRegistry.instance().kernels(op)
     missing = _core.DeviceManager.instance().cuda_reason()
-    found = [msgspec.convert(facts, KernelInfo) for facts in registered]
-    found += [_of_torch(*one) for one in registered_torch_kernels() if op in (None, one[0].op)]
-    return tuple(_on_this_machine(kernel, missing) for kernel in found)
+    kernel_infos = [msgspec.convert(facts, KernelInfo) for facts in registered]
+    kernel_infos += [
+        _of_torch(*torch_kernel) for torch_kernel in registered_torch_kernels() if op in (None, torch_kernel[0].op)
+    ]
+    return tuple(_on_this_machine(kernel, missing) for kernel in kernel_infos)
 
 
 def _of_torch(kernel: TorchKernel, device_type: str) -> KernelInfo:

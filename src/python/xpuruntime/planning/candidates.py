@@ -73,27 +73,27 @@ def list_candidates(
     `model_format`; for each the policy's device, or with ``device: auto`` each of `Engine.devices`. With both ``auto``,
     accelerators of every engine come before any CPU. Entries of ``execution.fallback`` follow.
     """
-    found: dict[str, EngineCandidate] = {}
+    candidates: dict[str, EngineCandidate] = {}
     for candidate in (*_primary(policy, machine, engines, model_format), *_fallback(policy, engines)):
-        found.setdefault(str(candidate), candidate)
-    return tuple(found.values())
+        candidates.setdefault(str(candidate), candidate)
+    return tuple(candidates.values())
 
 
 def chooses_among_all_engines(policy: Policy) -> bool:
     """Whether the policy leaves the engine to the plan."""
-    asked = policy.execution.engine
-    return asked == "auto" or (not isinstance(asked, str) and tuple(asked) == ("auto",))
+    engine = policy.execution.engine
+    return engine == "auto" or (not isinstance(engine, str) and tuple(engine) == ("auto",))
 
 
 def _primary(
     policy: Policy, machine: Machine, engines: Mapping[str, Engine], model_format: str
 ) -> list[EngineCandidate]:
-    asked, device = policy.execution.engine, normal_device(policy.execution.device)
+    stated, device = policy.execution.engine, normal_device(policy.execution.device)
     everything = chooses_among_all_engines(policy)
     if everything:
         names = [name for name, engine in engines.items() if engine.automatic and model_format in engine.formats]
     else:
-        names = [asked] if isinstance(asked, str) else list(asked)
+        names = [stated] if isinstance(stated, str) else list(stated)
     pairs: list[EngineCandidate] = []
     for name in names:
         key = find_engine(name, engines)

@@ -305,10 +305,10 @@ def plan_tables(plan: Plan) -> RenderableType:
             )
         parts.append(keys)
     if plan.settings:
-        given = table("settings given to the engine", ("setting", "value"))
+        settings = table("settings given to the engine", ("setting", "value"))
         for name, value in _flat(plan.settings):
-            given.add_row(Text(name), Text(value))
-        parts.append(given)
+            settings.add_row(Text(name), Text(value))
+        parts.append(settings)
     parts.extend(Text(f"warning: {line}", style="yellow") for line in plan.warnings)
     parts.extend(Text(f"note: {line}", style="dim") for line in plan.notes)
     return Group(*parts)

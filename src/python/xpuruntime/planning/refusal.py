@@ -154,8 +154,8 @@ def device_fix(
         if policy.execution.device == "auto":  # every device of every engine is tried
             return None
         return parts[0] if parts else ("use device cpu" if kind != "cpu" else None)
-    asked = policy.execution.engine
-    named = {find_engine(one, engines) for one in ((asked,) if isinstance(asked, str) else asked)}
+    stated = policy.execution.engine
+    named = {find_engine(one, engines) for one in ((stated,) if isinstance(stated, str) else stated)}
     others = [
         name
         for name, engine in engines.items()
@@ -182,7 +182,7 @@ def with_free_choices(policy: KernelPolicy, controls: Iterable[Control], engine:
     stated: dict[str, str | tuple[str, ...]] = {f"kernels.{op}": use for op, use in policy.preferences.items()}
     rules = {f"kernels.rules[{index}]": rule for index, rule in enumerate(policy.rules)}
     stated |= {key: rule.use for key, rule in rules.items() if rule.use is not None and rule.precision is None}
-    found = {control.key: control for control in controls}
+    by_key = {control.key: control for control in controls}
     for key, use in stated.items():
         names = (use,) if isinstance(use, str) else use
         requested = show(rules.get(key, use))
@@ -192,12 +192,12 @@ def with_free_choices(policy: KernelPolicy, controls: Iterable[Control], engine:
                 reason = (
                     f"torch is what the framework runs by default, and {engine} runs without PyTorch: {engine} chooses"
                 )
-            found[key] = Control(
+            by_key[key] = Control(
                 key=key, requested=requested, resolved=ENGINE_CHOICE, enforceability="enforced", reason=reason
             )
-        elif "torch" in names and key in found:
-            found[key] = msgspec.structs.replace(found[key], requested=requested)
-    return list(found.values())
+        elif "torch" in names and key in by_key:
+            by_key[key] = msgspec.structs.replace(by_key[key], requested=requested)
+    return list(by_key.values())
 
 
 def without_nodes(request: Request, controls: Iterable[Control]) -> list[Control]:

@@ -57,9 +57,9 @@ def check_plan(
     if not judgement.verdict.accepted:
         raise refusal([candidate], [judgement.verdict], {}, path)
     now = plan_of(request, policy, machine, engines, candidate, judgement, [judgement.verdict])
-    found = [line for line, differs in _compared(plan, now) if differs]
-    if found:
-        lines = "".join(f"\n  {line}" for line in found)
+    differences = [line for line, differs in _compared(plan, now) if differs]
+    if differences:
+        lines = "".join(f"\n  {line}" for line in differences)
         raise PlanError(
             f"the plan {plan.candidate} does not fit {path} here:{lines}\n"
             "Fix: make the plan again, or restore what it was made for",
@@ -120,11 +120,11 @@ def _differing(old: Any, new: Any, prefix: str = "") -> Iterator[tuple[str, Any,
 
 def possible_engines(request: PlanRequest, policy: Policy, engines: Mapping[str, Engine]) -> tuple[str, ...]:
     """Return the registered engines that could run or compile the model under the policy, in the order of trying."""
-    asked = policy.execution.engine
+    stated = policy.execution.engine
     if chooses_among_all_engines(policy):
         names: list[str | None] = [name for name, engine in engines.items() if engine.automatic]
     else:
-        names = [find_engine(name, engines) for name in ((asked,) if isinstance(asked, str) else asked)]
+        names = [find_engine(name, engines) for name in ((stated,) if isinstance(stated, str) else stated)]
     kind = normal_device(policy.execution.device).partition(":")[0]
     if kind != "auto":  # an engine that never drives the device is refused without being asked
         names = [n for n in names if n is None or kind in (engines[n].device_kinds or (kind,))]

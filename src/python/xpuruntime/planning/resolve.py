@@ -178,26 +178,26 @@ def judge_candidate(
             answer, msgspec.structs.replace(candidate, device=device), request, policy, machine, engines
         )
         return Judgement(verdict=_signed(answer, candidate, engine))
-    asked = request.on(candidate.device, policy)
-    judgement = judge(engine, asked, machine)
+    placed = request.on(candidate.device, policy)
+    judgement = judge(engine, placed, machine)
     verdict = judgement.verdict
     if verdict.accepted:
         verdict = (
-            refuse_compiling(engine, asked, judgement) or stale_artifact(engine, asked, judgement, machine) or verdict
+            refuse_compiling(engine, placed, judgement) or stale_artifact(engine, placed, judgement, machine) or verdict
         )
     verdict = _with_device_fix(verdict, candidate, request, policy, machine, engines)
     known = None
     if verdict.accepted and request.artifact is None and request.model.format == "onnx":
         facts = machine.engines.get(candidate.engine) or EngineFacts(name=candidate.engine)
         known = control_of(facts, candidate.device, request.model, machine.cpu.features)
-    about_artifacts = artifact_controls(engine, asked, judgement)
+    about_artifacts = artifact_controls(engine, placed, judgement)
     told = [control for control in judgement.controls if control.key not in about_artifacts]
     if request.model.format == "onnx":
         told = with_free_choices(policy.kernels, told, candidate.engine)
     return Judgement(
         verdict=_signed(verdict, candidate, engine),
         controls=_complete(
-            candidate, policy, (*without_nodes(asked, told), *about_artifacts.values(), *((known,) if known else ()))
+            candidate, policy, (*without_nodes(placed, told), *about_artifacts.values(), *((known,) if known else ()))
         ),
         settings=judgement.settings,
         uncompilable=judgement.uncompilable,
@@ -263,27 +263,27 @@ def _complete(candidate: EngineCandidate, policy: Policy, controls: Sequence[Con
         "execution.device": candidate.device,
         "execution.fallback": f"used: {candidate}" if candidate.fallback else "not needed",
     }
-    found = {control.key: control for control in controls}
-    covered = {part for key in found for part in (key, *_parents(key))}
+    by_key = {control.key: control for control in controls}
+    covered = {part for key in by_key for part in (key, *_parents(key))}
     for key, value in policy.stated().items():
-        if key in own and key in found:  # the engine may say how it is checked; what became of it is known here
-            found[key] = msgspec.structs.replace(found[key], requested=_text(value), resolved=resolved[key])
-        if key in covered or any(parent in found for parent in _parents(key)):
+        if key in own and key in by_key:  # the engine may say how it is checked; what became of it is known here
+            by_key[key] = msgspec.structs.replace(by_key[key], requested=_text(value), resolved=resolved[key])
+        if key in covered or any(parent in by_key for parent in _parents(key)):
             continue
         covered.update((key, *_parents(key)))
         if key in own:
-            found[key] = Control(
+            by_key[key] = Control(
                 key=key, requested=_text(value), resolved=resolved[key], enforceability="enforced", reason=own[key]
             )
         else:
-            found[key] = Control(
+            by_key[key] = Control(
                 key=key,
                 requested=_text(value),
                 resolved="-",
                 enforceability="unsupported",
                 reason=f"the engine {candidate.engine} has no control for this key",
             )
-    return tuple(_with_fix(control) for control in found.values())
+    return tuple(_with_fix(control) for control in by_key.values())
 
 
 def _with_fix(control: Control) -> Control:
@@ -297,7 +297,7 @@ def _with_fix(control: Control) -> Control:
 
 def _parents(key: str) -> list[str]:
     """Return the keys that a key is inside of."""
-    return [key[:place] for place, character in enumerate(key) if character in ".["]
+    return [key[:index] for index, character in enumerate(key) if character in ".["]
 
 
 def _text(value: object) -> str:

@@ -201,8 +201,8 @@ class NameSet:
                 yield literal
             return
         prefix, glob = literal_prefix(pattern), Glob(pattern)
-        for place in range(bisect_left(self._sorted, prefix), len(self._sorted)):
-            name = self._sorted[place]
+        for index in range(bisect_left(self._sorted, prefix), len(self._sorted)):
+            name = self._sorted[index]
             if not name.startswith(prefix):
                 return
             if glob(name):

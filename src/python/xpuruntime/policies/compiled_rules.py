@@ -24,7 +24,7 @@ __all__ = ["Certainty", "CompiledRule", "CompiledRules", "MatchResult", "Prefere
 Certainty = Literal["yes", "no", "unknown"]
 
 _ARCH = "sm[0-9]{2,3}"
-_AT = {name: place for place, name in enumerate(CallFacts._fields)}
+_AT = {name: position for position, name in enumerate(CallFacts._fields)}
 #: Levels of the tree, those that tell most rules apart first.
 _LEVELS = tuple(
     _AT[name] for name in ("node", "module", "op", "dtype", "m", "n", "k", "head_dim", "kv", "device", "arch", "phase")
@@ -64,25 +64,25 @@ Condition: TypeAlias = "tuple[int, Callable[[Any], bool | None]]"
 
 def conditions_of(match: RuleMatch) -> tuple[Condition, ...]:
     """Return the keys that a rule states as tests of facts, the cheapest first."""
-    found: list[Condition] = []
+    conditions: list[Condition] = []
     if match.op is not None:
-        found.append((_AT["op"], match.op.__eq__))
+        conditions.append((_AT["op"], match.op.__eq__))
     for name, stated in (("dtype", match.dtype), ("phase", phases_of(match))):
         if stated is not None:
-            found.append((_AT[name], frozenset(_as_tuple(stated)).__contains__))
+            conditions.append((_AT[name], frozenset(_as_tuple(stated)).__contains__))
     for name in _RANGES:
         if (stated := getattr(match, name)) is not None:
             first, last = bounds_of(stated)
-            found.append((_AT[name], range(first, last + 1).__contains__))
+            conditions.append((_AT[name], range(first, last + 1).__contains__))
     if match.device is not None and re.fullmatch(_ARCH, match.device):
-        found.append((_AT["arch"], match.device.__eq__))
+        conditions.append((_AT["arch"], match.device.__eq__))
     elif match.device is not None:
-        found.append((_AT["device"], _device_test(match.device)))
+        conditions.append((_AT["device"], _device_test(match.device)))
     for name in ("node", "module"):
         if (pattern := getattr(match, name)) is not None:
             literal = literal_of(pattern)
-            found.append((_AT[name], Glob(pattern) if literal is None else literal.__eq__))
-    return tuple(found)
+            conditions.append((_AT[name], Glob(pattern) if literal is None else literal.__eq__))
+    return tuple(conditions)
 
 
 def phases_of(match: RuleMatch) -> tuple[str, ...] | None:
@@ -160,17 +160,17 @@ class CompiledRules:
 
     def match(self, facts: CallFacts) -> MatchResult:
         """Return what the policy asks for a call."""
-        found: list[Preference] = []
+        forms: list[Preference] = []
         for rule in self.candidates(facts):
             if not rule.use:
                 continue
             certainty = rule.certainty(facts)
             if certainty != "no":
-                found.append(Preference(rule.use, rule.source))
+                forms.append(Preference(rule.use, rule.source))
             if certainty == "yes":
-                return MatchResult(tuple(found))
-        found.append(self.short_forms.get(facts.op, DEFAULT) if isinstance(facts.op, str) else DEFAULT)
-        return MatchResult(tuple(found))
+                return MatchResult(tuple(forms))
+        forms.append(self.short_forms.get(facts.op, DEFAULT) if isinstance(facts.op, str) else DEFAULT)
+        return MatchResult(tuple(forms))
 
     def match_precision(self, facts: CallFacts) -> tuple[RulePrecision | None, str]:
         """Return the precision of the first rule that matches a call and states one, and its policy key."""
@@ -185,9 +185,9 @@ class CompiledRules:
 
     def candidates(self, facts: CallFacts) -> list[CompiledRule]:
         """Return every rule that may match a call, and some that do not, in order."""
-        found: dict[int, CompiledRule] = {}
-        _collect(self._index, facts, found)
-        return [found[index] for index in sorted(found)]
+        rules: dict[int, CompiledRule] = {}
+        _collect(self._index, facts, rules)
+        return [rules[index] for index in sorted(rules)]
 
 
 class _Branch(NamedTuple):
@@ -206,8 +206,8 @@ _Tree: TypeAlias = "_Branch | Sequence[CompiledRule]"
 def _divide(rules: Sequence[CompiledRule], level: int) -> _Tree:
     if len(rules) <= _LEAF:
         return rules
-    for place in range(level, len(_LEVELS)):
-        fact = _LEVELS[place]
+    for index in range(level, len(_LEVELS)):
+        fact = _LEVELS[index]
         exact: dict[Any, list[CompiledRule]] = {}
         prefixes: dict[int, dict[str, list[CompiledRule]]] = {}
         rest: list[CompiledRule] = []
@@ -220,7 +220,7 @@ def _divide(rules: Sequence[CompiledRule], level: int) -> _Tree:
             elif not values:
                 rest.append(rule)
         if exact or prefixes:
-            below = place + 1
+            below = index + 1
             return _Branch(
                 fact,
                 {value: _divide(some, below) for value, some in exact.items()},
@@ -248,25 +248,25 @@ def _keys(match: RuleMatch, fact: int) -> tuple[tuple[Any, ...], str]:
     return (stated if isinstance(stated, tuple) else (stated,)), ""
 
 
-def _collect(tree: _Tree, facts: CallFacts, found: dict[int, CompiledRule]) -> None:
+def _collect(tree: _Tree, facts: CallFacts, matching: dict[int, CompiledRule]) -> None:
     while isinstance(tree, _Branch):
         fact = facts[tree.fact]
         if fact is UNKNOWN or (tree.fact == _DEVICE and fact == "cuda"):
             for below in tree.exact.values():
-                _collect(below, facts, found)
+                _collect(below, facts, matching)
             for texts in tree.prefixes.values():
                 for below in texts.values():
-                    _collect(below, facts, found)
+                    _collect(below, facts, matching)
         elif fact is not None:
             for key in (fact, str(fact).partition(":")[0]) if tree.fact == _DEVICE else (fact,):
                 if (met := tree.exact.get(key)) is not None:
-                    _collect(met, facts, found)
+                    _collect(met, facts, matching)
             for size, texts in tree.prefixes.items():
                 if (met := texts.get(fact[:size])) is not None:  # type: ignore[index]
-                    _collect(met, facts, found)
+                    _collect(met, facts, matching)
         tree = tree.rest
     for rule in tree:
-        found[rule.index] = rule
+        matching[rule.index] = rule
 
 
 def _as_tuple(words: str | tuple[str, ...] | None) -> tuple[str, ...]:

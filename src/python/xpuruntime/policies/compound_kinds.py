@@ -220,17 +220,17 @@ class MappingOf(Kind):
 
 def read_entries(node: MappingNode, check_name: Callable[[str], object], read: Callable[[Node], Any]) -> FrozenDict:
     """Return the entries of a mapping, sorted by name. A refusal has the place of its name or value."""
-    found = {}
+    entries = {}
     for name, (key_node, value) in sorted(node.entries.items()):
         try:
             check_name(name)
         except Refused as refused:
             raise refused.at(key_node) from None
         try:
-            found[name] = read(value)
+            entries[name] = read(value)
         except Refused as refused:
             raise refused.at(value).under(name) from None
-    return FrozenDict(found)
+    return FrozenDict(entries)
 
 
 def object_schema(kinds: dict[str, Kind], required: tuple[str, ...] = ()) -> dict[str, Any]:

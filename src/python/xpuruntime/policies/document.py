@@ -197,8 +197,8 @@ def nearest(word: str, valid: Iterable[str]) -> str | None:
     if len(word) > _LONGEST_QUOTE:
         return None
     plain = {_plain(candidate): candidate for candidate in valid}
-    found = difflib.get_close_matches(_plain(word), plain, n=1, cutoff=0.55)
-    return plain[found[0]] if found else None
+    matches = difflib.get_close_matches(_plain(word), plain, n=1, cutoff=0.55)
+    return plain[matches[0]] if matches else None
 
 
 def did_you_mean(word: str, valid: Iterable[str], kind: str) -> str:
@@ -220,8 +220,8 @@ def position_of(root: Node, key: str) -> tuple[int, int] | None:
     """
     if key == "kernels.auto_strategy":
         key = "auto_strategy"
-    found = _find(root, key)
-    return None if found is None or not found.line else (found.line, found.column)
+    node = _find(root, key)
+    return None if node is None or not node.line else (node.line, node.column)
 
 
 def _find(node: Node, rest: str) -> Node | None:

@@ -37,8 +37,8 @@ class Document(msgspec.Struct):
 def policy_error(refused: Refused, name: str, whole: str = "the policy") -> PolicyError:
     """Return the public error: ``file:line:column: message``. `whole` says what kind of document it is."""
     node = refused.node
-    place = f"{name}:{node.line}:{node.column}" if node is not None and node.line else name
-    return PolicyError(f"{place}: {refused.message(whole=whole)}")
+    text = f"{name}:{node.line}:{node.column}" if node is not None and node.line else name
+    return PolicyError(f"{text}: {refused.message(whole=whole)}")
 
 
 def loads(text: str, format: str, name: str) -> Document:

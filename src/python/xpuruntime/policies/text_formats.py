@@ -195,10 +195,10 @@ def _not_yaml(error: Any, text: str) -> Refused:
     mark = error.problem_mark or error.context_mark
     if mark is None:
         return Refused(reason)
-    found = text[mark.index : mark.index + 1]
-    if found == "\t":
+    character = text[mark.index : mark.index + 1]
+    if character == "\t":
         reason += "; indent with spaces, not with tabs"
-    elif (found and found in ">|*&!%@`") or "block scalar" in (error.context or ""):
+    elif (character and character in ">|*&!%@`") or "block scalar" in (error.context or ""):
         reason += '; a value that starts with a sign needs quotes, such as ">=128"'
     return Refused(reason).at(Node(mark.line + 1, mark.column + 1))
 

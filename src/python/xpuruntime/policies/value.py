@@ -246,23 +246,23 @@ def _sections(name: str, kinds: dict[str, Kind]) -> Iterator[tuple[str, dict[str
 @functools.cache
 def _calls(root: Any) -> dict[str, list[str]]:
     """Return the calls of Python that state each key: ``"Policy(execution=ExecutionPolicy(engine=...))"``."""
-    found: dict[str, list[str]] = {}
+    calls: dict[str, list[str]] = {}
 
     def walk(cls: Any, before: str, after: str) -> None:
         before, after = f"{before}{cls.__name__}(", f"){after}"
         for key, kind in cls.KINDS.items():
-            found.setdefault(key, []).append(f"{before}{key}=...{after}")
+            calls.setdefault(key, []).append(f"{before}{key}=...{after}")
             suffix, inner = _inner(kind)
             if inner is not None:
                 walk(inner.cls, f"{before}{key}={suffix[1]}", f"{suffix[2]}{after}")
 
     walk(root, "", "")
-    return found
+    return calls
 
 
 @functools.cache
 def _classes(root: Any) -> frozenset[Any]:
-    inner = [one.cls for _, one in map(_inner, root.KINDS.values()) if one is not None]
+    inner = [kind.cls for _, kind in map(_inner, root.KINDS.values()) if kind is not None]
     return frozenset((root,)).union(*map(_classes, inner))
 
 

@@ -59,7 +59,7 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/se
                 base = root if not controllers else root / "cpu"
                 parts = [part for part in path.split("/") if part]
                 folders += [base.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
-    return min((found for found in map(_quota_of, folders) if found is not None), default=None)
+    return min((quota for quota in map(_quota_of, folders) if quota is not None), default=None)
 
 
 def _quota_of(folder: Path) -> float | None:
@@ -123,10 +123,10 @@ def available_memory(
 
     ``None`` where neither says anything.
     """
-    found: list[int] = []
+    numbers: list[int] = []
     with contextlib.suppress(OSError, ValueError):
         lines = meminfo.read_text(encoding="ascii", errors="replace").splitlines()
-        found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+        numbers = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     with contextlib.suppress(OSError, ValueError):
         for line in groups.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -135,9 +135,9 @@ def available_memory(
             top = root / controllers
             inside = Path(path.lstrip("/"))
             for folder in (top / inside, *(top / parent for parent in inside.parents)):  # each of them limits
-                found += _left(folder, "memory.max", "memory.current")
-                found += _left(folder, "memory.limit_in_bytes", "memory.usage_in_bytes")
-    return int(max(0, min(found)) * share) if found else None
+                numbers += _left(folder, "memory.max", "memory.current")
+                numbers += _left(folder, "memory.limit_in_bytes", "memory.usage_in_bytes")
+    return int(max(0, min(numbers)) * share) if numbers else None
 
 
 def _left(folder: Path, limit: str, used: str) -> list[int]:

@@ -83,7 +83,11 @@ def distributions(paths: Sequence[str] | None = None) -> Iterator[Distribution]:
 
 def installed(*names: str) -> dict[str, str]:
     """Return the versions of those distributions that are installed, by their normalized names."""
-    versions = {one.name: one.version for one in reversed([*distributions()]) if one.name in names}
+    versions = {
+        distribution.name: distribution.version
+        for distribution in reversed([*distributions()])
+        if distribution.name in names
+    }
     return {name: versions[name] for name in names if name in versions}
 
 
@@ -104,13 +108,15 @@ def install_command(extra: str) -> str:
         stated = metadata.requires(_PACKAGE) or ()
     except metadata.PackageNotFoundError:
         stated = ()
-    found = [
-        f'"{one.name}{one.specifier}"'
-        for one in map(Requirement, stated)
-        if one.marker is not None and one.marker.evaluate({"extra": extra}) and not one.marker.evaluate({"extra": ""})
+    texts = [
+        f'"{requirement.name}{requirement.specifier}"'
+        for requirement in map(Requirement, stated)
+        if requirement.marker is not None
+        and requirement.marker.evaluate({"extra": extra})
+        and not requirement.marker.evaluate({"extra": ""})
     ]
     named = f"{_PACKAGE}[{extra}]"
-    return f"pip install {' '.join(found)} (the extra {named})" if found else f'pip install "{named}"'
+    return f"pip install {' '.join(texts)} (the extra {named})" if texts else f'pip install "{named}"'
 
 
 def reinstall_command(options: str = "") -> str:
@@ -161,7 +167,7 @@ def _points(group: str) -> list[EntryPoint]:
     """Return the entry points of a group. Most installations have none, and then importlib.metadata is not imported."""
     others = any(hasattr(finder, "find_distributions") for finder in sys.meta_path if finder is not PathFinder)
     archives = any(os.path.isfile(path) for path in sys.path)  # noqa: PTH113 - on the way to every session
-    if not others and not archives and not any(_states(one, group) for one in distributions()):
+    if not others and not archives and not any(_states(distribution, group) for distribution in distributions()):
         return []
     from importlib import metadata
 

@@ -66,26 +66,28 @@ def start(*, devices: bool = True, limit: int = LIMIT) -> None:
 
 def stop() -> DeviceRecording:
     """Wait for the devices, end the recording and return it."""
-    found = _core.profiler_stop()
+    recording = _core.profiler_stop()
     notes = []
-    if found["source"] == "events":
+    if recording["source"] == "events":
         notes.append(
             "device work is timed by CUDA events around kernels that xpuruntime dispatches, and nothing else of a "
-            f"device is seen: {found['reason']}"
+            f"device is seen: {recording['reason']}"
         )
-    elif found["reason"]:
-        notes.append(f"ranges of the host only: {found['reason']}")
-    if found["dropped"]:
-        notes.append(f"{found['dropped']} records are lost: more came than are kept. Profile less, or raise the limit")
+    elif recording["reason"]:
+        notes.append(f"ranges of the host only: {recording['reason']}")
+    if recording["dropped"]:
+        notes.append(
+            f"{recording['dropped']} records are lost: more came than are kept. Profile less, or raise the limit"
+        )
     return DeviceRecording(
-        source=found["source"],
+        source=recording["source"],
         notes=tuple(notes),
-        start_ns=found["start_ns"],
-        end_ns=found["end_ns"],
-        ranges=tuple(map(Range._make, found["ranges"])),
-        work=tuple(map(DeviceWork._make, found["work"])),
-        calls=tuple(map(HostCall._make, found["calls"])),
-        dropped=found["dropped"],
+        start_ns=recording["start_ns"],
+        end_ns=recording["end_ns"],
+        ranges=tuple(map(Range._make, recording["ranges"])),
+        work=tuple(map(DeviceWork._make, recording["work"])),
+        calls=tuple(map(HostCall._make, recording["calls"])),
+        dropped=recording["dropped"],
     )
 
 

@@ -206,7 +206,7 @@ def _cuda_libraries(own: dict[str, Library]) -> tuple[Library, ...]:
     """Return what the libraries need of CUDA, and what that needs in turn."""
     index: LibraryIndex | None = None
     loaded = {library.name: library for library in loaded_libraries()}
-    found: dict[str, Library] = {}
+    libraries: dict[str, Library] = {}
     seen = set(own)
     paths = [library.path for library in own.values()]
     while paths:
@@ -225,6 +225,6 @@ def _cuda_libraries(own: dict[str, Library]) -> tuple[Library, ...]:
                 index = index or LibraryIndex()
                 library = next(iter(index.find_soname(soname)), None)
             if library is not None:
-                found[soname] = with_build_id(library)
+                libraries[soname] = with_build_id(library)
                 paths.append(library.path)
-    return tuple(found[soname] for soname in sorted(found))
+    return tuple(libraries[soname] for soname in sorted(libraries))

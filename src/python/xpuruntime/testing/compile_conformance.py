@@ -75,15 +75,15 @@ class CompileSuite:
     def test_an_artifact(self, tmp_path: Path) -> None:
         """It is whole, reads back as written, says what it is tied to, and speaks of source nodes only."""
         artifact = self.compile(models.conv(batch=2), tmp_path)
-        made = artifact.manifest
-        assert made.engine == self.registry().get(self.engine).name
-        assert made.entry in made.files
-        assert all((artifact.folder / name).stat().st_size == facts.size for name, facts in made.files.items())
-        assert made.target
-        assert all(isinstance(value, str) and value for value in made.target.values())
-        assert open_artifact(artifact.folder).manifest == made
-        known = {node.name for node in made.model.nodes}
-        assert {name for names in made.node_map.values() for name in names} <= known
+        manifest = artifact.manifest
+        assert manifest.engine == self.registry().get(self.engine).name
+        assert manifest.entry in manifest.files
+        assert all((artifact.folder / name).stat().st_size == facts.size for name, facts in manifest.files.items())
+        assert manifest.target
+        assert all(isinstance(value, str) and value for value in manifest.target.values())
+        assert open_artifact(artifact.folder).manifest == manifest
+        known = {node.name for node in manifest.model.nodes}
+        assert {name for names in manifest.node_map.values() for name in names} <= known
         assert [path.name for path in tmp_path.iterdir() if path.suffix in (".new", ".part", ".old")] == []
 
     def test_the_same_twice(self, tmp_path: Path) -> None:
@@ -106,11 +106,11 @@ class CompileSuite:
             artifact = self.compile(models.mlp(batch=2), tmp_path, f"{position}.xrt")
             for name in artifact.manifest.files:
                 path = artifact.folder / name
-                whole = path.read_bytes()
-                path.write_bytes(whole[: len(whole) // 2] if position == "cut" else whole[:-1] + bytes([whole[-1] ^ 1]))
+                data = path.read_bytes()
+                path.write_bytes(data[: len(data) // 2] if position == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
                 with pytest.raises(xrt.ModelError, match=name):
                     open_artifact(artifact.folder)
-                path.write_bytes(whole)
+                path.write_bytes(data)
             assert open_artifact(artifact.folder).manifest == artifact.manifest
 
     def test_several_builders_build_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,13 +124,13 @@ class CompileSuite:
 
         monkeypatch.setattr(type(engine), "compile", counted)
         path = models.save(models.conv(batch=2), tmp_path)
-        made: list[Any] = []
+        texts: list[Any] = []
         start = threading.Barrier(_THREADS)
 
         def work() -> None:
             start.wait()
             try:
-                made.append(
+                texts.append(
                     xrt.compile_model(
                         path,
                         tmp_path / "m.xrt",
@@ -141,18 +141,18 @@ class CompileSuite:
                     ).manifest
                 )
             except xrt.InputError as error:  # it was there before this one looked
-                made.append(str(error))
+                texts.append(str(error))
 
         threads = [threading.Thread(target=work) for _ in range(_THREADS)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(made) == _THREADS
+        assert len(texts) == _THREADS
         assert len(count) == 1
-        manifests = [one for one in made if not isinstance(one, str)]
+        manifests = [outcome for outcome in texts if not isinstance(outcome, str)]
         assert all(manifest == manifests[0] for manifest in manifests)
-        assert all("is there already" in one for one in made if isinstance(one, str))
+        assert all("is there already" in outcome for outcome in texts if isinstance(outcome, str))
 
     def test_weights_beside_the_model(self, tmp_path: Path) -> None:
         """External data goes into the artifact."""

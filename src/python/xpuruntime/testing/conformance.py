@@ -316,9 +316,9 @@ class EngineSuite:
     def test_deterministic(self, mlp: Path) -> None:
         """Ten runs of one session, and a second session, give the same bits."""
         x = self._x()
-        with self.open(mlp) as one, self.open(mlp) as two:
-            want = one.run({"x": x})["y"].tobytes()
-            assert all(one.run({"x": x})["y"].tobytes() == want for _ in range(10))
+        with self.open(mlp) as file, self.open(mlp) as two:
+            want = file.run({"x": x})["y"].tobytes()
+            assert all(file.run({"x": x})["y"].tobytes() == want for _ in range(10))
             assert two.run({"x": x})["y"].tobytes() == want
 
     def test_arithmetic_of_the_program_is_left_alone(self, mlp: Path) -> None:
@@ -348,8 +348,8 @@ class EngineSuite:
         inside = models.save(models.mlp(), tmp_path, "inside.onnx")
         outside = models.save(models.mlp(), tmp_path, "outside.onnx", external=True)
         x = self._x()
-        with self.open(inside) as one, self.open(outside) as two:
-            np.testing.assert_array_equal(one.run({"x": x})["y"], two.run({"x": x})["y"])
+        with self.open(inside) as file, self.open(outside) as two:
+            np.testing.assert_array_equal(file.run({"x": x})["y"], two.run({"x": x})["y"])
 
     def test_nameless_nodes(self, tmp_path: Path) -> None:
         """Nodes without names are named before the engine sees them, so that evidence can speak of them."""

@@ -44,7 +44,7 @@ class Arrays(Protocol):
     def fp8_sums(self) -> float:
         """What sums of float8 products may be wrong by on the device, as a part of the sum of absolute products."""
 
-    def make(self, one: Input) -> Any:
+    def make(self, input_: Input) -> Any:
         """Return the values in the dtype and layout asked for."""
 
     def poison(self, shape: tuple[int, ...], dtype: str, order: tuple[int, ...] | None) -> Any:
@@ -57,15 +57,15 @@ class Arrays(Protocol):
         """Return the name of the dtype."""
 
 
-def _spread(shape: tuple[int, ...], one: Input) -> tuple[tuple[int, ...], tuple[slice, ...], tuple[int, ...]]:
+def _spread(shape: tuple[int, ...], input_: Input) -> tuple[tuple[int, ...], tuple[slice, ...], tuple[int, ...]]:
     """Return the shape of the memory, what of it is used, and how its dimensions are then ordered."""
-    order = one.order or tuple(range(len(shape)))
+    order = input_.order or tuple(range(len(shape)))
     memory = [shape[i] for i in order]
     used = [slice(None)] * len(memory)
-    if memory and (one.gap or one.pad):
-        step = one.gap + 1
+    if memory and (input_.gap or input_.pad):
+        step = input_.gap + 1
         used[-1] = slice(0, memory[-1] * step, step)
-        memory[-1] = memory[-1] * step + one.pad
+        memory[-1] = memory[-1] * step + input_.pad
     back = tuple(order.index(i) for i in range(len(order)))
     return tuple(memory), tuple(used), back
 
@@ -76,17 +76,17 @@ class NumpyArrays:
     reverses = True
     fp8_sums = 0.0
 
-    def make(self, one: Input) -> Any:
+    def make(self, input_: Input) -> Any:
         """Return the values in the dtype and layout asked for."""
-        shape = one.values.shape[1:] if one.repeat else one.values.shape
-        values = one.values[0] if one.repeat else one.values
-        memory, used, back = _spread(shape, one)
-        array = self._full(memory, one.dtype)[used].transpose(back)
-        if one.reverse:
+        shape = input_.values.shape[1:] if input_.repeat else input_.values.shape
+        values = input_.values[0] if input_.repeat else input_.values
+        memory, used, back = _spread(shape, input_)
+        array = self._full(memory, input_.dtype)[used].transpose(back)
+        if input_.reverse:
             array = array[::-1]
         with np.errstate(over="ignore"):
             array[...] = values.astype(array.dtype)
-        return np.broadcast_to(array, one.values.shape) if one.repeat else array
+        return np.broadcast_to(array, input_.values.shape) if input_.repeat else array
 
     def poison(self, shape: tuple[int, ...], dtype: str, order: tuple[int, ...] | None) -> Any:
         """Return an array full of 0xFF."""
@@ -95,8 +95,8 @@ class NumpyArrays:
 
     def read(self, array: Any) -> np.ndarray[Any, Any]:
         """Return the values as float64, bool or int64."""
-        found = np.asarray(array)
-        return found.copy() if found.dtype.kind in "biu" else found.astype(np.float64)
+        values = np.asarray(array)
+        return values.copy() if values.dtype.kind in "biu" else values.astype(np.float64)
 
     def dtype(self, array: Any) -> str:
         """Return the name of the dtype."""
@@ -134,18 +134,18 @@ class TorchArrays:
             return 0.0
         return FP8_SUMS
 
-    def make(self, one: Input) -> Any:
+    def make(self, input_: Input) -> Any:
         """Return the values in the dtype and layout asked for."""
         import torch
 
-        if one.reverse:
+        if input_.reverse:
             raise InputError("PyTorch has no views that run backwards")
-        shape = one.values.shape[1:] if one.repeat else one.values.shape
-        values = one.values[0] if one.repeat else one.values
-        memory, used, back = _spread(shape, one)
-        array = self._full(memory, one.dtype)[used].permute(back)
+        shape = input_.values.shape[1:] if input_.repeat else input_.values.shape
+        values = input_.values[0] if input_.repeat else input_.values
+        memory, used, back = _spread(shape, input_)
+        array = self._full(memory, input_.dtype)[used].permute(back)
         array.copy_(torch.from_numpy(np.array(values, order="C")).to(self.device))
-        return array.expand(one.values.shape) if one.repeat else array
+        return array.expand(input_.values.shape) if input_.repeat else array
 
     def poison(self, shape: tuple[int, ...], dtype: str, order: tuple[int, ...] | None) -> Any:
         """Return an array full of 0xFF."""
@@ -157,8 +157,8 @@ class TorchArrays:
         import torch
 
         plain = array.double() if array.dtype.is_floating_point else array
-        found: np.ndarray[Any, Any] = torch.asarray(plain).cpu().numpy().copy()
-        return found
+        result: np.ndarray[Any, Any] = torch.asarray(plain).cpu().numpy().copy()
+        return result
 
     def dtype(self, array: Any) -> str:
         """Return the name of the dtype."""

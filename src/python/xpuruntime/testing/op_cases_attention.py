@@ -244,7 +244,7 @@ def _norm_forward(rms: bool, dtype: str, spec: dict[str, Any], random: np.random
         outputs["sum_out"] = 1
     expected = op_references.norm(x, weight, bias, residual, options["eps"], rms, dtype)
     if not options["return_stats"]:
-        expected = [one for one in expected if one.name in ("out", "sum")]
+        expected = [result for result in expected if result.name in ("out", "sum")]
     return OpCall(inputs, options, expected, outputs)
 
 
@@ -252,7 +252,7 @@ def _norm_backward(rms: bool, dtype: str, spec: dict[str, Any], random: np.rando
     draw = Draw(random, dtype)
     shape = spec["shape"]
     x, grad = draw.normal(*shape), draw.normal(*shape)
-    stats = {one.name: one.values for one in op_references.norm(x, None, None, None, 1e-5, rms, dtype)}
+    stats = {result.name: result.values for result in op_references.norm(x, None, None, None, 1e-5, rms, dtype)}
     stats_dtype = op_references.stats_dtype(dtype)
     mean = None if rms else op_references.round_to(stats["mean"], stats_dtype)
     rstd = op_references.round_to(stats["rstd"], stats_dtype)

@@ -142,8 +142,8 @@ def matmul(
     with np.errstate(invalid="ignore"):
         values, sizes = scale * (a @ b), abs(scale) * (np.abs(a) @ np.abs(b))
         values, error = _finish(values, sizes, a.shape[-1], bias, activation, sums_roundoff(dtype))
-    found = expect("out", values, error, out_dtype)
-    return [replace(found, fp8_sizes=1.13 * sizes) if dtype.startswith("float8") else found]
+    expected = expect("out", values, error, out_dtype)
+    return [replace(expected, fp8_sizes=1.13 * sizes) if dtype.startswith("float8") else expected]
 
 
 def conv2d(
@@ -211,14 +211,14 @@ def norm(
     rounded = 0.0 if residual is None else ROUNDOFF[dtype]
     relative = 32 * u * (1 + np.abs(normal)) + 8 * u * reach + 2 * rounded * reach * (1 + np.abs(normal))
     error = np.abs(w) * relative + (0.0 if bias is None else 4 * u * np.abs(bias))
-    found = [expect("out", values, error, dtype)]
+    norms = [expect("out", values, error, dtype)]
     if residual is not None:
-        found.append(expect("sum", s, np.zeros_like(s), dtype))
+        norms.append(expect("sum", s, np.zeros_like(s), dtype))
     off = (8 * u + 2 * rounded) * reach
     if not rms:
-        found.append(expect("mean", mean[..., 0], (off / rstd)[..., 0], stats_dtype(dtype)))
-    found.append(expect("rstd", rstd[..., 0], (rstd * (32 * u + off))[..., 0], stats_dtype(dtype)))
-    return found
+        norms.append(expect("mean", mean[..., 0], (off / rstd)[..., 0], stats_dtype(dtype)))
+    norms.append(expect("rstd", rstd[..., 0], (rstd * (32 * u + off))[..., 0], stats_dtype(dtype)))
+    return norms
 
 
 def stats_dtype(dtype: str) -> str:
@@ -249,15 +249,15 @@ def norm_backward(
     size_g, size_gx = np.abs(g).mean(-1, keepdims=True), np.abs(g * normal).mean(-1, keepdims=True)
     reach = 1 + np.abs(x).max(-1, keepdims=True, initial=0.0) * r
     error = r * 32 * u * reach * (np.abs(g) + size_g + (1 + np.abs(normal)) * (size_gx + size_g))
-    found = [expect("grad_x", values, error + 4 * u * np.abs(values), dtype)]
+    backwards = [expect("grad_x", values, error + 4 * u * np.abs(values), dtype)]
     rows = tuple(range(x.ndim - 1))
     terms = (int(np.prod(x.shape[:-1])) + EXTRA) * u
     if weight is not None:
         sizes = (np.abs(grad) * (np.abs(normal) + reach)).sum(rows)
-        found.append(expect("grad_weight", (grad * normal).sum(rows), terms * sizes, weight_dtype))
+        backwards.append(expect("grad_weight", (grad * normal).sum(rows), terms * sizes, weight_dtype))
     if has_bias:
-        found.append(expect("grad_bias", grad.sum(rows), terms * np.abs(grad).sum(rows), weight_dtype))
-    return found
+        backwards.append(expect("grad_bias", grad.sum(rows), terms * np.abs(grad).sum(rows), weight_dtype))
+    return backwards
 
 
 @dataclass(frozen=True)
@@ -309,12 +309,12 @@ def attention(
 ) -> list[Expected]:
     """Return out and lse; `factors` are those of the dropout."""
     heads = q.shape[1]
-    found = _weigh(q, _spread(k, heads), mask, causal, scale, dtype)
-    weights = found.values if factors is None else found.values * factors
+    weighed = _weigh(q, _spread(k, heads), mask, causal, scale, dtype)
+    weights = weighed.values if factors is None else weighed.values * factors
     values = _spread(v, heads)
     out = weights @ values
-    error = found.error * (weights @ np.abs(values))
-    lse = expect("lse", found.lse, found.score_error, "float32")
+    error = weighed.error * (weights @ np.abs(values))
+    lse = expect("lse", weighed.lse, weighed.score_error, "float32")
     return [expect("out", out, error, dtype), lse]
 
 
@@ -334,9 +334,9 @@ def attention_backward(
     heads = q.shape[1]
     keys, values = _spread(k, heads), _spread(v, heads)
     # float64 kernels take the lse in float32.
-    found = _weigh(q, keys, mask, causal, scale, dtype)
-    p = found.values
-    relative = found.error + (2.0**-23 * (1 + np.abs(np.where(np.isinf(found.lse), 0, found.lse))))[..., None]
+    weighed = _weigh(q, keys, mask, causal, scale, dtype)
+    p = weighed.values
+    relative = weighed.error + (2.0**-23 * (1 + np.abs(np.where(np.isinf(weighed.lse), 0, weighed.lse))))[..., None]
     f = np.ones_like(p) if factors is None else factors
     out = (p * f) @ values
     slopes = f * (grad @ values.swapaxes(-1, -2))
@@ -348,7 +348,7 @@ def attention_backward(
     score_error = p * (
         (relative + 2 * u_in * narrow) * np.abs(slopes - mean)
         + (q.shape[3] + EXTRA) * u * size
-        + (2 * u_in + found.error + relative) * of_mean
+        + (2 * u_in + weighed.error + relative) * of_mean
     )
     # What rounding to the dtype takes from the smallest, before or after they are multiplied with the scale.
     floor = np.where(p > 0, _TINIEST[dtype] if narrow else 0.0, 0.0)

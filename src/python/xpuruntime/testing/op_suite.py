@@ -54,7 +54,7 @@ __all__ = [
 def cases_of(kernel: str, arrays: Arrays) -> tuple[OpCase, ...]:
     """Return the cases of every operation that the kernel is registered for, as far as the library has such arrays."""
     known = ops.kernels()
-    mine = {one.op for one in known if one.id == kernel}
+    mine = {row.op for row in known if row.id == kernel}
     if not mine:
         raise InputError(f"there is no kernel {kernel!r}; there are {', '.join(sorted({one.id for one in known}))}")
     return tuple(case for case in op_cases() if case.op in mine and (arrays.reverses or "/backwards/" not in case.name))
@@ -143,8 +143,8 @@ class OpSuite:
     def pytest_generate_tests(cls, metafunc: pytest.Metafunc) -> None:
         """One test for each case."""
         if "op_case" in metafunc.fixturenames:
-            found = metafunc.cls
-            cases = cases_of(found.kernel, found.arrays())
+            suite = metafunc.cls
+            cases = cases_of(suite.kernel, suite.arrays())
             metafunc.parametrize("op_case", cases, ids=[case.name for case in cases])
 
     def test_case(self, op_case: OpCase) -> None:
@@ -170,20 +170,20 @@ class OpSuite:
 def run_case(case: OpCase, kernel: str, arrays: Arrays, seed: int = 0, factors: Any = None) -> OpCall:
     """Run one case with one kernel, into poisoned results, and compare."""
     call = case.call(seed) if factors is None else case.call(seed, factors=factors)
-    inputs = {name: arrays.make(one) for name, one in call.inputs.items()}
+    inputs = {name: arrays.make(input_) for name, input_ in call.inputs.items()}
     before = {name: arrays.read(array) for name, array in inputs.items()}
     outputs = {
         name: arrays.poison(call.expected[at].values.shape, call.expected[at].dtype, None if at else call.order)
         for name, at in call.outputs.items()
     }
     results = getattr(ops, case.function)(**inputs, **call.options, **outputs, kernel=kernel)
-    found = [one for one in (results if isinstance(results, tuple) else (results,)) if one is not None]
-    assert len(found) == len(call.expected), f"{case.name}: {len(found)} results, expected {len(call.expected)}"
+    computed = [one for one in (results if isinstance(results, tuple) else (results,)) if one is not None]
+    assert len(computed) == len(call.expected), f"{case.name}: {len(computed)} results, expected {len(call.expected)}"
     for name, at in call.outputs.items():
-        assert found[at] is outputs[name], f"{case.name}: what is returned is not {name}="
+        assert computed[at] is outputs[name], f"{case.name}: what is returned is not {name}="
     for name, array in inputs.items():
         np.testing.assert_array_equal(arrays.read(array), before[name], f"{case.name}: {name} was written to")
-    for result, expected in zip(found, call.expected, strict=True):
+    for result, expected in zip(computed, call.expected, strict=True):
         where = f"{case.name}: {expected.name}"
         assert arrays.dtype(result) == expected.dtype, f"{where} is {arrays.dtype(result)}, expected {expected.dtype}"
         bound = expected.bound
@@ -198,15 +198,15 @@ def run_case(case: OpCase, kernel: str, arrays: Arrays, seed: int = 0, factors: 
 
 def _configured(case: OpCase, kernel: str, call: OpCall) -> str:
     """Return the kernel with the configuration that served a call, if the decision log has exactly one match."""
-    shapes = {name: one.values.shape for name, one in call.inputs.items()}
+    shapes = {name: input_.values.shape for name, input_ in call.inputs.items()}
     # As the core keeps them: a record of each, for each wrong result, would take longer than to compute all cases.
-    found = {
+    texts = {
         f"{decision['chosen']}@{decision['config']}" if decision["config"] else decision["chosen"]
         for decision in _core.Dispatcher.instance().decisions()
         if (decision["op"], decision["chosen"]) == (case.op, kernel.partition("@")[0])
         and all(decision["shapes"].get(name, shape) == shape for name, shape in shapes.items())
     }
-    return found.pop() if len(found) == 1 else kernel
+    return texts.pop() if len(texts) == 1 else kernel
 
 
 def compare(where: str, got: Any, want: Any, bound: Any) -> None:
@@ -250,11 +250,11 @@ def find_factors(case: OpCase, kernel: str, arrays: Arrays, seed: int = 0) -> Ar
     assert call.weights is not None, f"{case.name} has no dropout"
     p = float(np.float32(call.options["dropout_p"]))
     seen = call.weights.values > 0
-    found = _dropped_weights(call, kernel, arrays)
-    whole = call.weights.values / (1 - p)
-    kept = seen & (found > whole / 2)
+    weights = _dropped_weights(call, kernel, arrays)
+    scaled = call.weights.values / (1 - p)
+    kept = seen & (weights > scaled / 2)
     bound = np.where(kept, call.weights.bound / (1 - p), 0.0)
-    compare(f"{case.name}: weights after dropout", found, np.where(kept, whole, 0.0), bound)
+    compare(f"{case.name}: weights after dropout", weights, np.where(kept, scaled, 0.0), bound)
 
     count, share = int(seen.sum()), int(kept.sum())
     deviation = np.sqrt(count * p * (1 - p))
@@ -266,7 +266,7 @@ def find_factors(case: OpCase, kernel: str, arrays: Arrays, seed: int = 0) -> Ar
     assert len(np.unique(of_heads, axis=0)) == len(of_heads), f"{case.name}: two heads drop the same weights"
 
     again = _dropped_weights(call, kernel, arrays)
-    assert np.array_equal(again, found), f"{case.name}: the same rng gives other bits the second time"
+    assert np.array_equal(again, weights), f"{case.name}: the same rng gives other bits the second time"
     given = call.inputs["rng"].values
     for what, change in (("seed", (1, 0)), ("offset", (0, 64))):
         other = _dropped_weights(call, kernel, arrays, given + np.array(change))
@@ -284,7 +284,7 @@ def _dropped_weights(call: OpCall, kernel: str, arrays: Arrays, rng: Array | Non
     if rng is not None:
         inputs["rng"] = Input(rng, "int64")
     q, shape = call.inputs["q"], call.inputs["v"].values.shape
-    made = {name: arrays.make(one) for name, one in inputs.items()}
+    made = {name: arrays.make(input_) for name, input_ in inputs.items()}
     options = {**call.options, "return_lse": True, "kernel": kernel}
     parts = []
     for start in range(0, shape[2], shape[3]):

@@ -74,18 +74,18 @@ class SearchContext:
         if arguments.policy is not None and (lock := Policy.coerce(arguments.policy).execution.lock) is not None:
             msg = f"the policy states execution.lock: {lock}, and a search changes what a lock holds. Fix: leave it out"
             raise PolicyError(msg)
-        found = _planned(model, arguments, registry, machine, self.calibration)
-        if spec.devices and found.policy.execution.device == "auto":
+        planned = _planned(model, arguments, registry, machine, self.calibration)
+        if spec.devices and planned.policy.execution.device == "auto":
             arguments = arguments._replace(device=policy_device(spec.devices[0]))
-            found = _planned(model, arguments, registry, machine, self.calibration)
-        request, plan, here, policy = found.request, found.plan, found.machine, found.policy
+            planned = _planned(model, arguments, registry, machine, self.calibration)
+        request, plan, here, policy = planned.request, planned.plan, planned.machine, planned.policy
         self.request: PlanRequest = request
         self.plan, self.registry = plan, registry
         if spec.space.batch and (padded := policy.execution.static_batch) is not None:
             msg = f"space.batch searches the batch, and execution.static_batch: {padded} fixes it; leave one out"
             raise PolicyError(msg)
-        given = spec.constraints.accuracy
-        self.base = policy if isinstance(given, str) else policy.replace(accuracy=given)
+        accuracy = spec.constraints.accuracy
+        self.base = policy if isinstance(accuracy, str) else policy.replace(accuracy=accuracy)
         self.digest = model_digest(request.model)
         self.grade = spec.constraints.determinism or policy.execution.determinism
         self.notes: tuple[str, ...] = ()
@@ -105,7 +105,9 @@ class SearchContext:
         self.notes += why
         self.planner = Planner(request, self.base, registry, machine, most_threads=within)
         names = spec.space.engine or _engines(policy, registry)
-        missing = {one.name: probed(one) for one in map(registry.get, names) if one.name not in here.engines}
+        missing = {
+            engine.name: probed(engine) for engine in map(registry.get, names) if engine.name not in here.engines
+        }
         self.machine = full = here.with_engines({**here.engines, **missing})
         declared = {
             known.name: known.tunables(request.model, plan.device, full)
@@ -161,7 +163,7 @@ class SearchContext:
             "call": self.call,
             "inputs": inputs,
             "calibration": self.calibration,
-            "engines": {name: one.version for name, one in sorted(self.machine.engines.items())},
+            "engines": {name: engine.version for name, engine in sorted(self.machine.engines.items())},
             "cores": list(self.cores),
             "devices": [device.name if self.spec.ray is None else "a Ray node" for device in self.devices],
             "hardware": self.devices[0].hardware,
@@ -175,11 +177,11 @@ class SearchContext:
         exact = Tolerance(rtol=0.0, atol=0.0, cosine=0.0)
         with probing(self.request.model, samples.feeds[0], made=samples.origin == GENERATED):
             references = make_references(arguments, engine, self.machine, samples.feeds)
-        for index, one in enumerate(references):
-            write_arrays(room / f"inputs-{index}", one.feeds)
-            outputs = {name: value for name, value in one.outputs.items() if isinstance(value, np.ndarray)}
-            if len(outputs) != len(one.outputs):
-                missing = next(name for name in one.outputs if name not in outputs)
+        for index, reference in enumerate(references):
+            write_arrays(room / f"inputs-{index}", reference.feeds)
+            outputs = {name: value for name, value in reference.outputs.items() if isinstance(value, np.ndarray)}
+            if len(outputs) != len(reference.outputs):
+                missing = next(name for name in reference.outputs if name not in outputs)
                 raise UnsupportedOperationError(
                     f"the output {missing!r} is no tensor, and candidates cannot be compared"
                 )
@@ -253,7 +255,7 @@ def _engines(policy: Policy, registry: EngineRegistry) -> tuple[str, ...]:
     stated = policy.execution.engine
     if not isinstance(stated, str):
         return stated
-    return tuple(one.name for one in registry if one.automatic)
+    return tuple(engine.name for engine in registry if engine.automatic)
 
 
 def _stated_keys(spec: TuneSpec) -> list[str]:
@@ -367,14 +369,14 @@ def _checked(source: Any, model: ModelInfo) -> Iterator[dict[str, Any]]:
         (*model.inputs, *model.overridable_inputs), [input_.name for input_ in model.overridable_inputs]
     )
     log = ConversionLog()
-    for index, (place, sample) in enumerate(source):
+    for index, (origin, sample) in enumerate(source):
         try:
             ready = check.on_host(sample, strict=False, log=log)
         except InputError as error:
-            raise InputError(f"inputs: sample {index} ({place}): {error}") from None
+            raise InputError(f"inputs: sample {index} ({origin}): {error}") from None
         wrong = [name for name, array in ready.items() if not isinstance(array, np.ndarray)]
         if wrong:
             raise InputError(
-                f"inputs: sample {index} ({place}): input {wrong[0]!r} is not an array. Fix: give a tensor"
+                f"inputs: sample {index} ({origin}): input {wrong[0]!r} is not an array. Fix: give a tensor"
             )
         yield {name: np.array(array) for name, array in ready.items()}

@@ -81,15 +81,15 @@ class Measurements:
 
     def measure(self, executor: Executor, key: str, measure: Callable[[], Any]) -> Any:
         """Recall a measurement, or make it. One whose device goes away is made once more, on another device."""
-        found = self._recall_or_measure(executor, key, measure)
-        if isinstance(found, dict) and found.get("another"):
-            self.notes.append(f"{found['lost']}; {key} was measured once more, on another one")
-            found = self._recall_or_measure(executor, _retry_key(key), measure)
-        if isinstance(found, dict) and "lost" in found:
-            raise CandidateFailed(CandidateCode.NODE_LOST, found["lost"])
-        if isinstance(found, dict) and "failed" in found:
-            raise CandidateFailed(*found["failed"])
-        return found
+        measurement = self._recall_or_measure(executor, key, measure)
+        if isinstance(measurement, dict) and measurement.get("another"):
+            self.notes.append(f"{measurement['lost']}; {key} was measured once more, on another one")
+            measurement = self._recall_or_measure(executor, _retry_key(key), measure)
+        if isinstance(measurement, dict) and "lost" in measurement:
+            raise CandidateFailed(CandidateCode.NODE_LOST, measurement["lost"])
+        if isinstance(measurement, dict) and "failed" in measurement:
+            raise CandidateFailed(*measurement["failed"])
+        return measurement
 
     def run_in_parallel(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
         """Do jobs at the same time, one for each executor, and return what they do. One that raises ends the others."""
@@ -137,24 +137,24 @@ class Measurements:
     _run_all = _core.guarded(_in_parallel, _stop)
 
     def _recall_or_measure(self, executor: Executor, key: str, measure: Callable[[], Any]) -> Any:
-        found = self._journal.recall(key) if self._journal.has(key) else self._measure_now(executor, key, measure)
-        if isinstance(found, dict) and "lost" in found and not found["another"] and executor not in self._gone:
+        result = self._journal.recall(key) if self._journal.has(key) else self._measure_now(executor, key, measure)
+        if isinstance(result, dict) and "lost" in result and not result["another"] and executor not in self._gone:
             self._gone.append(executor)
-        return found
+        return result
 
     def _measure_now(self, executor: Executor, key: str, measure: Callable[[], Any]) -> Any:
         device = executor.device.name
         try:
-            found = measure()
+            measurement = measure()
         except CandidateFailed as failed:
-            found = {"failed": [failed.code, failed.reason]}
+            measurement = {"failed": [failed.code, failed.reason]}
         except DeviceLost as lost:
             if self._stopped:
                 raise _Stopped from lost
-            found = self._replace_device(executor, str(lost))
+            measurement = self._replace_device(executor, str(lost))
         if self._stopped:
             raise _Stopped
-        return self._journal.record(key, found, self.clock(), device)
+        return self._journal.record(key, measurement, self.clock(), device)
 
     def _replace_device(self, executor: Executor, reason: str) -> dict[str, Any]:
         """Have an executor go on elsewhere, and return what the journal says of it."""
@@ -262,16 +262,16 @@ class Journal:
         if not lock_descriptor(self._descriptor, blocking=False):
             raise InputError(f"another process writes the journal '{path}'. Fix: wait for it, or name another file")
         data = _read(self._descriptor)
-        whole = data[: data.rfind(b"\n") + 1]
-        if data and not whole.startswith(b'{"key":"request"') and not b'{"key":"request"'.startswith(data[:16]):
+        complete = data[: data.rfind(b"\n") + 1]
+        if data and not complete.startswith(b'{"key":"request"') and not b'{"key":"request"'.startswith(data[:16]):
             raise InputError(f"'{path}' is not the journal of a search. Fix: name another file")
-        entries = self._replayed(path, whole)
+        entries = self._replayed(path, complete)
         if entries and not resume:
             if entries[-1]["key"] != _END:
                 msg = f"the journal '{path}' is of a search that did not end. Fix: go on with it (resume), or remove it"
                 raise InputError(msg)
-            whole, entries, self._digest = b"", [], ""
-        os.ftruncate(self._descriptor, len(whole))  # a last line that was cut off was never recalled
+            complete, entries, self._digest = b"", [], ""
+        os.ftruncate(self._descriptor, len(complete))  # a last line that was cut off was never recalled
         os.lseek(self._descriptor, 0, os.SEEK_END)
         head = {"schema": SCHEMA, **request}
         if not entries:

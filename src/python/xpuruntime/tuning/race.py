@@ -90,10 +90,10 @@ class Race:
         """Take the figures of a round of all that are live."""
         self.rounds += 1
         for name in self.figures:
-            found = figures.get(name)
-            self.figures[name].append(None if isinstance(found, Failure) else found)
-            if isinstance(found, Failure):
-                self.exits[name] = RaceExit(found.code, self.incumbent, None, self.rounds, found.reason)
+            figure = figures.get(name)
+            self.figures[name].append(None if isinstance(figure, Failure) else figure)
+            if isinstance(figure, Failure):
+                self.exits[name] = RaceExit(figure.code, self.incumbent, None, self.rounds, figure.reason)
         if self.incumbent in self.exits:
             self._replace_failed()
         if self.rounds in self._looks:
@@ -102,7 +102,7 @@ class Race:
     def ratio(self, name: str, other: str) -> Interval | None:
         """Return the ratio of two figures over the rounds that both ran; ``None`` where there are fewer than three."""
         pairs = zip(self.figures[name], self.figures[other], strict=True)
-        both = [(one, two) for one, two in pairs if one is not None and two is not None]
+        both = [(figure, two) for figure, two in pairs if figure is not None and two is not None]
         if len(both) < 3:
             return None
         times, control = zip(*both, strict=True)
@@ -110,9 +110,9 @@ class Race:
 
     def leader(self) -> str:
         """Return the one with the best median ratio to the incumbent, which may be the incumbent itself."""
-        found = {name: ratio.ratio for name in self.live[1:] if (ratio := self.ratio(name, self.incumbent))}
-        best = min(found, key=found.__getitem__, default=self.incumbent)
-        return best if found.get(best, 1.0) < 1 else self.incumbent
+        ratios = {name: ratio.ratio for name in self.live[1:] if (ratio := self.ratio(name, self.incumbent))}
+        best = min(ratios, key=ratios.__getitem__, default=self.incumbent)
+        return best if ratios.get(best, 1.0) < 1 else self.incumbent
 
     def _look(self) -> None:
         margin = math.log1p(self._decide.min_effect)
@@ -131,7 +131,7 @@ class Race:
         """Let the quickest of the others stand in for an incumbent that failed."""
         left = [name for name in self.figures if name not in self.exits]
         if left:
-            known = {name: [one for one in self.figures[name] if one is not None] for name in left}
+            known = {name: [figure for figure in self.figures[name] if figure is not None] for name in left}
             self.incumbent = min(left, key=lambda name: statistics.median(known[name]) if known[name] else math.inf)
 
 
@@ -175,8 +175,8 @@ class Duel:
             self._control.append(math.sqrt(first * end))
             self._times.append(math.sqrt(one * two))
             self._split.append((first, end))
-            if len(self._times) in self._looks and (found := self._look()).won is not None:
-                return found
+            if len(self._times) in self._looks and (result := self._look()).won is not None:
+                return result
         ends = last == self._looks[-1]
         return self._undecided("decide.duel_rounds allows no more" if ends else "so far", self._look())
 
@@ -185,28 +185,28 @@ class Duel:
         if rounds < 3:
             return DuelResult(None, None, f"undecided after {rounds} rounds")
         # of the control to the finalist: how many times better the finalist is
-        found = compare(
+        comparison = compare(
             self._control, self._times, margin=Margin(self._decide.min_effect, 0.0), confidence=self._decide.confidence,
             looks=len(self._looks) + 1, family=self._family, seed=self._seed,
         )  # fmt: skip
-        gain = Ratio(value=found.ratio, low=found.low, high=found.high, against=CONTROL, rounds=rounds)
-        won = True if found.verdict is RatioVerdict.SLOWER else (False if found.within_limit else None)
+        gain = Ratio(value=comparison.ratio, low=comparison.low, high=comparison.high, against=CONTROL, rounds=rounds)
+        won = True if comparison.verdict is RatioVerdict.SLOWER else (False if comparison.within_limit else None)
         return DuelResult(won, gain, f"decided after {rounds} rounds")
 
-    def _undecided(self, why: str, found: DuelResult) -> DuelResult:
+    def _undecided(self, why: str, last: DuelResult) -> DuelResult:
         """Return a look at the end, with the reason why the duel ended where nothing is decided."""
-        if found.won is not None:
-            return found
+        if last.won is not None:
+            return last
         apart = _apart(self._split)
-        return found._replace(ended=f"{why} after {len(self._times)} rounds" + (f"; {apart}" if apart else ""))
+        return last._replace(ended=f"{why} after {len(self._times)} rounds" + (f"; {apart}" if apart else ""))
 
 
 def _apart(split: Sequence[tuple[float, float]]) -> str:
     """Say how far two turns of the control are apart in the same rounds."""
     if len(split) < 3:
         return ""
-    found = paired_ratio([last for _, last in split], [first for first, _ in split])
-    return f"two turns of the same process differ by {found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}]"
+    ratio = paired_ratio([last for _, last in split], [first for first, _ in split])
+    return f"two turns of the same process differ by {ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
 #: A gain of a setting alone from which it is combined with others, and a loss that bars it.
@@ -227,14 +227,14 @@ class SettingGains:
 
     def excluded(self) -> frozenset[Setting]:
         """Return the settings that later waves leave out: they failed or lost alone, or gained nothing."""
-        found = set()
+        settings = set()
         for setting, state in self.single.items():
             ratio = self._ratio(setting)
             lost = ratio is not None and ratio > _BARRED
             gained_nothing = ratio is not None and ratio > _PROMISING and setting.key not in self._stated
             if state.trial.code is not None or state.code == CandidateCode.DUPLICATE or lost or gained_nothing:
-                found.add(setting)
-        return frozenset(found)
+                settings.add(setting)
+        return frozenset(settings)
 
     def worth_refining(self, setting: Setting) -> bool:
         """Say whether a setting may gain beside others, whatever it gained alone.

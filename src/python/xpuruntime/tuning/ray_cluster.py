@@ -143,10 +143,10 @@ class RayCluster:
         )
 
     def _actor(self) -> Any:
-        asked = dict(self.resources)
-        options = {name: asked.pop(name) for name in ("num_cpus", "num_gpus") if name in asked}
+        resources = dict(self.resources)
+        options = {name: resources.pop(name) for name in ("num_cpus", "num_gpus") if name in resources}
         made = self._ray.remote(NodeExecutor).options(
-            **options, resources=asked, scheduling_strategy="SPREAD", max_restarts=0
+            **options, resources=resources, scheduling_strategy="SPREAD", max_restarts=0
         )
         return made.remote()
 
@@ -198,7 +198,7 @@ class RayCluster:
             return stated
         if cuda or "num_gpus" in stated:
             return {"num_cpus": 1, "num_gpus": 1, **stated}
-        sizes = [int(one.get("CPU", 0)) for one in self._alive() if all(one.get(name) for name in stated)]
+        sizes = [int(node.get("CPU", 0)) for node in self._alive() if all(node.get(name) for name in stated)]
         return {"num_cpus": min((size for size in sizes if size), default=1), **stated}
 
     def _capacity(self) -> int:
@@ -231,9 +231,9 @@ class RayCluster:
 def _find_server(address: str) -> None:
     """Raise OSError where nothing listens at an address: Ray itself tries again for minutes."""
     stated = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
-    found = _HOST_AND_PORT.fullmatch(stated)
-    if found is not None:
-        socket.create_connection((found["host"].strip("[]"), int(found["port"])), timeout=_CONNECT_SECONDS).close()
+    match = _HOST_AND_PORT.fullmatch(stated)
+    if match is not None:
+        socket.create_connection((match["host"].strip("[]"), int(match["port"])), timeout=_CONNECT_SECONDS).close()
 
 
 def _check_version(node: RayNode) -> RayNode:
@@ -289,13 +289,13 @@ class RayExecutor(Executor):
 
     def count_slow_runs(self, candidate: Candidate, limit: float, runs: int, seconds: float) -> dict[str, Any]:
         """Count runs over a limit."""
-        found: dict[str, Any] = self._call("count_slow_runs", [candidate], candidate, limit, runs, seconds)
-        return found
+        slow_runs: dict[str, Any] = self._call("count_slow_runs", [candidate], candidate, limit, runs, seconds)
+        return slow_runs
 
     def determinism(self, candidate: Candidate, grade: str) -> dict[str, Any]:
         """Test a grade."""
-        found: dict[str, Any] = self._call("determinism", [candidate], candidate, grade)
-        return found
+        results: dict[str, Any] = self._call("determinism", [candidate], candidate, grade)
+        return results
 
     def op_time_shares(self, candidate: Candidate) -> dict[str, float]:
         """Return the share of time of each operator type."""
@@ -304,8 +304,8 @@ class RayExecutor(Executor):
 
     def measure_fresh(self, candidates: Sequence[Candidate]) -> list[float]:
         """Open candidates anew and time them one after the other and back."""
-        found: list[float] = self._call("measure_fresh", candidates, list(candidates))
-        return found
+        results: list[float] = self._call("measure_fresh", candidates, list(candidates))
+        return results
 
     def close(self, candidate: Candidate | None = None) -> None:
         """Close a candidate, or all."""
@@ -343,9 +343,9 @@ class RayExecutor(Executor):
 
     def _call(self, method: str, candidates: Sequence[Candidate], *arguments: Any) -> Any:
         jobs = {candidate.id: self._job_of(candidate) for candidate in candidates}
-        found = self._cluster.get(self._node, "call", method, jobs, self.time_left(), *arguments)
-        if "out_of_time" in found:
+        answer = self._cluster.get(self._node, "call", method, jobs, self.time_left(), *arguments)
+        if "out_of_time" in answer:
             raise OutOfTime
-        if "failed" in found:
-            raise CandidateFailed(*found["failed"])
-        return found["value"]
+        if "failed" in answer:
+            raise CandidateFailed(*answer["failed"])
+        return answer["value"]

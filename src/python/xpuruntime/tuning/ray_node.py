@@ -64,20 +64,20 @@ class NodeExecutor:
     def receive(self, sent: Sequence[FileSent], constraints: Constraints, device: TrialDevice, *contents: Any) -> None:
         """Take the files of a search: the contents of those whose name is no absolute path."""
         left = iter(contents)
-        for one in sent:
-            path = Path(self._folder.name, one.name)
-            if not Path(one.name).is_absolute():
+        for file in sent:
+            path = Path(self._folder.name, file.name)
+            if not Path(file.name).is_absolute():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(memoryview(next(left)))
             try:
-                found = file_digest(path)
+                digest = file_digest(path)
             except OSError as error:
                 raise InputError(
-                    f"{one.name} cannot be read there: {reason_of(error)}. Fix: state ray.model: store"
+                    f"{file.name} cannot be read there: {reason_of(error)}. Fix: state ray.model: store"
                 ) from None
-            if found != one.sha256:
+            if digest != file.sha256:
                 raise InputError(
-                    f"{one.name} is another file there (SHA-256 {found[:16]}…, and {one.sha256[:16]}… is "
+                    f"{file.name} is another file there (SHA-256 {digest[:16]}…, and {file.sha256[:16]}… is "
                     "tuned). Fix: state ray.model: store, or copy it"
                 )
         self._executor = ProcessExecutor(lambda candidate: self._jobs[candidate.id], constraints, device)
@@ -129,8 +129,8 @@ class NodeExecutor:
 def hardware_of(machine: Any) -> dict[str, Any]:
     """Return what distinguishes nodes: the processor, the cores that may be used, GPUs, and the engines."""
     cores = cpu_cores()
-    gpus = [f"{one.name}, {bytes_text(one.total_memory)}" for one in machine.cuda]
-    engines = {name: one.version for name, one in sorted(machine.engines.items()) if one.version is not None}
+    gpus = [f"{gpu.name}, {bytes_text(gpu.total_memory)}" for gpu in machine.cuda]
+    engines = {name: engine.version for name, engine in sorted(machine.engines.items()) if engine.version is not None}
     return {
         "name": machine.cpu.name,
         "cores": cores.physical,
@@ -148,14 +148,14 @@ def search_files(
     model: Path, info: ModelInfo, calibration: str | None, samples: Path
 ) -> tuple[dict[str, Path], tuple[str, ...]]:
     """Return the files by their names on a node, and which of these are the model's."""
-    found = _within(_MODEL, model)
+    paths = _within(_MODEL, model)
     for file in info.external_files:
-        found[f"{_MODEL}/{PurePosixPath(file.location)}"] = Path(info.base_dir or model.parent) / file.location
-    mine = tuple(found)
+        paths[f"{_MODEL}/{PurePosixPath(file.location)}"] = Path(info.base_dir or model.parent) / file.location
+    mine = tuple(paths)
     if calibration is not None:
-        found |= _within(_CALIBRATION, Path(calibration))
-    found |= {f"{SAMPLES}/{path.relative_to(samples).as_posix()}": path for path in _files(samples)}
-    return found, mine
+        paths |= _within(_CALIBRATION, Path(calibration))
+    paths |= {f"{SAMPLES}/{path.relative_to(samples).as_posix()}": path for path in _files(samples)}
+    return paths, mine
 
 
 def job_on_node(job: RunnerJob, *, shared: bool) -> RunnerJob:

@@ -144,33 +144,33 @@ def _data(result: TuneResult) -> dict[str, Any]:
     }
 
 
-def _candidate(result: TuneResult, one: CandidateResult) -> dict[str, Any]:
+def _candidate(result: TuneResult, candidate: CandidateResult) -> dict[str, Any]:
     return {
-        "id": one.id,
-        "engine": one.engine or "-",
-        "name": changes_text(one.changes),
+        "id": candidate.id,
+        "engine": candidate.engine or "-",
+        "name": changes_text(candidate.changes),
         "keys": [
-            *([key, str(value)] for key, value in one.changes.items()),
-            *([["measured on", one.device]] if len(result.devices) > 1 and one.figure is not None else []),
-            *([["CUDA graph", one.cuda_graph]] if one.cuda_graph not in (None, "off") else []),
+            *([key, str(value)] for key, value in candidate.changes.items()),
+            *([["measured on", candidate.device]] if len(result.devices) > 1 and candidate.figure is not None else []),
+            *([["CUDA graph", candidate.cuda_graph]] if candidate.cuda_graph not in (None, "off") else []),
         ],
-        "code": one.code,
-        "reason": one.reason,
-        "ran": one.figure is not None,
-        "front": one.id in result.front,
-        "figure": one.figure,
-        "figureText": figure_text(result.objective, one.figure),
-        "gain": None if one.gain is None else one.gain.value,
+        "code": candidate.code,
+        "reason": candidate.reason,
+        "ran": candidate.figure is not None,
+        "front": candidate.id in result.front,
+        "figure": candidate.figure,
+        "figureText": figure_text(result.objective, candidate.figure),
+        "gain": None if candidate.gain is None else candidate.gain.value,
         "interval": None
-        if one.gain is None
-        else {name: getattr(one.gain, name) for name in ("value", "low", "high", "against")},
-        "gainText": "-" if one.gain is None else f"{one.gain} of {one.gain.against}",
-        "memory": one.memory,
-        "memoryText": "-" if one.memory is None else bytes_text(one.memory),
-        "error": one.error,
-        "errorText": "-" if one.error is None else f"{one.error:.2g}",
-        "start": one.start,
-        "startText": "-" if one.start is None else f"{one.start:.2f} s",
+        if candidate.gain is None
+        else {name: getattr(candidate.gain, name) for name in ("value", "low", "high", "against")},
+        "gainText": "-" if candidate.gain is None else f"{candidate.gain} of {candidate.gain.against}",
+        "memory": candidate.memory,
+        "memoryText": "-" if candidate.memory is None else bytes_text(candidate.memory),
+        "error": candidate.error,
+        "errorText": "-" if candidate.error is None else f"{candidate.error:.2g}",
+        "start": candidate.start,
+        "startText": "-" if candidate.start is None else f"{candidate.start:.2f} s",
     }
 
 
@@ -178,8 +178,14 @@ def _fragment(result: TuneResult) -> str:
     """Return headline and candidates, for browsers without scripts."""
     kind = {0: "honoured", 1: "substituted"}.get(result.exit_code, "unobservable")
     rows = [
-        (one.id, changes_text(one.changes), figure_text(result.objective, one.figure), Badge(one.code), one.reason)
-        for one in ranked(result)
+        (
+            candidate.id,
+            changes_text(candidate.changes),
+            figure_text(result.objective, candidate.figure),
+            Badge(candidate.code),
+            candidate.reason,
+        )
+        for candidate in ranked(result)
     ]
     head = f"<p class='xrt-headline xrt-{kind}'>{escaped(result.headline)}</p>"
     columns = ("id", "candidate", "figure", "code", "reason")

@@ -114,16 +114,20 @@ class Runner:
             results = run()
             self._quickest = min(self._quickest, time.perf_counter() - began)
             outputs = self._calls.outputs(index, results)
-            found = compare_within(self._reference(index), outputs, self._tolerance, self._session.model.random_outputs)
-            error = max([error, *(output.max_rel for output in found.outputs)])
-            cosine = min(cosine, 1.0 if found.cosine is None else found.cosine)
-            if not found.passed:
-                reason = f"for input {index}, {found.figures}"
+            comparison = compare_within(
+                self._reference(index), outputs, self._tolerance, self._session.model.random_outputs
+            )
+            error = max([error, *(output.max_rel for output in comparison.outputs)])
+            cosine = min(cosine, 1.0 if comparison.cosine is None else comparison.cosine)
+            if not comparison.passed:
+                reason = f"for input {index}, {comparison.figures}"
                 return {"passed": False, "reason": reason, "error": error, "cosine": cosine, **self.facts}
-            decided = decided or not all(output.undecided for output in found.outputs)
+            decided = decided or not all(output.undecided for output in comparison.outputs)
             self._passed[index] = digest_of(outputs)
         if not decided:
-            reason = f"its accuracy cannot be judged: {found.inconclusive}. Fix: give inputs like those of production"
+            reason = (
+                f"its accuracy cannot be judged: {comparison.inconclusive}. Fix: give inputs like those of production"
+            )
             return {"passed": False, "reason": reason, "error": error, "cosine": cosine, **self.facts}
         return {"passed": True, "reason": "", "error": error, "cosine": cosine, **self.facts}
 
@@ -174,23 +178,23 @@ class Runner:
 
     def count_slow_runs(self, limit: float, runs: int, seconds: float) -> dict[str, Any]:
         """Make single runs under the load, and count those over a limit."""
-        until, over, made, found = time.perf_counter() + seconds, 0, 0, []
-        while made < runs and time.perf_counter() < until:
-            times, _, outputs = self._timed(max(1, min(_TAIL_RUNS, runs - made) // self.job.concurrency))
-            found.append(times)
+        until, over, count, slow = time.perf_counter() + seconds, 0, 0, []
+        while count < runs and time.perf_counter() < until:
+            times, _, outputs = self._timed(max(1, min(_TAIL_RUNS, runs - count) // self.job.concurrency))
+            slow.append(times)
             over += int(np.count_nonzero(times > limit))
-            made += len(times)
+            count += len(times)
             if wrong := self._wrong(outputs):
                 return {"wrong": wrong}
-        return {"runs": made, "over": over, "p99": float(np.percentile(np.concatenate(found), 99)), "wrong": ""}
+        return {"runs": count, "over": over, "p99": float(np.percentile(np.concatenate(slow), 99)), "wrong": ""}
 
     def determinism(self, grade: str) -> dict[str, Any]:
         """Test a grade of determinism."""
         from xpuruntime.locks.determinism import session_determinism
 
-        found = session_determinism(self._session, grade, inputs=self._feeds[0], trust=self.job.trust)  # type: ignore[arg-type]
-        worst = next((test for test in found.tests if test.verdict in ("failed", "not_tested")), None)
-        return {"reached": found.reached, "reason": "" if worst is None else f"{worst.grade}: {worst.reason}"}
+        tested = session_determinism(self._session, grade, inputs=self._feeds[0], trust=self.job.trust)  # type: ignore[arg-type]
+        worst = next((test for test in tested.tests if test.verdict in ("failed", "not_tested")), None)
+        return {"reached": tested.reached, "reason": "" if worst is None else f"{worst.grade}: {worst.reason}"}
 
     def op_time_shares(self) -> dict[str, float]:
         """Return the share of time of each operator type, of an instrumented run."""
@@ -224,10 +228,12 @@ class Runner:
         digest = digest_of(outputs)
         if self._passed.get(index) == digest:
             return ""
-        found = compare_within(self._reference(index), outputs, self._tolerance, self._session.model.random_outputs)
-        if found.passed:
+        comparison = compare_within(
+            self._reference(index), outputs, self._tolerance, self._session.model.random_outputs
+        )
+        if comparison.passed:
             self._passed[index] = digest
-        return "" if found.passed else f"while it was timed, for input {index}, {found.figures}"
+        return "" if comparison.passed else f"while it was timed, for input {index}, {comparison.figures}"
 
     def _timed(self, runs: int) -> tuple[np.ndarray[Any, Any], float, tuple[int, dict[str, Any]]]:
         """Return the seconds of all runs, of all together, and the last outputs of the first thread."""
@@ -239,8 +245,8 @@ class Runner:
         if count == 1:
             self._calls.poison()
             began = time.perf_counter()
-            times, last, found = _loop(self._calls, timed, runs, 0)
-            return times, time.perf_counter() - began, (last, self._calls.outputs(last, found))
+            times, last, outputs = _loop(self._calls, timed, runs, 0)
+            return times, time.perf_counter() - began, (last, self._calls.outputs(last, outputs))
         self._threads = self._threads or ThreadPoolExecutor(count)
         gate = threading.Barrier(count + 1)
 
@@ -264,8 +270,8 @@ class Runner:
         if failed:
             raise next((one for one in failed if not isinstance(one, threading.BrokenBarrierError)), failed[0])
         done = [one.result() for one in waiting]
-        _, last, found, calls = done[0]
-        return np.concatenate([one[0] for one in done]), elapsed, (last, calls.outputs(last, found))
+        _, last, outputs, calls = done[0]
+        return np.concatenate([one[0] for one in done]), elapsed, (last, calls.outputs(last, outputs))
 
     def _calls_of_thread(self) -> Calls:
         """Return the calls of this thread. The first time each timed input is run, as often as a graph needs."""
@@ -280,14 +286,14 @@ class Runner:
 
 def _loop(calls: Calls, timed: Sequence[int], runs: int, first: int) -> tuple[np.ndarray[Any, Any], int, Any]:
     """Return the seconds of each run, the index of the last inputs, and what the last run returned."""
-    clock, times, index, found = time.perf_counter, np.empty(runs), 0, None
+    clock, times, index, outputs = time.perf_counter, np.empty(runs), 0, None
     for number in range(runs):
         index = timed[(first + number) % len(timed)]
         run = calls.prepared(index)
         began = clock()
-        found = run()
+        outputs = run()
         times[number] = clock() - began
-    return times, index, found
+    return times, index, outputs
 
 
 def digest_of(arrays: Mapping[str, Any]) -> bytes:

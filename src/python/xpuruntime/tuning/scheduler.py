@@ -89,19 +89,19 @@ class TrialScheduler:
         if isinstance(planned, Rejected):
             self._counts["rejected by the plan"] += 1
             engine = str(changes.get("execution.engine", ""))
-            one = Candidate(id=name, engine=engine, device="", changes=dict(changes), policy={})
-            state = CandidateState(one, CandidateCode.INFEASIBLE, planned.reason)
+            candidate = Candidate(id=name, engine=engine, device="", changes=dict(changes), policy={})
+            state = CandidateState(candidate, CandidateCode.INFEASIBLE, planned.reason)
             state.trial = Trial(code=CandidateCode.INFEASIBLE, reason=planned.reason)
         else:
-            one = Candidate(
+            candidate = Candidate(
                 id=name, engine=planned.engine, device=planned.device, changes=dict(changes),
                 policy=planned.policy.to_dict(),
             )  # fmt: skip
             same = self._by_settings.setdefault(planned.settings_digest, name)
             state = (
-                CandidateState(one)
+                CandidateState(candidate)
                 if same == name
-                else CandidateState(one, CandidateCode.DUPLICATE, f"the engine gets what it gets for {same}")
+                else CandidateState(candidate, CandidateCode.DUPLICATE, f"the engine gets what it gets for {same}")
             )
             if same != name:
                 state.estimate = self._states[same].estimate
@@ -110,18 +110,18 @@ class TrialScheduler:
 
     def _open(self, state: CandidateState, executor: Executor) -> bool:
         """Open a candidate and check the constraints; return whether it keeps them."""
-        one = state.candidate
+        candidate = state.candidate
         if state.trial.code is None:
             with self._lock:
                 self._counts["opened"] += 1
-            self._report("open", executor, (one.id,))
+            self._report("open", executor, (candidate.id,))
             key = state.trial_key
             try:
-                found = self._measurements.measure(
-                    executor, key, lambda: {"changes": one.changes, "trial": executor.trial(one)}
+                measurement = self._measurements.measure(
+                    executor, key, lambda: {"changes": candidate.changes, "trial": executor.trial(candidate)}
                 )
-                _check_same(one, found["changes"])
-                state.trial = msgspec.convert(found["trial"], Trial)
+                _check_same(candidate, measurement["changes"])
+                state.trial = msgspec.convert(measurement["trial"], Trial)
             except CandidateFailed as failed:
                 state.trial = Trial(code=failed.code, reason=failed.reason)
             except OutOfTime:
@@ -152,7 +152,7 @@ class TrialScheduler:
             ]
             self._races += len(jobs)
             start = self._incumbent
-            races = [one for one in self._measurements.run_in_parallel(jobs) if one is not None]
+            races = [race for race in self._measurements.run_in_parallel(jobs) if race is not None]
             self._merge_races(races, start)
             left = {state.candidate.id for lane in lanes for state in lane}
             waiting = [state for state in waiting if state.candidate.id in left]
@@ -184,10 +184,10 @@ class TrialScheduler:
                 break
             before = set(race.live)
             self._report("race", executor, race.live, race.rounds, self._spec.decide.rounds[1])
-            found = self._round(executor, key, race)
-            if found is None:
+            figures = self._round(executor, key, race)
+            if figures is None:
                 break
-            race.add(found)
+            race.add(figures)
             for name in heat:
                 self._states[name].device = self._measurements.device(key)
             for name in before.difference(race.live):
@@ -201,13 +201,13 @@ class TrialScheduler:
         """Measure a round; ``None`` where the budget ended meanwhile."""
 
         def measure() -> dict[str, Any]:
-            found: dict[str, Any] = {}
+            codes: dict[str, Any] = {}
             for name in race.order():
                 try:
-                    found[name] = executor.turn(self._states[name].candidate)
+                    codes[name] = executor.turn(self._states[name].candidate)
                 except CandidateFailed as failed:
-                    found[name] = [failed.code, failed.reason]
-            return {"figures": found}
+                    codes[name] = [failed.code, failed.reason]
+            return {"figures": codes}
 
         try:
             figures = self._measurements.measure(executor, key, measure)["figures"]
@@ -215,7 +215,7 @@ class TrialScheduler:
             return {name: Failure(lost.code, lost.reason) for name in race.live[1:]}
         except OutOfTime:
             return None
-        return {name: Failure(*one) if isinstance(one, list) else one for name, one in figures.items()}
+        return {name: Failure(*figure) if isinstance(figure, list) else figure for name, figure in figures.items()}
 
     def _merge_races(self, races: Sequence[Race], start: str | None) -> None:
         """Take over how the heats of a time ended. Those that beat the incumbent on several devices race once more."""
@@ -350,10 +350,10 @@ class TrialScheduler:
             )
 
 
-def _check_same(one: Candidate, recorded: dict[str, Any]) -> None:
+def _check_same(candidate: Candidate, recorded: dict[str, Any]) -> None:
     """Refuse the trial of another candidate: decisions would then differ from those that the journal is of."""
-    if recorded != json.loads(json_bytes(one.changes)):
+    if recorded != json.loads(json_bytes(candidate.changes)):
         raise InputError(
-            f"the journal has {one.id} with {recorded}, and this search has it with {one.changes}. Fix: remove the "
-            "journal and start again"
+            f"the journal has {candidate.id} with {recorded}, and this search has it with {candidate.changes}. "
+            "Fix: remove the journal and start again"
         )

@@ -97,9 +97,9 @@ class Space(NamedTuple):
 
     def point(self, engine: str, settings: Sequence[Setting]) -> Point | None:
         """Return the point with these settings away from the first values; ``None`` where one would have no effect."""
-        tunables = {one.key: one for one in self.tunables[engine]}
+        tunables = {tunable.key: tunable for tunable in self.tunables[engine]}
         stated = {
-            **{key: one.values[0] for key, one in tunables.items()},
+            **{key: tunable.values[0] for key, tunable in tunables.items()},
             **{setting.key: setting.value for setting in settings},
         }
         keys = [tunables[setting.key] for setting in settings]
@@ -109,14 +109,14 @@ class Space(NamedTuple):
         """Yield the points that differ from one in the value of one key."""
         for tunable in self.tunables[point.engine]:
             others = tuple(one for one in point.settings if one.key != tunable.key)
-            if len(others) < len(point.settings) and (found := self.point(point.engine, others)) is not None:
-                yield found
+            if len(others) < len(point.settings) and (neighbour := self.point(point.engine, others)) is not None:
+                yield neighbour
             for value in tunable.values[1:]:
                 setting = Setting(point.engine, tunable.key, value)
                 if setting not in point.settings:
-                    found = self.point(point.engine, (*others, setting))
-                    if found is not None:
-                        yield found
+                    neighbour = self.point(point.engine, (*others, setting))
+                    if neighbour is not None:
+                        yield neighbour
 
     def size(self) -> int:
         """Return the number of all points, without regard to what depends on what."""
@@ -178,7 +178,7 @@ def build_space(
             "CUDA graphs were not searched, because plain runs use none; objective.call: bind (--call bind) has bound "
             "runs timed"
         )
-    found = {}
+    space = {}
     for engine, tunables in declared.items():
         options = wanted.options.get(engine)
         mine = [*tunables, *(Tunable(key=key, values=()) for key in replaced)]
@@ -187,8 +187,8 @@ def build_space(
             mine += [
                 Tunable(key=f"{OPTIONS}{engine}.{name}", values=(None, *values)) for name, values in options.items()
             ]
-        found[engine] = tuple(_settled(mine, fixed, replaced))
-    return Space(device, found, tuple(notes))
+        space[engine] = tuple(_settled(mine, fixed, replaced))
+    return Space(device, space, tuple(notes))
 
 
 def _settled(
@@ -231,7 +231,7 @@ def apply_changes(base: Policy, changes: Mapping[str, Any]) -> Policy:
     The batch is of the runs, and changes no policy.
     """
     execution: dict[str, Any] = {}
-    options = {engine: dict(given) for engine, given in base.execution.provider_options.items()}
+    options = {engine: dict(provider_option) for engine, provider_option in base.execution.provider_options.items()}
     kernels: dict[str, Any] = {}
     for key, value in changes.items():
         if key == BATCH:
@@ -355,10 +355,11 @@ class CandidateState:
 
     def result(self) -> CandidateResult:
         """Return it as a record."""
-        one, trial = self.candidate, self.trial
+        candidate, trial = self.candidate, self.trial
         return CandidateResult(
-            id=one.id, engine=one.engine, device=self.device or one.device, changes=one.changes, code=self.code,
-            reason=self.reason, figure=statistics.median(self.figures) if self.figures else None, gain=self.gain,
+            id=candidate.id, engine=candidate.engine, device=self.device or candidate.device,
+            changes=candidate.changes, code=self.code, reason=self.reason,
+            figure=statistics.median(self.figures) if self.figures else None, gain=self.gain,
             start=trial.start, memory=trial.memory, error=trial.error, cosine=trial.cosine,
             cuda_graph=trial.graph,
         )  # fmt: skip

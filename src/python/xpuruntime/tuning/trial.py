@@ -166,12 +166,12 @@ def _device(name: str, machine: Machine) -> TrialDevice:
         return TrialDevice(name=name, device="cpu", cores=cores, hardware=_processor(name, cores, machine))
     if kind != "cuda":
         return TrialDevice(name=name, device=name)
-    found = next((one for one in machine.cuda if one.index == int(index or 0)), None)
-    if found is None:
+    gpu = next((one for one in machine.cuda if one.index == int(index or 0)), None)
+    if gpu is None:
         there = ", ".join(f"cuda:{one.index}" for one in machine.cuda) or machine.cuda_reason or "none"
         raise UnsupportedOperationError(f"devices: {name} was not found; CUDA devices: {there}. Fix: leave it out")
-    hardware = {"name": found.name, "memory": found.total_memory, "multiprocessors": found.sm_count}
-    return TrialDevice(name=name, device=f"cuda:{found.index}", hardware=hardware)
+    hardware = {"name": gpu.name, "memory": gpu.total_memory, "multiprocessors": gpu.sm_count}
+    return TrialDevice(name=name, device=f"cuda:{gpu.index}", hardware=hardware)
 
 
 def _processor(name: str, cores: tuple[int, ...], machine: Machine) -> dict[str, Any]:
@@ -190,8 +190,8 @@ def _processor(name: str, cores: tuple[int, ...], machine: Machine) -> dict[str,
             )
     count: CpuCores = cpu_cores(cores or None)
     clocks = {_clock(core) for core in cores} - {None}
-    found = {"name": machine.cpu.name, "cores": count.physical, "threads": count.logical}
-    return {**found, "khz": sorted(clocks)} if clocks else found
+    facts = {"name": machine.cpu.name, "cores": count.physical, "threads": count.logical}
+    return {**facts, "khz": sorted(clocks)} if clocks else facts
 
 
 def _clock(core: int) -> int | None:
@@ -203,16 +203,16 @@ def _clock(core: int) -> int | None:
 
 def _cores(name: str) -> tuple[int, ...]:
     """Return the cores of a set."""
-    found: list[int] = []
+    cores: list[int] = []
     for part in name.removeprefix(_SET).split("+"):
         match = _RANGE.fullmatch(part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match is not None else (1, 0)
         if first > last:
             raise Refused(f"{quote(name)} is not a set of cores; write {_SET}0-3, or {_SET}0-3+8-11")
-        found += range(first, last + 1)
-    if len(set(found)) < len(found):
+        cores += range(first, last + 1)
+    if len(set(cores)) < len(cores):
         raise Refused(f"{quote(name)} has a core twice")
-    return tuple(sorted(found))
+    return tuple(sorted(cores))
 
 
 def _cores_text(cores: Sequence[int]) -> str:

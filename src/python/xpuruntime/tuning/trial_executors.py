@@ -136,13 +136,13 @@ class SessionExecutor(Executor):
         return msgspec.structs.replace(job, policy=policy, timed=self._timed)
 
 
-def check_constraints(found: dict[str, Any], constraints: Constraints, seconds: float) -> Trial:
+def check_constraints(measured: dict[str, Any], constraints: Constraints, seconds: float) -> Trial:
     """Return the trial of a candidate that was opened and compared: whether it keeps the constraints."""
-    start, memory = found["start"], found["memory"]
+    start, memory = measured["start"], measured["memory"]
     code: CandidateCode | None = None
     reason = ""
-    if not found["passed"]:
-        code, reason = CandidateCode.INACCURATE, found["reason"]
+    if not measured["passed"]:
+        code, reason = CandidateCode.INACCURATE, measured["reason"]
     elif constraints.start is not None and start > constraints.start:
         code, reason = (
             CandidateCode.SLOW_START,
@@ -151,8 +151,8 @@ def check_constraints(found: dict[str, Any], constraints: Constraints, seconds: 
     elif constraints.memory_peak is not None and memory is not None and memory > constraints.memory_peak:
         code, reason = CandidateCode.MEMORY, f"it held {memory:,} bytes, over the {constraints.memory_peak:,} allowed"
     return Trial(
-        code=code, reason=reason, start=start, memory=memory, error=found["error"], cosine=found["cosine"],
-        run=found["run"], graph=found["graph"], seconds=seconds,
+        code=code, reason=reason, start=start, memory=memory, error=measured["error"], cosine=measured["cosine"],
+        run=measured["run"], graph=measured["graph"], seconds=seconds,
     )  # fmt: skip
 
 
@@ -206,16 +206,16 @@ class LocalExecutor(SessionExecutor):
             runner = self._runners.get(candidate.id)
             if runner is None:
                 runner = self._runners[candidate.id] = Runner(self._job(candidate), self._registry)
-            found: dict[str, Any] = getattr(runner, method)(**arguments)
+            results: dict[str, Any] = getattr(runner, method)(**arguments)
         except Exception as error:  # an engine of someone else's may raise anything
             code: CandidateCode = (
                 CandidateCode.INACCURATE if isinstance(error, AccuracyError) else CandidateCode.OPEN_FAILED
             )
             said = error_line(error, named=not isinstance(error, XpuRuntimeError))
             raise CandidateFailed(code, said[:500]) from error
-        if found.get("wrong"):
-            raise CandidateFailed(CandidateCode.INACCURATE, found["wrong"])
-        return found
+        if results.get("wrong"):
+            raise CandidateFailed(CandidateCode.INACCURATE, results["wrong"])
+        return results
 
 
 _RUNNER = "xpuruntime.tuning.runner"
@@ -256,15 +256,17 @@ class ProcessExecutor(SessionExecutor):
     def count_slow_runs(self, candidate: Candidate, limit: float, runs: int, seconds: float) -> dict[str, Any]:
         """Count runs over a limit."""
         worker = self._worker(candidate)
-        found: dict[str, Any] = self._called(worker, "count_slow_runs", _CALL, limit=limit, runs=runs, seconds=seconds)
-        if found["wrong"]:
-            raise CandidateFailed(CandidateCode.INACCURATE, found["wrong"])
-        return found
+        slow_runs: dict[str, Any] = self._called(
+            worker, "count_slow_runs", _CALL, limit=limit, runs=runs, seconds=seconds
+        )
+        if slow_runs["wrong"]:
+            raise CandidateFailed(CandidateCode.INACCURATE, slow_runs["wrong"])
+        return slow_runs
 
     def determinism(self, candidate: Candidate, grade: str) -> dict[str, Any]:
         """Test a grade."""
-        found: dict[str, Any] = self._called(self._worker(candidate), "determinism", math.inf, grade=grade)
-        return found
+        results: dict[str, Any] = self._called(self._worker(candidate), "determinism", math.inf, grade=grade)
+        return results
 
     def op_time_shares(self, candidate: Candidate) -> dict[str, float]:
         """Return the share of time of each operator type."""
@@ -327,10 +329,10 @@ class ProcessExecutor(SessionExecutor):
         return worker, float(self._called(worker, None, most, job=job)["start"])
 
     def _steady(self, worker: Worker) -> float:
-        found = self._called(worker, "turn", _TURN)
-        if found["wrong"]:
-            raise CandidateFailed(CandidateCode.INACCURATE, found["wrong"])
-        return float(found["figure"])
+        answer = self._called(worker, "turn", _TURN)
+        if answer["wrong"]:
+            raise CandidateFailed(CandidateCode.INACCURATE, answer["wrong"])
+        return float(answer["figure"])
 
     def _fresh(self, candidate: Candidate, objective: str) -> float:
         """Return what a fresh process takes: seconds from its start to the first result, or the most memory."""
@@ -340,10 +342,10 @@ class ProcessExecutor(SessionExecutor):
             elapsed = time.monotonic() - began
             if objective == "cold_start":
                 return elapsed
-            found = self._called(worker, "check", _CALL)
-            if not found["passed"]:
-                raise CandidateFailed(CandidateCode.INACCURATE, found["reason"])
-            return float(found["memory"] or math.nan)
+            answer = self._called(worker, "check", _CALL)
+            if not answer["passed"]:
+                raise CandidateFailed(CandidateCode.INACCURATE, answer["reason"])
+            return float(answer["memory"] or math.nan)
         finally:
             self.close(candidate)
 

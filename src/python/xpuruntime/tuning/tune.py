@@ -190,13 +190,13 @@ def tune(
             grade=context.grade, kernels=kernel_values(stated.space, FAMILIES), stated=context.stated_keys,
             progress=progress,
         )  # fmt: skip
-        found = search.run()
+        outputs = search.run()
         elapsed = clock()
         log.finish(elapsed)
-        notes = [*([samples.note] if samples.note else []), *context.notes, *found.notes]
+        notes = [*([samples.note] if samples.note else []), *context.notes, *outputs.notes]
         notes += [f"while it was measured, {remark}" for remark in between(before, moment()).remarks()]
-        winner = next((one for one in found.candidates if one.id == (found.winner or CONTROL)), None)
-        changes = winner.changes if winner is not None and found.winner else {}
+        winner = next((one for one in outputs.candidates if one.id == (outputs.winner or CONTROL)), None)
+        changes = winner.changes if winner is not None and outputs.winner else {}
         planned = context.planner.plan(changes)
         return TuneResult(
             created=utc_now(), version=version("xpuruntime"), model=str(model), model_sha256=context.digest,
@@ -204,11 +204,11 @@ def tune(
             concurrency=stated.objective.concurrency,
             call=context.call,  # type: ignore[arg-type]
             inputs=samples.origin, devices=tuple(one.name for one in context.devices),
-            hardware=context.devices[0].hardware, verdict=found.verdict,  # type: ignore[arg-type]
-            reason=found.reason, winner=found.winner, gain=found.gain,
+            hardware=context.devices[0].hardware, verdict=outputs.verdict,  # type: ignore[arg-type]
+            reason=outputs.reason, winner=outputs.winner, gain=outputs.gain,
             changes=changes, policy={} if isinstance(planned, Rejected) else planned.policy.to_dict(),
-            min_effect=stated.decide.min_effect, confidence=stated.decide.confidence, candidates=found.candidates,
-            front=_pareto_front(found.candidates), stages=found.stages, elapsed=elapsed, budget=stated.budget.time,
+            min_effect=stated.decide.min_effect, confidence=stated.decide.confidence, candidates=outputs.candidates,
+            front=_pareto_front(outputs.candidates), stages=outputs.stages, elapsed=elapsed, budget=stated.budget.time,
             notes=tuple(dict.fromkeys(notes)),
         )  # fmt: skip
 

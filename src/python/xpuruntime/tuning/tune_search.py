@@ -241,24 +241,24 @@ class Search(TrialScheduler):
         if not kept:
             return self._outcome("none", "no candidate keeps the constraints")
         gain = next((found.gain for found in ended.values()), None)
-        for name, found in ended.items():
-            if found.won is None:
-                led = f"{name} led" + ("" if found.gain is None else f" by {found.gain} so far")
-                return self._outcome("undecided", f"{led}, and the final duel did not decide: {found.ended}", gain=gain)
+        for name, duel in ended.items():
+            if duel.won is None:
+                led = f"{name} led" + ("" if duel.gain is None else f" by {duel.gain} so far")
+                return self._outcome("undecided", f"{led}, and the final duel did not decide: {duel.ended}", gain=gain)
         return self._no_winner(gain)
 
     def _go_on(self, name: str, duel: Duel, most: int, ended: dict[str, DuelResult]) -> bool:
         """Go on with the duel of a finalist for at most so many rounds, and return whether it won."""
-        state, found = self._states[name], duel.run(most)
-        ended[name] = found
-        state.gain = found.gain or state.gain
-        if found.won is None:
-            state.reason = f"the final duel did not decide: {found.ended}"
-        elif found.failed is not None:
-            state.code, state.reason = found.failed, f"in the final duel, {found.ended}"
-        elif not found.won:
+        state, outputs = self._states[name], duel.run(most)
+        ended[name] = outputs
+        state.gain = outputs.gain or state.gain
+        if outputs.won is None:
+            state.reason = f"the final duel did not decide: {outputs.ended}"
+        elif outputs.failed is not None:
+            state.code, state.reason = outputs.failed, f"in the final duel, {outputs.ended}"
+        elif not outputs.won:
             state.code, state.reason = CandidateCode.NOT_FASTER, "it did not keep its lead in the final duel"
-        return bool(found.won)
+        return bool(outputs.won)
 
     def _no_winner(self, gain: Ratio | None) -> Outcome:
         open_ = [name for name, state in self._states.items() if state.code == CandidateCode.UNDECIDED]
@@ -303,31 +303,35 @@ class Search(TrialScheduler):
 
     def _meets_constraints(self, state: CandidateState) -> bool:
         """Test determinism and the 99th percentile."""
-        one, constraints, executor = state.candidate, self._spec.constraints, self._measurements.main_executor
+        candidate, constraints, executor = state.candidate, self._spec.constraints, self._measurements.main_executor
         try:
             if self._grade != "none":
-                self._report("determinism", executor, (one.id,))
-                key = f"determinism/{one.id}"
-                found = self._measurements.measure(executor, key, lambda: executor.determinism(one, self._grade))
-                if not found["reached"]:
+                self._report("determinism", executor, (candidate.id,))
+                key = f"determinism/{candidate.id}"
+                measurement = self._measurements.measure(
+                    executor, key, lambda: executor.determinism(candidate, self._grade)
+                )
+                if not measurement["reached"]:
                     return self._rule_out(
-                        state, CandidateCode.NONDETERMINISTIC, f"{self._grade} did not pass: {found['reason']}"
+                        state, CandidateCode.NONDETERMINISTIC, f"{self._grade} did not pass: {measurement['reason']}"
                     )
             if constraints.latency_p99 is not None:
-                self._report("tail", executor, (one.id,))
+                self._report("tail", executor, (candidate.id,))
                 limit, runs = constraints.latency_p99, 2 * runs_required(0.99)
-                key = f"tail/{one.id}"
-                found = self._measurements.measure(
-                    executor, key, lambda: executor.count_slow_runs(one, limit, runs, TAIL_SECONDS)
+                key = f"tail/{candidate.id}"
+                measurement = self._measurements.measure(
+                    executor, key, lambda: executor.count_slow_runs(candidate, limit, runs, TAIL_SECONDS)
                 )
-                runs, over = found["runs"], found["over"]
+                runs, over = measurement["runs"], measurement["over"]
                 if over > 0.01 * runs or runs < runs_required(0.99, beyond=over):
                     share = f"{over} of {runs} runs took longer than {limit:g} s"
-                    return self._rule_out(state, CandidateCode.LATENCY, f"its p99 is {found['p99']:.4g} s: {share}")
+                    return self._rule_out(
+                        state, CandidateCode.LATENCY, f"its p99 is {measurement['p99']:.4g} s: {share}"
+                    )
         except CandidateFailed as failed:
             return self._rule_out(state, failed.code, failed.reason)
         finally:
-            executor.close(one)
+            executor.close(candidate)
         return True
 
     def _rule_out(self, state: CandidateState, code: CandidateCode, reason: str) -> bool:

@@ -17,13 +17,13 @@ def on_cuda(name, op="MatMul", **more):
     return unit(name, op, CUDA, **more)
 
 
-def status(units, device=CUDA, asked="prefer", **more):
-    return graph_status(device=device, engine="onnxruntime", asked=asked, units=units, **more)
+def status(units, device=CUDA, stated="prefer", **more):
+    return graph_status(device=device, engine="onnxruntime", stated=stated, units=units, **more)
 
 
 @pytest.mark.parametrize("device", ["cpu", "npu", "rocm:0"])
 def test_elsewhere_it_does_not_apply(device):
-    found = status([unit("a")], device=device, asked="off")
+    found = status([unit("a")], device=device, stated="off")
     assert (found.status, found.reason, found.blockers) == ("not_applicable", f"does not apply: runs on {device}", ())
 
 
@@ -122,8 +122,8 @@ def test_a_refusal_at_loading_is_told():
 
 
 def test_possible_says_how():
-    assert "state execution.cuda_graph: prefer" in status([on_cuda("a")], asked="off").reason
-    assert "bind() captures it" in status([on_cuda("a")], asked="require").reason
+    assert "state execution.cuda_graph: prefer" in status([on_cuda("a")], stated="off").reason
+    assert "bind() captures it" in status([on_cuda("a")], stated="require").reason
 
 
 @pytest.mark.parametrize("seen", [{"units": []}, {"units": [on_cuda("a")], "partial": True}])

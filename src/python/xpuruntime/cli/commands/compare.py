@@ -132,7 +132,7 @@ def compare(
     refuse_other_kinds({"--html": (html, "page")})
     feeds = prepare(model, input, dim)[1] if input or dim else None
     with working("comparing", as_json=json), nullcontext() if feeds is None else feeds.running():
-        found = compare_engines(
+        comparison = compare_engines(
             model,
             None if engines is None else engines.split(","),
             device=device,
@@ -147,9 +147,9 @@ def compare(
     if feeds is not None:
         report_probe_inputs(feeds)
         if feeds.probed:
-            found = msgspec.structs.replace(found, inputs=GENERATED)
-    print_and_save(found, {found.save_html: html}, as_json=json)
-    return ExitCode.OK if found.agreed else ExitCode.NOT_HONOURED
+            comparison = msgspec.structs.replace(comparison, inputs=GENERATED)
+    print_and_save(comparison, {comparison.save_html: html}, as_json=json)
+    return ExitCode.OK if comparison.agreed else ExitCode.NOT_HONOURED
 
 
 def _compare_folders(
@@ -172,9 +172,9 @@ def _compare_folders(
         raise InputError(f"{wrong[0]} has no effect on two language models", fix=f"leave {wrong[0]} out")
     with working("comparing", as_json=as_json):
         more = {} if new_tokens is None else {"new_tokens": new_tokens}
-        found = compare_generations(reference, candidate, policy, device=device, texts=texts, **more)
-    print_and_save(found, {}, shown=str(found), as_json=as_json)
-    return ExitCode.OK if found.agreed else ExitCode.NOT_HONOURED
+        generations = compare_generations(reference, candidate, policy, device=device, texts=texts, **more)
+    print_and_save(generations, {}, shown=str(generations), as_json=as_json)
+    return ExitCode.OK if generations.agreed else ExitCode.NOT_HONOURED
 
 
 _SIDE = "A report, a lock, `here`, or py:PATH with the path of a Python interpreter."
@@ -220,7 +220,7 @@ def diff(
     check_target("--output", output)
     seconds = read_duration(budget, "--budget")
     feeds = None
-    sides = [("a side", one) for one in (before, after) if kind_of(one) == "file"]
+    sides = [("a side", source) for source in (before, after) if kind_of(source) == "file"]
     refuse_overwriting({"--output": output}, sides)
     refuse_other_kinds({"--output": (output, "diff")})
     if model is not None:
@@ -229,7 +229,7 @@ def diff(
             feeds = prepare(model, input, dim, trust=session_options.trust)[1]
             report_probe_inputs(feeds)
     with working("comparing two environments", as_json=json), nullcontext() if feeds is None else feeds.running():
-        found = compare_environments(
+        environments = compare_environments(
             before,
             after,
             model,
@@ -238,8 +238,8 @@ def diff(
             margin=margin,
             **session_options.arguments(),
         )
-    print_and_save(found, {found.save: output}, as_json=json)
-    return found.exit_code
+    print_and_save(environments, {environments.save: output}, as_json=json)
+    return environments.exit_code
 
 
 PackageArgument = Annotated[
@@ -313,7 +313,7 @@ def bisect(
     feeds = prepare(model, input, dim, trust=session_options.trust)[1]
     report_probe_inputs(feeds)
     with working(f"bisecting {package}", as_json=json), feeds.running():
-        found = bisect_versions(
+        bisection = bisect_versions(
             package,
             good,
             bad,
@@ -328,8 +328,8 @@ def bisect(
             progress=_say,
             **session_options.arguments(),
         )
-    print_and_save(found, {found.save: output}, as_json=json)
-    return found.exit_code
+    print_and_save(bisection, {bisection.save: output}, as_json=json)
+    return bisection.exit_code
 
 
 def _say(verdict: VersionVerdict) -> None:

@@ -127,7 +127,7 @@ def lock(
         check_target("--statement", statement)
     inputs = None if not input else prepare(model, input, None, trust=session_options.trust)[1].arrays
     with working("locking", as_json=json):
-        found = locked(
+        result = locked(
             model,
             output=path,
             inputs=inputs,
@@ -145,26 +145,26 @@ def lock(
             **session_options.arguments(),
         )
     if statement is not None and not check and not dry_run:
-        write_whole(statement, lock_statement(found.lock, path), "the statement")
+        write_whole(statement, lock_statement(result.lock, path), "the statement")
     if json:
-        print_json(_record(found))
+        print_json(_record(result))
     else:
-        _show(found, check=check)
-    return ExitCode.NOT_HONOURED if check and found.drifts else ExitCode.OK
+        _show(result, check=check)
+    return ExitCode.NOT_HONOURED if check and result.drifts else ExitCode.OK
 
 
 def _shapes(values: Sequence[str] | None) -> dict[str, tuple[int, ...]] | None:
     """Read ``NAME=1x3x8x8``."""
-    found: dict[str, tuple[int, ...]] = {}
+    numbers: dict[str, tuple[int, ...]] = {}
     for value in values or ():
         name, equals, sizes = value.rpartition("=")
         parts = sizes.split("x")
         if not equals or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
             raise InputError(f"--shapes {value}: write NAME=1x3x224x224")
-        if name in found:
+        if name in numbers:
             raise InputError(f"--shapes {value}: the shape of {name!r} is given twice")
-        found[name] = tuple(int(part) for part in parts)
-    return found or None
+        numbers[name] = tuple(int(part) for part in parts)
+    return numbers or None
 
 
 def _batches(text: str) -> tuple[int, ...]:
@@ -175,52 +175,52 @@ def _batches(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _record(found: LockResult) -> dict[str, Any]:
-    identity = found.lock.identity
+def _record(result: LockResult) -> dict[str, Any]:
+    identity = result.lock.identity
     return {
         "schema": "xpuruntime.lock.result/1",
-        "path": found.path,
-        "digest": found.lock.digest,
-        "written": found.written,
-        "changed": found.changed,
+        "path": result.path,
+        "digest": result.lock.digest,
+        "written": result.written,
+        "changed": result.changed,
         "units": len(identity.entries),
         "unobservable": identity.unobservable,
         "random_outputs": [output.name for output in identity.outputs if output.grade == "random"],
         "validators": len(identity.validators),
-        "doubts": found.lock.measured.doubts,
-        "drifts": found.drifts,
-        "lacking": found.lacking,
+        "doubts": result.lock.measured.doubts,
+        "drifts": result.drifts,
+        "lacking": result.lacking,
     }
 
 
-def _many(found: Sequence[Any], word: str) -> str:
-    return f"{len(found)} {word}{'' if len(found) == 1 else 's'}"
+def _many(rows: Sequence[Any], word: str) -> str:
+    return f"{len(rows)} {word}{'' if len(rows) == 1 else 's'}"
 
 
-def _show(found: LockResult, *, check: bool) -> None:
+def _show(result: LockResult, *, check: bool) -> None:
     from xpuruntime.cli.output import console
 
-    identity = found.lock.identity
+    identity = result.lock.identity
     blind = identity.unobservable
-    outcome = "does not hold" if found.drifts else "holds"
-    if found.changed:
-        outcome = "written" if found.written else "would be written"
+    outcome = "does not hold" if result.drifts else "holds"
+    if result.changed:
+        outcome = "written" if result.written else "would be written"
     lines = [
-        f"{found.path}: {outcome}",
-        f"  {found.lock.digest}",
+        f"{result.path}: {outcome}",
+        f"  {result.lock.digest}",
         "  " + ", ".join(_many(getattr(identity, field), word) for field, word in _COUNTED.items()),
     ]
-    if times := found.lock.measured.batches:
+    if times := result.lock.measured.batches:
         listed = ", ".join(f"{time_.rows} in {time_.median_us:,.0f} us" for time_ in times)
         lines.append(f"  batches: {listed}")
     if blind:
         lines.append(f"  unobservable: the kernels of {blind} unit(s) are not reported; only validators stand for them")
     if identity.random_outputs:
         lines.append(f"  not locked: values of {identity.random_outputs}, which depend on random numbers")
-    lines += [f"  {doubt}" for doubt in found.lock.measured.doubts]
-    lines += [f"  {drift}" for drift in found.drifts]
-    lines += [f"  not in the lock: {one.code} {one.subject}, {one.after}; --upgrade adds it" for one in found.lacking]
-    if check and found.drifts:
+    lines += [f"  {doubt}" for doubt in result.lock.measured.doubts]
+    lines += [f"  {drift}" for drift in result.drifts]
+    lines += [f"  not in the lock: {one.code} {one.subject}, {one.after}; --upgrade adds it" for one in result.lacking]
+    if check and result.drifts:
         lines.append("  take what is here with --upgrade, or single differences with --accept CODE --why TEXT")
     for line in lines:
         console().print(line, soft_wrap=True)
@@ -241,8 +241,8 @@ def log(lock: LockArgument, *, limit: LimitOption = 20, json: JsonOption = False
     from xpuruntime.locks.history import lock_history
 
     with working("reading the history", as_json=json):
-        found = lock_history(lock, limit=limit)
-    print_thing(found, as_json=json)
+        history = lock_history(lock, limit=limit)
+    print_thing(history, as_json=json)
     return 0
 
 

@@ -122,11 +122,11 @@ def kernels(
     from xpuruntime.ops.decision_log import kernels as all_kernels
 
     with working("looking at kernels and their libraries", as_json=json):
-        found = all_kernels(op)
+        listed = all_kernels(op)
     if json:
-        print_json({"schema": "xpuruntime.kernels/1", "kernels": [kernel.to_dict() for kernel in found]})
+        print_json({"schema": "xpuruntime.kernels/1", "kernels": [kernel.to_dict() for kernel in listed]})
     else:
-        console().print(_listing(found))
+        console().print(_listing(listed))
 
 
 def _listing(found: tuple[KernelInfo, ...]) -> RenderableType:
@@ -136,8 +136,8 @@ def _listing(found: tuple[KernelInfo, ...]) -> RenderableType:
 
     from xpuruntime.evidence.render_text.tables import table
 
-    made = table("kernels", ("operation", "kernel", "usable here", "also named", "serves"))
-    made.columns[0].no_wrap = made.columns[1].no_wrap = True
+    listing = table("kernels", ("operation", "kernel", "usable here", "also named", "serves"))
+    listing.columns[0].no_wrap = listing.columns[1].no_wrap = True
     missing: dict[str, list[str]] = {}
     for kernel in found:
         usable = "yes" if kernel.available else "no"
@@ -146,5 +146,7 @@ def _listing(found: tuple[KernelInfo, ...]) -> RenderableType:
         elif not kernel.automatic:
             usable = "only where it is asked for"
         serves = f"{kernel.description} ({kernel.device_type}: {kernel.limits})"
-        made.add_row(kernel.op, kernel.id, usable, Text(", ".join(kernel.families)), Text(serves))
-    return Group(made, *(Text(f"not usable here: {', '.join(names)}: {reason}") for reason, names in missing.items()))
+        listing.add_row(kernel.op, kernel.id, usable, Text(", ".join(kernel.families)), Text(serves))
+    return Group(
+        listing, *(Text(f"not usable here: {', '.join(names)}: {reason}") for reason, names in missing.items())
+    )

@@ -248,8 +248,8 @@ def calibration(
     from xpuruntime.policies.kinds import seen_from
 
     stated = Policy.coerce(policy)
-    found = Calibration(path, with_shapes(read_model(model, trust=trust), stated))
-    section = CalibrationPolicy(path=path, digest=f"sha256:{found.digest}", samples=found.count)
+    samples = Calibration(path, with_shapes(read_model(model, trust=trust), stated))
+    section = CalibrationPolicy(path=path, digest=f"sha256:{samples.digest}", samples=samples.count)
     if policy is not None:
         section = section.relocated(seen_from(os.path.dirname(policy)))  # noqa: PTH120 - as the policy file names it
     if json:

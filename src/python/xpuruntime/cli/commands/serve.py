@@ -170,7 +170,7 @@ def _settings(source: str, of_model: Mapping[str, Any], *, trust: bool) -> Serve
     for device in places if of_model["--device"] is not None else ():
         _check("--device", ModelSettings.KINDS["device"], device)
     _check("--batch", BatchSettings.KINDS["max_batch_size"], of_model["--batch"])
-    given = [option for option, value in of_model.items() if value is not None] + ["--trust"] * trust
+    options = [option for option, value in of_model.items() if value is not None] + ["--trust"] * trust
     batching = {"max_batch_size": of_model["--batch"], "max_queue_delay_us": _microseconds(of_model["--delay"])}
     if of_model["--delay"] is not None and of_model["--batch"] is None and not is_settings_file(source):
         raise InputError("--delay: without --batch there are no batches, so no request waits for others: add it")
@@ -179,7 +179,7 @@ def _settings(source: str, of_model: Mapping[str, Any], *, trust: bool) -> Serve
     if len(places) > 1:
         keys = {**keys, "device": None, "devices": places}
     model = {**keys, "trust": trust, "batching": stated or None}
-    return settings_of_source(source, model, name=of_model["--name"], given=given)
+    return settings_of_source(source, model, name=of_model["--name"], given=options)
 
 
 def _check(option: str, kind: Kind, value: Any) -> None:
@@ -390,6 +390,6 @@ def oip_check(
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     name, equals, sizes = text.rpartition("=")
-    if not equals or not name or not all(one.isascii() and one.isdecimal() for one in sizes.split(",")):
+    if not equals or not name or not all(size.isascii() and size.isdecimal() for size in sizes.split(",")):
         raise InputError(f"--shape {text}: write INPUT=1,3,224,224")
     return name, tuple(map(int, sizes.split(",")))

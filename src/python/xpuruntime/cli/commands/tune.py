@@ -196,11 +196,11 @@ def _lock(result: TuneResult, model: str, session_options: SessionOptions, path:
 
     policy = result.tuned_policy()
     used = uses_calibration(policy, read_model(model, trust=session_options.trust))
-    found = locked(
+    locked_result = locked(
         model, policy, path, command=f"xrt tune {model} --lock {path}", trust=session_options.trust,
         calibration=session_options.calibration if used else None, call=result.call, upgrade=True,
     )  # fmt: skip
-    error_line(f"{found.path} has the lock {found.lock.digest}", label="note")
+    error_line(f"{locked_result.path} has the lock {locked_result.lock.digest}", label="note")
 
 
 @contextmanager
@@ -314,13 +314,13 @@ def compile_(
     if json:
         print_json(_record(artifact, seconds))
         return
-    made = artifact.manifest
-    size = sum(facts.size for facts in made.files.values())
+    manifest = artifact.manifest
+    size = sum(facts.size for facts in manifest.files.values())
     lines = [
-        f"{output}: {made.engine}@{made.device}, {len(made.files)} files, {size:,} bytes, {seconds:.2f} s",
-        f"tied to: {', '.join(f'{key} {value}' for key, value in made.target.items())}",
-        *([f"checked: {made.accuracy}"] if made.accuracy is not None else ()),
-        *(f"note: {note}" for note in made.notes),
+        f"{output}: {manifest.engine}@{manifest.device}, {len(manifest.files)} files, {size:,} bytes, {seconds:.2f} s",
+        f"tied to: {', '.join(f'{key} {value}' for key, value in manifest.target.items())}",
+        *([f"checked: {manifest.accuracy}"] if manifest.accuracy is not None else ()),
+        *(f"note: {note}" for note in manifest.notes),
     ]
     for line in lines:
         console().print(line, soft_wrap=True)
@@ -334,9 +334,9 @@ def _with_soc(policy: str | None, soc: str | None, engine: str | list[str] | Non
     from xpuruntime.policies import Policy
 
     base = Policy.coerce(policy)
-    asked = engine if engine is not None else base.execution.engine
-    if "qnn" not in ((asked,) if isinstance(asked, str) else asked):
-        named = asked if isinstance(asked, str) else ", ".join(asked)
+    engines = engine if engine is not None else base.execution.engine
+    if "qnn" not in ((engines,) if isinstance(engines, str) else engines):
+        named = engines if isinstance(engines, str) else ", ".join(engines)
         msg = f"--soc {soc} names a chip for the engine qnn, and the engine asked for is {named}; state --engine qnn"
         raise InputError(msg)
     options = {name: dict(values) for name, values in base.execution.provider_options.items()}
@@ -345,18 +345,18 @@ def _with_soc(policy: str | None, soc: str | None, engine: str | list[str] | Non
 
 
 def _record(artifact: Artifact, seconds: float) -> dict[str, Any]:
-    made = artifact.manifest
+    manifest = artifact.manifest
     return {
         "schema": "xpuruntime.compile/1",
         "folder": str(artifact.folder),
-        "engine": made.engine,
-        "device": made.device,
-        "model": made.model.path,
-        "model_sha256": made.model_sha256,
-        "target": made.target,
-        "files": made.files,
-        "entry": made.entry,
-        "accuracy": made.accuracy,
-        "notes": made.notes,
+        "engine": manifest.engine,
+        "device": manifest.device,
+        "model": manifest.model.path,
+        "model_sha256": manifest.model_sha256,
+        "target": manifest.target,
+        "files": manifest.files,
+        "entry": manifest.entry,
+        "accuracy": manifest.accuracy,
+        "notes": manifest.notes,
         "seconds": seconds,
     }

@@ -254,7 +254,7 @@ def determinism(
     feeds = prepare(model, input, dim, trust=session_options.trust)[1]
     session, _ = open_session(model, session_options, feeds, as_json=json)
     with session, working("testing determinism", as_json=json), feeds.running():
-        found = session_determinism(
+        tested = session_determinism(
             session,
             grade,  # type: ignore[arg-type]
             inputs=None if feeds.probed and not dim else feeds.arrays,
@@ -264,8 +264,8 @@ def determinism(
             batch_dimension=batch_dim,
             trust=session_options.trust,
         )
-    print_thing(found, as_json=json)
-    return ExitCode.OK if found.reached else ExitCode.NOT_HONOURED
+    print_thing(tested, as_json=json)
+    return ExitCode.OK if tested.reached else ExitCode.NOT_HONOURED
 
 
 def _sizes(text: str) -> list[int]:

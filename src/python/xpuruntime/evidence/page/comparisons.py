@@ -181,8 +181,11 @@ def _row(row: dict[str, Any], label: str, asked: bool) -> dict[str, Any]:
     }
 
 
-def _divergence(found: dict[str, Any]) -> dict[str, Any]:
-    return {**{key: found[key] for key in ("nodes", "op", "output", "note")}, "reason": found["figures"]["reason"]}
+def _divergence(divergence: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **{key: divergence[key] for key in ("nodes", "op", "output", "note")},
+        "reason": divergence["figures"]["reason"],
+    }
 
 
 def _missing(row: dict[str, Any], asked: bool) -> tuple[str, str]:
@@ -196,26 +199,28 @@ def _missing(row: dict[str, Any], asked: bool) -> tuple[str, str]:
         return (row["notes"] or ["the reference gave no layers"])[-1], _OTHER
     if not drift["layers"]:
         return next(iter(drift["skipped"].values()), "the model has no layer that computes anything"), _OTHER
-    return "", _OTHER if any("the engine" in one or "refused" in one for one in drift["skipped"].values()) else ""
+    return "", _OTHER if any(
+        "the engine" in reason or "refused" in reason for reason in drift["skipped"].values()
+    ) else ""
 
 
 def _points(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the layers in their order, and the points as columns of indices and figures."""
     layers: dict[int, tuple[str, str]] = {}
     for row in rows:
-        for one in (row["drift"] or {}).get("layers", ()):
-            layers.setdefault(one["place"], (one["name"], one["op"]))
+        for layer in (row["drift"] or {}).get("layers", ()):
+            layers.setdefault(layer["place"], (layer["name"], layer["op"]))
     order = {place: index for index, place in enumerate(sorted(layers))}
     strings: dict[str, int] = {}
     names = ("row", "layer", "tensor", "passed", "odd", "first", "reason", *_FIGURES)
     points: dict[str, list[Any]] = {name: [] for name in names}
     for index, row in enumerate(rows):
         drift = row["drift"] or {"layers": (), "first": None}
-        for at, one in enumerate(drift["layers"]):
-            figures = one["figures"]
+        for at, layer in enumerate(drift["layers"]):
+            figures = layer["figures"]
             found = {
                 "row": index,
-                "layer": order[one["place"]],
+                "layer": order[layer["place"]],
                 "tensor": strings.setdefault(figures["name"], len(strings)),
                 "passed": int(figures["passed"]),
                 "odd": figures["nan"] + figures["inf"],

@@ -122,10 +122,14 @@ def _timed_row(name: str, samples: Sequence[float], base: Sequence[float] | None
 
     from xpuruntime.measuring.statistics import median_interval
 
-    found, other = median_interval(samples), None if base is None or base is samples else median_interval(base)
+    interval, other = median_interval(samples), None if base is None or base is samples else median_interval(base)
     ratio = None
-    if found is not None and other is not None:
-        ratio = {"value": found.ratio / other.ratio, "low": found.low / other.high, "high": found.high / other.low}
+    if interval is not None and other is not None:
+        ratio = {
+            "value": interval.ratio / other.ratio,
+            "low": interval.low / other.high,
+            "high": interval.high / other.low,
+        }
     return {
         "name": name,
         "points": [round(float(sample), 2) for sample in samples[:: -(-len(samples) // _DRAWN)]],
@@ -133,7 +137,7 @@ def _timed_row(name: str, samples: Sequence[float], base: Sequence[float] | None
             key: float(np.percentile(samples, share))
             for key, share in (("median", 50), ("p90", 90), ("p99", 99), ("min", 0))
         },
-        "interval": None if found is None else [found.low, found.high],
+        "interval": None if interval is None else [interval.low, interval.high],
         "runs": len(samples),
         "ratio": ratio,
         "ratioText": "" if ratio is None else f"{ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]",

@@ -58,12 +58,13 @@ def _deviations(report: Report) -> list[dict[str, str]]:
     fixes = {str(row.get("key")): row.get("fix") for row in rows}
     return [
         {
-            **{name: getattr(one, name) for name in ("key", "requested", "observed", "reason")},
+            **{name: getattr(observation, name) for name in ("key", "requested", "observed", "reason")},
             "fix": str(
-                fixes.get(one.key) or f"state mode: strict, so that such a session is refused, or change {one.key}"
+                fixes.get(observation.key)
+                or f"state mode: strict, so that such a session is refused, or change {observation.key}"
             ),
         }
-        for one in ordered(report.deviations)
+        for observation in ordered(report.deviations)
     ]
 
 
@@ -142,10 +143,10 @@ class _Names:
         """Return where a string stands, -1 for none."""
         if text is None:
             return -1
-        found = self._places.setdefault(text, len(self.all))
-        if found == len(self.all):
+        result = self._places.setdefault(text, len(self.all))
+        if result == len(self.all):
             self.all.append(text)
-        return found
+        return result
 
     def places(self, texts: Iterable[str]) -> list[int]:
         return [self.place(text) for text in texts]
@@ -169,7 +170,7 @@ def _kinds(report: Report) -> list[dict[str, Any]]:
 
 
 def _units(report: Report, names: _Names) -> dict[str, list[Any]]:
-    kinds = {(one["unit"], one["kind"]): i for i, one in enumerate(_kinds(report))}
+    kinds = {(kind["unit"], kind["kind"]): i for i, kind in enumerate(_kinds(report))}
     columns: dict[str, list[Any]] = {name: [names.place(getattr(u, name)) for u in report.units] for name in _WORDS}
     columns |= {name: [names.places(getattr(u, name)) for u in report.units] for name in _LISTS}
     times: list[Time | None] = [u.time for u in report.units]
@@ -184,7 +185,7 @@ def _timeline(report: Report, names: _Names) -> dict[str, Any] | None:
     timeline = report.timeline
     if timeline is None:
         return None
-    places = {unit.id: place for place, unit in enumerate(report.units)}
+    places = {unit.id: index for index, unit in enumerate(report.units)}
     return {
         "run_us": round(timeline.run_us, 3),
         "unit": [places.get(span.unit, -1) for span in timeline.spans],
@@ -199,7 +200,7 @@ def _timeline(report: Report, names: _Names) -> dict[str, Any] | None:
 def _device_kernels(report: Report, names: _Names) -> dict[str, Any]:
     """Return the kernels of devices, and which of them each unit started, with its own times."""
     sums = summed(report.units)
-    places = {(one.kind, one.name): index for index, one in enumerate(sums)}
+    places = {(share.kind, share.name): index for index, share in enumerate(sums)}
     return {
         "all": [
             {
@@ -277,7 +278,7 @@ def _memory_over_time(report: Report) -> dict[str, Any]:
 
 def _live(report: Report) -> dict[str, list[int]]:
     """Return columns: the place of the unit in the report, -1 for one that is not in it, and the bytes around it."""
-    places = {unit.id: place for place, unit in enumerate(report.units)}
+    places = {unit.id: index for index, unit in enumerate(report.units)}
     return {
         "unit": [places.get(one.unit, -1) for one in report.live],
         "during": [one.during for one in report.live],
@@ -320,8 +321,8 @@ def _determinism(report: Report) -> dict[str, Any] | None:
 
 
 def _boundary(boundary: Boundary) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.to_builtins(boundary)
-    return found
+    results: dict[str, Any] = msgspec.to_builtins(boundary)
+    return results
 
 
 _TOP = 8

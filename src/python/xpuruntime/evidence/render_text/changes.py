@@ -190,8 +190,8 @@ def units_text(group: GroupChange, units: Sequence[UnitSide]) -> str:
 
 
 def _some(values: object, sign: str = ", ") -> str:
-    found = list(dict.fromkeys(value for value in values if value))  # type: ignore[attr-defined]
-    return sign.join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    distinct = list(dict.fromkeys(value for value in values if value))  # type: ignore[attr-defined]
+    return sign.join(distinct[:3]) + (f" and {len(distinct) - 3} more" if len(distinct) > 3 else "")
 
 
 def change_text(time: TimeChange | None) -> str:

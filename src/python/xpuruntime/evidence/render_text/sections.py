@@ -58,13 +58,13 @@ def decision_tables(decisions: Sequence[KernelDecision], title: str) -> list[Ren
     order = sorted(decisions, key=lambda decision: (decision.source != "fallback", -(decision.count or 0)))
     rows = [
         (
-            call_text(one),
-            ", ".join(one.asked),
-            one.kernel or _OWN,
-            (why_text(one), _SOURCE_STYLE.get(one.source, "")),
-            "-" if one.count is None else f"{one.count:,}",
+            call_text(call),
+            ", ".join(call.asked),
+            call.kernel or _OWN,
+            (why_text(call), _SOURCE_STYLE.get(call.source, "")),
+            "-" if call.count is None else f"{call.count:,}",
         )
-        for one in order
+        for call in order
     ]
     columns = ("call", "asked", "ran", "why", ">calls")
     return [*rows_table(title, columns, rows, more="more kinds of calls"), *_others(order)]
@@ -94,9 +94,9 @@ def changed_decisions(changes: Sequence[DecisionChange]) -> list[RenderableType]
     return [*parts, *(Text(text) for text in dict.fromkeys(change.reason for change in changes[:ROWS]) if text)]
 
 
-def call_text(one: KernelDecision) -> str:
+def call_text(decision: KernelDecision) -> str:
     """Return operation, operands and the first node of a decision in one line."""
-    return call_at(one.description, one.nodes or ((one.module,) if one.module else ()))
+    return call_at(decision.description, decision.nodes or ((decision.module,) if decision.module else ()))
 
 
 def call_at(text: str, places: Sequence[str]) -> str:
@@ -106,9 +106,9 @@ def call_at(text: str, places: Sequence[str]) -> str:
     return f"{text}; {places[0]}" + (f" + {len(places) - 1} more" if len(places) > 1 else "")
 
 
-def why_text(one: KernelDecision) -> str:
+def why_text(decision: KernelDecision) -> str:
     """Return by which key and how the choice was made."""
-    return f"{_WHY[one.source]} ({one.asked_by})"
+    return f"{_WHY[decision.source]} ({decision.asked_by})"
 
 
 def _others(decisions: Sequence[KernelDecision]) -> list[RenderableType]:
@@ -152,9 +152,9 @@ def live_text(report: Report) -> str | None:
     most = most_live(report.live)
     if most is None:
         return None
-    place = report.live.index(most) + 1
+    index = report.live.index(most) + 1
     return (
-        f"tensors between units: at most {bytes_text(most.during)}, around {most.unit} (unit {place} of "
+        f"tensors between units: at most {bytes_text(most.during)}, around {most.unit} (unit {index} of "
         f"{len(report.live)}); weights and the model's inputs are not counted"
     )
 

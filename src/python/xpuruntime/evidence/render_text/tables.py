@@ -42,7 +42,7 @@ def table(title: str, columns: tuple[str, ...], *, widths: Mapping[str, int] = _
     """Return a table that folds long words, so that it fits any width. A leading ``>`` sets a column to the right."""
     from rich import box
 
-    made = _fitted_table()(
+    result = _fitted_table()(
         title=f"\n{title}",
         title_justify="left",
         title_style="bold",
@@ -52,14 +52,14 @@ def table(title: str, columns: tuple[str, ...], *, widths: Mapping[str, int] = _
     )
     for name in columns:
         right = name.startswith(">")
-        made.add_column(
+        result.add_column(
             name.lstrip(">"),
             justify="right" if right else "left",
             overflow="fold",
             no_wrap=dense and right,
             min_width=widths.get(name),
         )
-    return made
+    return result
 
 
 def rows_table(
@@ -133,23 +133,23 @@ def _fit(shown: Table, console: Console, options: ConsoleOptions) -> None:
     columns = shown.columns
     padding = shown.padding[1] + shown.padding[3]
     room = options.max_width - len(columns) * (padding + 1) - 1
-    whole = [
+    maximums = [
         max(Measurement.get(console, options, cell).maximum for cell in (column.header, *column.cells))
         for column in columns
     ]
-    if sum(whole) <= room:
+    if sum(maximums) <= room:
         for column in columns:
             column.width = None
         return
     least = [
         width if column.no_wrap else min(width, column.min_width or 8)
-        for width, column in zip(whole, columns, strict=True)
+        for width, column in zip(maximums, columns, strict=True)
     ]
-    for _ in range(sum(whole) - room):
-        given = [index for index, width in enumerate(whole) if width > least[index]] or range(len(whole))
-        widest = max(given, key=lambda index: whole[index])
-        whole[widest] = max(1, whole[widest] - 1)
-    for column, width in zip(columns, whole, strict=True):
+    for _ in range(sum(maximums) - room):
+        indexes = [index for index, width in enumerate(maximums) if width > least[index]] or range(len(maximums))
+        widest = max(indexes, key=lambda index: maximums[index])
+        maximums[widest] = max(1, maximums[widest] - 1)
+    for column, width in zip(columns, maximums, strict=True):
         column.width = width
 
 
@@ -174,12 +174,12 @@ def time_text(value: Time | None) -> str:
     return duration_text(value.value) if value.unit == "us" else f"{value.value:,.1f} {value.unit}"
 
 
-def outside_text(found: Mapping[str, Any]) -> str:
+def outside_text(times: Mapping[str, Any]) -> str:
     """Return what a table calls the time that no unit has."""
-    measured = found.get("outside", {})
+    measured = times.get("outside", {})
     parts = [f"call {measured['call']:,.1f}"] if "call" in measured else []
     if "between" in measured:
         parts.append(f"between units {measured['between']:,.1f}")
-    if "cut_us" in found:
-        parts.append(f"cut off at most {found['cut_us']:,.1f}")
+    if "cut_us" in times:
+        parts.append(f"cut off at most {times['cut_us']:,.1f}")
     return f"outside of units ({', '.join(parts)})" if parts else "outside of units"

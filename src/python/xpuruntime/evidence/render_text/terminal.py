@@ -167,8 +167,8 @@ def _reasons(report: Report) -> list[RenderableType]:
 
 def _instrumented(report: Report) -> dict[str, Any]:
     """Return the instrumented runs, as `instrumented` made them; empty in reports without."""
-    found: dict[str, Any] = (report.latency.detail if report.latency else {}).get("instrumented", {})
-    return found
+    instrumented: dict[str, Any] = (report.latency.detail if report.latency else {}).get("instrumented", {})
+    return instrumented
 
 
 def _hot_units(units: list[Unit], run: dict[str, Any]) -> RenderableType:
@@ -212,14 +212,14 @@ def _hot_units(units: list[Unit], run: dict[str, Any]) -> RenderableType:
 
 
 def _device_kernels(units: list[Unit]) -> list[RenderableType]:
-    found = summed(units)
-    if not found:
+    sums = summed(units)
+    if not sums:
         return []
     shown = _table("kernels on the device, in one run", ("kernel", "multiplies on", ">times", ">us", ">share"))
-    for one in found[:_TOP]:
+    for one in sums[:_TOP]:
         math = tensor_cores_text(one.tensor_cores, one.precision)
         shown.add_row(one.short, math, f"{one.times:g}", f"{one.us:,.1f}", f"{one.share:.0%}")
-    rest = found[_TOP:]
+    rest = sums[_TOP:]
     if rest:
         share = sum(one.share for one in rest)
         shown.add_row(f"{len(rest)} others", "", "", f"{sum(one.us for one in rest):,.1f}", f"{share:.0%}")

@@ -111,7 +111,7 @@ def other_inputs(feeds: Mapping[str, Array], batch: Batch | NoBatch) -> list[dic
     inputs = [{name: _varied(array, step) for name, array in feeds.items()} for step in (1, 2)]
     if isinstance(batch, Batch) and batch.sizes:
         size = next(iter(feeds[name].shape[axis] for name, axis in batch.axes.items()))
-        inputs.append(batch.take(range(next((one for one in batch.sizes if one != size), 1))))
+        inputs.append(batch.take(range(next((other for other in batch.sizes if other != size), 1))))
     return inputs
 
 
@@ -233,7 +233,7 @@ def concurrency(run: Run, feeds: Feeds, others: Sequence[Feeds], trials: int) ->
     want = kept(run(feeds))
     each = -(-trials // IN_FLIGHT)
     start = threading.Barrier(IN_FLIGHT)
-    found: list[Mismatch] = []
+    mismatches: list[Mismatch] = []
     failed: list[BaseException] = []
 
     def work(number: int) -> None:
@@ -243,8 +243,8 @@ def concurrency(run: Run, feeds: Feeds, others: Sequence[Feeds], trials: int) ->
                 got = kept(run(feeds))
                 wrong = _compared(want, got, f"a run alone and a run with {IN_FLIGHT - 1} others in flight differ")
                 if wrong is not None:
-                    found.append(wrong)
-                if found or failed:
+                    mismatches.append(wrong)
+                if mismatches or failed:
                     return
                 run(others[(number + trial) % len(others)])
         except BaseException as error:
@@ -257,7 +257,7 @@ def concurrency(run: Run, feeds: Feeds, others: Sequence[Feeds], trials: int) ->
         thread.join()
     if failed:
         raise failed[0]
-    return each * IN_FLIGHT, found[0] if found else None
+    return each * IN_FLIGHT, mismatches[0] if mismatches else None
 
 
 def rows_of(name: str, array: Array, size: int, axes: Mapping[str, int]) -> Array | None:
@@ -275,8 +275,8 @@ def batch_position(run: Run, batch: Batch, axes: Mapping[str, int], trials: int)
 
     def rows(index: Sequence[int]) -> dict[str, Array]:
         outputs = kept(run(batch.take(index)))
-        found = {name: rows_of(name, array, size, axes) for name, array in outputs.items()}
-        return {name: array for name, array in found.items() if array is not None}
+        rows_by_name = {name: rows_of(name, array, size, axes) for name, array in outputs.items()}
+        return {name: array for name, array in rows_by_name.items() if array is not None}
 
     want = rows(range(size))
     count = 0
@@ -307,8 +307,8 @@ def batch_invariant(run: Run, batch: Batch, axes: Mapping[str, int]) -> TrialRes
 
     def rows(index: Sequence[int]) -> dict[str, Array]:
         outputs = kept(run(batch.take(index)))
-        found = {name: rows_of(name, array, len(index), axes) for name, array in outputs.items()}
-        return {name: array for name, array in found.items() if array is not None}
+        rows_by_name = {name: rows_of(name, array, len(index), axes) for name, array in outputs.items()}
+        return {name: array for name, array in rows_by_name.items() if array is not None}
 
     alone = [rows([row]) for row in range(batch.total)]
     count = 0

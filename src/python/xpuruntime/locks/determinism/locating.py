@@ -151,7 +151,7 @@ def _first_hidden(
         if any(input_ in rows for input_ in makers[name].inputs):
             entries.append(makers[name])
         waiting.extend(makers[name].inputs)
-    order = {node.name: place for place, node in enumerate(info.nodes)}
+    order = {node.name: index for index, node in enumerate(info.nodes)}
     return min(entries, key=lambda node: order[node.name], default=None)
 
 
@@ -163,15 +163,15 @@ class _Search:
     def first(self, names: Sequence[str]) -> tuple[str, int | None] | None:
         """Return the first of some tensors that differs; where an engine refuses them together, those of each half."""
         try:
-            found = self.repeat(names)
+            difference = self.repeat(names)
         except XpuRuntimeError as error:
             if len(names) == 1:
                 self.refused = self.refused or error_line(error)
                 return None
             middle = len(names) // 2
             return self.first(names[:middle]) or self.first(names[middle:])
-        if found is None:
+        if difference is None:
             return None
-        wrong = set(differing(found.want, found.got))
+        wrong = set(differing(difference.want, difference.got))
         name = next((name for name in names if name in wrong), None)
-        return None if name is None else (name, ulp_distance(found.want[name], found.got[name]))
+        return None if name is None else (name, ulp_distance(difference.want[name], difference.got[name]))

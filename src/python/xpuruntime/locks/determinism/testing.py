@@ -148,15 +148,15 @@ def session_determinism(
         raise InputError(f"trials must be at least 1, got {trials}")
     if processes < 1:
         raise InputError(f"processes must be at least 1, got {processes}")
-    asked = grade if grade is not None else session.policy.execution.determinism
-    if asked not in DETERMINISM_GRADES:
-        raise InputError(f"{asked!r} is not a grade of determinism; the grades are {', '.join(_GRADES)}")
-    last = _GRADES[-1] if asked == "none" else asked
+    wanted = grade if grade is not None else session.policy.execution.determinism
+    if wanted not in DETERMINISM_GRADES:
+        raise InputError(f"{wanted!r} is not a grade of determinism; the grades are {', '.join(_GRADES)}")
+    last = _GRADES[-1] if wanted == "none" else wanted
     testing = _Testing(session, inputs, (trials, processes), batch_sizes, batch_dimension, trust=trust)
     from xpuruntime.engines.precision import probing
 
     with probing(session.model, testing.feeds, made=inputs is None):
-        session.determinism_tests = testing.run(asked, last)
+        session.determinism_tests = testing.run(wanted, last)
     return session.determinism_tests
 
 
@@ -176,8 +176,8 @@ class _Testing:
 
         self.session, self.trust = session, trust
         self.trials, self.processes = counts
-        made = probe_feeds(session.model) if inputs is None else inputs
-        self.feeds = host_copies(made)
+        feeds = probe_feeds(session.model) if inputs is None else inputs
+        self.feeds = host_copies(feeds)
         self.origin = "probe inputs, seed 0" if inputs is None else "inputs that were given"
         self.batch = find_batch(session.inputs, self.feeds, sizes, dimension)
         if isinstance(self.batch, Batch) and inputs is None and self.batch.sizes:
@@ -241,12 +241,12 @@ class _Testing:
         """Run in buffers on the host that hold NaN before each run."""
         if not self.session.plan.device.startswith("cpu") and self.session.plan.device != "npu":
             raise UnsupportedOperationError("outputs are on the device", device=self.session.plan.device)
-        whole = self.session._open().whole_batch
-        feeds = kept(whole(self.feeds))
+        batch = self.session._open().whole_batch
+        feeds = kept(batch(self.feeds))
         want = kept(self.session.run(feeds))
         if any(array.dtype.kind in "OSU" for array in (*want.values(), *feeds.values())):
             raise UnsupportedOperationError("text has no NaN")
-        others = [whole(other) for other in self.others]
+        others = [batch(other) for other in self.others]
         same = [other for other in others if all(other[name].shape == feeds[name].shape for name in other)]
         binding = self.session.bind(kept(feeds), {name: np.empty_like(array) for name, array in want.items()})
         try:
@@ -373,7 +373,8 @@ class _Testing:
             name
             for name in names
             if any(
-                name not in found or grades.rows_of(name, found[name], size, self.axes) is None for size, found in runs
+                name not in outputs or grades.rows_of(name, outputs[name], size, self.axes) is None
+                for size, outputs in runs
             )
         ]
 

@@ -107,7 +107,7 @@ def compare_environments(
         return compare_with_lock(sides, model, inputs=inputs, arguments=arguments)
     with ScratchFolder("diff") as folder, contextlib.ExitStack() as stack:
         work = _Work(Path(folder), stack, model, inputs, arguments)
-        opened = [work.open(side, place) for place, side in enumerate(sides) if not isinstance(side, LockSide)]
+        opened = [work.open(side, index) for index, side in enumerate(sides) if not isinstance(side, LockSide)]
         comparison = compare_reports(opened[0].report, opened[1].report)
         comparison = msgspec.structs.replace(
             comparison,
@@ -172,8 +172,8 @@ class _Work:
         if model is not None:
             if inputs is None:
                 info = read_model(model)
-                inputs = made = probe_feeds(info)
-                self.running = lambda: probing(info, made)
+                inputs = feeds = probe_feeds(info)
+                self.running = lambda: probing(info, feeds)
             write_arrays(self.inputs, inputs)
 
     def open(self, side: FileSide | PythonSide, place: int) -> _Opened:
@@ -186,9 +186,9 @@ class _Work:
         model = os.path.abspath(self.model)  # noqa: PTH100  a link stays the name that was given
         call(worker, side.name, "open_session", model=model, arguments=self.arguments, inputs=str(self.inputs))
         with self.running():
-            found = call(worker, side.name, "explain")
-        report = msgspec.json.decode(json_bytes(found["report"]), type=Report)
-        return _Opened(side.name, report, worker, own, found["defaults"])
+            answer = call(worker, side.name, "explain")
+        report = msgspec.json.decode(json_bytes(answer["report"]), type=Report)
+        return _Opened(side.name, report, worker, own, answer["defaults"])
 
 
 def _level(name: str, rows: tuple[Difference, ...], reason: str = "") -> Level:
@@ -312,15 +312,15 @@ def _numerics(opened: list[_Opened], comparison: ReportComparison, environment: 
     causes, restore = _caused(comparison, environment)
     rows = []
     for name in dict.fromkeys((*before, *after)):
-        one, other = before.get(name), after.get(name)
-        if one is None or other is None:
-            said = ["there" if side else "missing" for side in (one, other)]
+        array, other = before.get(name), after.get(name)
+        if array is None or other is None:
+            said = ["there" if side else "missing" for side in (array, other)]
             rows.append(
                 Difference(subject=f"output {name}", before=said[0], after=said[1], causes=causes, restore=restore)
             )
-        elif one["sha256"] != other["sha256"]:
-            repeats = ["repeats" if side["repeats"] else "does not repeat" for side in (one, other)]
-            drift, figures = _drift(one["file"], other["file"], name)
+        elif array["sha256"] != other["sha256"]:
+            repeats = ["repeats" if side["repeats"] else "does not repeat" for side in (array, other)]
+            drift, figures = _drift(array["file"], other["file"], name)
             rows.append(
                 Difference(
                     subject=f"output {name}", code=drift, before=repeats[0], after=repeats[1], causes=causes,
@@ -340,26 +340,26 @@ def _numerics(opened: list[_Opened], comparison: ReportComparison, environment: 
 def _drift(before: str, after: str, name: str) -> tuple[str, dict[str, float]]:
     """Return how far an output is from another one as text, and as figures where both can be compared."""
     arrays = [{name: read_array(Path(path))[1]} for path in (before, after)]
-    found = compare_within(arrays[0], arrays[1], _BITWISE).outputs[0]
+    output = compare_within(arrays[0], arrays[1], _BITWISE).outputs[0]
     if arrays[0][name].shape != arrays[1][name].shape or arrays[0][name].dtype != arrays[1][name].dtype:
-        return found.reason, {}
-    figures = {"max_abs": found.max_abs, "max_rel": found.max_rel, "cosine": found.cosine}
-    said = f"drift {found.max_abs:.3g}, {found.max_rel:.2g} of the largest, cosine "
-    said += "undefined" if found.cosine is None else f"{found.cosine:.7f}"
+        return output.reason, {}
+    figures = {"max_abs": output.max_abs, "max_rel": output.max_rel, "cosine": output.cosine}
+    said = f"drift {output.max_abs:.3g}, {output.max_rel:.2g} of the largest, cosine "
+    said += "undefined" if output.cosine is None else f"{output.cosine:.7f}"
     return said, {key: float(value) for key, value in figures.items() if value is not None and math.isfinite(value)}
 
 
-def _first_node(found: list[dict[str, Any]], causes: tuple[str, ...], restore: str) -> tuple[list[Difference], str]:
+def _first_node(traces: list[dict[str, Any]], causes: tuple[str, ...], restore: str) -> tuple[list[Difference], str]:
     """Return the first node whose output differs, with the outputs of all nodes as outputs of the model."""
-    note = "; ".join(dict.fromkeys(one["note"] for one in found if one["note"]))
-    for one, other in zip(found[0]["nodes"], found[1]["nodes"], strict=False):
-        for tensor in one["tensors"].keys() & other["tensors"].keys():
-            sides = [side["tensors"][tensor] for side in (one, other)]
+    note = "; ".join(dict.fromkeys(trace["note"] for trace in traces if trace["note"]))
+    for node, other in zip(traces[0]["nodes"], traces[1]["nodes"], strict=False):
+        for tensor in node["tensors"].keys() & other["tensors"].keys():
+            sides = [side["tensors"][tensor] for side in (node, other)]
             if sides[0]["sha256"] != sides[1]["sha256"]:
                 figures, _ = _drift(sides[0]["file"], sides[1]["file"], tensor)
                 row = Difference(
-                    subject=f"first node {one['node']}", code=f"{one['op']}: {figures}", before=f"tensor {tensor}",
-                    after="", nodes=(one["node"],), causes=causes, restore=restore,
+                    subject=f"first node {node['node']}", code=f"{node['op']}: {figures}", before=f"tensor {tensor}",
+                    after="", nodes=(node["node"],), causes=causes, restore=restore,
                 )  # fmt: skip
                 return [row], note
     fused = (
@@ -373,9 +373,9 @@ def _times(
     opened: list[_Opened], budget: float, margin: float, confidence: float, progress: Callable[[Progress], None] | None
 ) -> RoundTimes:
     variants = {
-        name: in_worker(one.worker, f"{MODULE}:time_session")
-        for name, one in zip(("before", "after"), opened, strict=True)
-        if one.worker is not None
+        name: in_worker(side.worker, f"{MODULE}:time_session")
+        for name, side in zip(("before", "after"), opened, strict=True)
+        if side.worker is not None
     }
     return measure(
         variants, control="before", margin=Margin(margin), confidence=confidence, budget=budget, progress=progress

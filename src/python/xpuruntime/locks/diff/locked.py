@@ -51,12 +51,16 @@ _NAMED = 6
 def locked_levels(before: RecordedSide, after: RecordedSide) -> tuple[tuple[Level, ...], tuple[str, ...]]:
     """Return the levels of a difference between two sides as a lock has them, and notes on what was not compared."""
     sides = narrowed(before, after), narrowed(after, before)
-    one, other = (side.identity for side, _ in sides)
-    drifts = [drift for drift in compare_identities(one, other) if not _of_kernels_that_did_not_run(drift, one, other)]
+    identity, other = (side.identity for side, _ in sides)
+    drifts = [
+        drift
+        for drift in compare_identities(identity, other)
+        if not _of_kernels_that_did_not_run(drift, identity, other)
+    ]
     environment = tuple(_environment_row(drift) for drift in drifts if drift.validator)
-    keys = _key_rows(one, other)
+    keys = _key_rows(identity, other)
     plan = (*keys, *_plan_rows(drifts, environment, keys))
-    rows = _Rows(one, other, drifts, environment, keys)
+    rows = _Rows(identity, other, drifts, environment, keys)
     notes = tuple(
         f"{side.name} does not record {', '.join(untold[:_NAMED])}"
         + (f" and {len(untold) - _NAMED} more validators" if len(untold) > _NAMED else "")
@@ -68,18 +72,18 @@ def locked_levels(before: RecordedSide, after: RecordedSide) -> tuple[tuple[Leve
         _level("environment", environment),
         _level("plan", plan),
         _level("placement", rows.of(_PLACEMENT, calls=False)),
-        _kernels(rows, one, other),
+        _kernels(rows, identity, other),
         _numerics(before, after, rows),
         _time(before, after),
     )
     return levels, notes
 
 
-def _of_kernels_that_did_not_run(drift: Difference, one: Identity, other: Identity) -> bool:
+def _of_kernels_that_did_not_run(drift: Difference, identity: Identity, other: Identity) -> bool:
     """Whether kernels that ran on one side alone drifted in their build or a library."""
-    if all(any(validator.id == drift.validator for validator in side.validators) for side in (one, other)):
+    if all(any(validator.id == drift.validator for validator in side.validators) for side in (identity, other)):
         return False
-    kernels = {*one.kernels, *other.kernels}
+    kernels = {*identity.kernels, *other.kernels}
     return drift.code == DriftCode.KERNEL_SOURCE or (
         drift.code == DriftCode.LIBRARY and any(of_kernel(drift.subject, kernel) for kernel in kernels)
     )
@@ -93,9 +97,9 @@ def _environment_row(drift: Difference) -> Difference:
     return msgspec.structs.replace(drift, subject=f"{drift.code}.{drift.subject}", code="")
 
 
-def _key_rows(one: Identity, other: Identity) -> tuple[Difference, ...]:
+def _key_rows(identity: Identity, other: Identity) -> tuple[Difference, ...]:
     return tuple(
-        msgspec.structs.replace(drift, code="policy key") for drift in compare_stated(one.policy, other.policy)
+        msgspec.structs.replace(drift, code="policy key") for drift in compare_stated(identity.policy, other.policy)
     )
 
 
@@ -117,18 +121,18 @@ class _Rows:
 
     def __init__(
         self,
-        one: Identity,
+        before: Identity,
         other: Identity,
         drifts: Sequence[Difference],
         environment: tuple[Difference, ...],
         keys: tuple[Difference, ...],
     ) -> None:
         self._drifts, self._all, self._keys = drifts, (*environment, *keys), tuple(row.subject for row in keys)
-        self._calls = {call.name for identity in (one, other) for call in identity.calls}
+        self._calls = {call.name for identity in (before, other) for call in identity.calls}
         self._changed = {d.validator: f"{d.code}.{d.subject}" for d in drifts if d.validator}
         self._units: dict[str, UnitEntry] = {}
         self._depends: dict[str, set[str]] = {}
-        for identity in (other, one):
+        for identity in (other, before):
             self._units |= {entry.unit: entry for entry in identity.entries}
             for name, ids in (
                 *((entry.unit, entry.depends_on) for entry in identity.entries),
@@ -161,7 +165,7 @@ class _Rows:
 
 
 def _kernels(rows: _Rows, one: Identity, other: Identity) -> Level:
-    found = (*rows.of(_KERNELS), *rows.of(_PLACEMENT, calls=True))
+    changed = (*rows.of(_KERNELS), *rows.of(_PLACEMENT, calls=True))
     silent, units = max(
         (identity.unobservable, sum(entry.relation != "folded" for entry in identity.entries))
         for identity in (one, other)
@@ -170,9 +174,9 @@ def _kernels(rows: _Rows, one: Identity, other: Identity) -> Level:
     if silent:
         held = "differs" if rows.caused()[0] else "is the same"
         reason = f"the engine does not report the kernels of {silent} of {units} units; what they depend on {held}"
-    if (not found and units and silent == units) or (found and all(row.code == "unobservable" for row in found)):
-        return Level(name="kernels", verdict="unobservable", reason=reason, rows=found)
-    return Level(name="kernels", verdict="differs" if found else "same", reason=reason, rows=found)
+    if (not changed and units and silent == units) or (changed and all(row.code == "unobservable" for row in changed)):
+        return Level(name="kernels", verdict="unobservable", reason=reason, rows=changed)
+    return Level(name="kernels", verdict="differs" if changed else "same", reason=reason, rows=changed)
 
 
 def _numerics(before: RecordedSide, after: RecordedSide, rows: _Rows) -> Level:
@@ -186,7 +190,7 @@ def _numerics(before: RecordedSide, after: RecordedSide, rows: _Rows) -> Level:
         reason = "the outputs are of inputs of other shapes"
         return Level(name="numerics", verdict="not compared", reason=reason)
     causes, restore = rows.caused()
-    found, untold = [], []
+    changed, untold = [], []
     for name in sorted({*sides[0], *sides[1]}):
         one, other = sides[0].get(name), sides[1].get(name)
         samples = [side.samples.get(name) for side in (before, after)]
@@ -196,34 +200,34 @@ def _numerics(before: RecordedSide, after: RecordedSide, rows: _Rows) -> Level:
             row = Difference(
                 subject=f"output {name}", code=said[0], before=said[1], after=said[2], causes=causes, restore=restore
             )
-            found.append(row)
-    if untold and not found:
+            changed.append(row)
+    if untold and not changed:
         reason = f"the bits of {', '.join(untold)} do not repeat, and a side has no samples of them"
         return Level(name="numerics", verdict="unobservable", reason=reason)
-    if not found:
+    if not changed:
         number = len(sides[0])
         return Level(name="numerics", verdict="same", reason=f"{number} output{'s' * (number > 1)} of probe inputs")
     reason = "a lock has digests: by how much outputs differ, and from which node on, is not observable"
-    return Level(name="numerics", verdict="differs", reason=reason, rows=tuple(found))
+    return Level(name="numerics", verdict="differs", reason=reason, rows=tuple(changed))
 
 
 def _output(
-    one: LockedOutput | None, other: LockedOutput | None, samples: Sequence[tuple[float, ...] | None]
+    output: LockedOutput | None, other: LockedOutput | None, samples: Sequence[tuple[float, ...] | None]
 ) -> tuple[str, str, str] | None:
     """Return what differs about an output, and both values; ``None`` where it is the same."""
-    if one is None or other is None:
-        first, second = ("missing" if side is None else "there" for side in (one, other))
+    if output is None or other is None:
+        first, second = ("missing" if side is None else "there" for side in (output, other))
         return "", first, second
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return "type", f"{one.dtype} {list(one.shape)}", f"{other.dtype} {list(other.shape)}"
-    if one.grade != other.grade:
-        first, second = ("repeats" if side.grade == "bitwise" else "does not repeat" for side in (one, other))
+    if (output.dtype, output.shape) != (other.dtype, other.shape):
+        return "type", f"{output.dtype} {list(output.shape)}", f"{other.dtype} {list(other.shape)}"
+    if output.grade != other.grade:
+        first, second = ("repeats" if side.grade == "bitwise" else "does not repeat" for side in (output, other))
         return "bits", first, second
-    if one.grade == "bitwise":
-        return None if one.sha256 == other.sha256 else ("bits", one.sha256[:16], other.sha256[:16])
-    if samples_agree(samples[0] or (), samples[1] or (), one.rtol, one.atol):
+    if output.grade == "bitwise":
+        return None if output.sha256 == other.sha256 else ("bits", output.sha256[:16], other.sha256[:16])
+    if samples_agree(samples[0] or (), samples[1] or (), output.rtol, output.atol):
         return None
-    return f"beyond rtol {one.rtol:g}, atol {one.atol:g}", "samples", "other samples"
+    return f"beyond rtol {output.rtol:g}, atol {output.atol:g}", "samples", "other samples"
 
 
 def _time(before: RecordedSide, after: RecordedSide) -> Level:
@@ -249,25 +253,27 @@ def compare_with_lock(
     arguments: Mapping[str, Any],
 ) -> Diff:
     """Say what differs between two sides of which one is a lock."""
-    read = {place: side.lock() for place, side in enumerate(sides) if isinstance(side, LockSide)}
+    read = {index: side.lock() for index, side in enumerate(sides) if isinstance(side, LockSide)}
     first, lock = next(iter(read.items()))
     like = lock.identity
-    found: list[RecordedSide] = []
+    recorded_sides: list[RecordedSide] = []
     with ScratchFolder("diff") as folder:
-        for place, side in enumerate(sides):
+        for position, side in enumerate(sides):
             if isinstance(side, LockSide):
-                found.append(of_lock(side.name, read[place]))
+                recorded_sides.append(of_lock(side.name, read[position]))
                 continue
             if like.subject != "inference":
                 msg = f"a lock of {like.subject} can be compared with another lock alone. Fix: give two locks"
                 raise InputError(msg)
             if isinstance(side, FileSide):
-                found.append(of_report(side.name, side.report(), like))
+                recorded_sides.append(of_report(side.name, side.report(), like))
             else:
                 assert model is not None
-                found.append(_locked_there(side, model, sides[first].name, like, inputs, arguments, Path(folder)))
-    _check_comparable(found)
-    levels, notes = locked_levels(*found)
+                recorded_sides.append(
+                    _locked_there(side, model, sides[first].name, like, inputs, arguments, Path(folder))
+                )
+    _check_comparable(recorded_sides)
+    levels, notes = locked_levels(*recorded_sides)
     return Diff(
         before=sides[0].name,
         after=sides[1].name,
@@ -298,24 +304,25 @@ def _locked_there(
         write_arrays(Path(written), inputs)
     elif like.shapes:
         stated["shapes"] = shapes_that_fit(read_model(model), dict(like.shapes[0].inputs)) or None
-    place = os.path.abspath(model)  # noqa: PTH100  a link stays the name that was given
+    path = os.path.abspath(model)  # noqa: PTH100  a link stays the name that was given
     with start_worker(side, folder) as worker:
-        plain = call(worker, side.name, "lock", model=place, inputs=written, arguments=stated)
+        plain = call(worker, side.name, "lock", model=path, inputs=written, arguments=stated)
     return of_lock(side.name, msgspec.convert(plain, Lock))
 
 
-def _check_comparable(found: Sequence[RecordedSide]) -> None:
+def _check_comparable(recorded: Sequence[RecordedSide]) -> None:
     """Refuse locks of different subjects, and of models that have nothing in common."""
-    one, other = (side.identity for side in found)
-    if one.subject != other.subject:
+    first, other = (side.identity for side in recorded)
+    if first.subject != other.subject:
         msg = (
-            f"'{found[0].name}' is a lock of {one.subject}, '{found[1].name}' of {other.subject}: give two of one kind"
+            f"'{recorded[0].name}' is a lock of {first.subject}, '{recorded[1].name}' of {other.subject}: give two of "
+            "one kind"
         )
         raise InputError(msg)
     nodes = [
         {node for entry in side.entries for node in entry.sources} | {call.node or call.op for call in side.calls}
-        for side in (one, other)
+        for side in (first, other)
     ]
     if all(nodes) and nodes[0].isdisjoint(nodes[1]):
-        msg = f"'{found[0].name}' and '{found[1].name}' are of different models and have no source node in common"
+        msg = f"'{recorded[0].name}' and '{recorded[1].name}' are of different models and have no source node in common"
         raise InputError(f"{msg}. Fix: give two locks of one model")

@@ -56,22 +56,22 @@ def of_lock(name: str, lock: Lock) -> RecordedSide:
 
 def of_report(name: str, report: Report, like: Identity) -> RecordedSide:
     """Return what a report has of the things that a lock has."""
-    found = report.plan
+    plan = report.plan
     at = like.shapes[0].id if like.shapes else SHAPES_ID
     entries = unit_entries(report.units, report.decisions, like.validators, at)
-    pinned = found.get("policy_source") == "lock"
+    pinned = plan.get("policy_source") == "lock"
     controls = tuple(
-        sorted((control["key"], control["resolved"], control["enforceability"]) for control in found.get("controls", ())
+        sorted((control["key"], control["resolved"], control["enforceability"]) for control in plan.get("controls", ())
                if control["key"] not in PLACES)
     )  # fmt: skip
     identity = Identity(
         subject="inference",
-        policy=None if pinned else policy_record(Policy.coerce(found.get("policy") or {})),
+        policy=None if pinned else policy_record(Policy.coerce(plan.get("policy") or {})),
         plan=LockedPlan(
-            engine=found["engine"],
-            device=found["device"],
-            precision=found["precision"],
-            settings=found.get("settings") or {},
+            engine=plan["engine"],
+            device=plan["device"],
+            precision=plan["precision"],
+            settings=plan.get("settings") or {},
             controls=controls,
         ),
         validators=tuple(_validators(report, like)),
@@ -83,13 +83,13 @@ def of_report(name: str, report: Report, like: Identity) -> RecordedSide:
     return RecordedSide(name, identity, latency_us=latency, created=report.created, pinned=pinned, partial=True)
 
 
-def narrowed(one: RecordedSide, other: RecordedSide) -> tuple[RecordedSide, tuple[str, ...]]:
+def narrowed(side: RecordedSide, other: RecordedSide) -> tuple[RecordedSide, tuple[str, ...]]:
     """Return a side as far as the other one can be compared with it, and the validators that the other does not have.
 
     Where one of them is a report, its plan was made of another policy than that of a lock, which has the kernels as
     rules: controls and settings that name these are left out.
     """
-    identity = one.identity
+    identity = side.identity
     recorded = {validator.id for validator in other.identity.validators}
     kept = [validator for validator in identity.validators if validator.kind != "policy"]
     untold: list[str] = []
@@ -97,53 +97,57 @@ def narrowed(one: RecordedSide, other: RecordedSide) -> tuple[RecordedSide, tupl
         untold = [f"{validator.kind} {validator.key}" for validator in kept if validator.id not in recorded]
         kept = [validator for validator in kept if validator.id in recorded]
     plan, their_plan = identity.plan, other.identity.plan
-    if plan is not None and their_plan is not None and not (one.pinned and other.pinned):
+    if plan is not None and their_plan is not None and not (side.pinned and other.pinned):
         shared = {control[0] for control in plan.controls} & {control[0] for control in their_plan.controls}
         plan = msgspec.structs.replace(
             plan,
             settings={name: value for name, value in plan.settings.items() if name not in _NAMING_KEYS},
             controls=tuple(c for c in plan.controls if c[0] in shared and not c[0].startswith("kernels.")),
         )
-    return one._replace(identity=msgspec.structs.replace(identity, validators=tuple(kept), plan=plan)), tuple(untold)
+    return side._replace(identity=msgspec.structs.replace(identity, validators=tuple(kept), plan=plan)), tuple(untold)
 
 
 def _validators(report: Report, like: Identity) -> Iterator[Validator]:
     """Yield the validators of a lock with what a report has of them; those that it does not tell are left out."""
     for validator in like.validators:
-        found = _told(report, validator)
-        if found is not None:
-            yield msgspec.structs.replace(validator, expect=found)
+        fact = _told(report, validator)
+        if fact is not None:
+            yield msgspec.structs.replace(validator, expect=fact)
 
 
-def _told(report: Report, one: Validator) -> Any:
+def _told(report: Report, validator: Validator) -> Any:
     plan, environment = report.plan, report.environment
     execution = plan.get("execution") or {}
     hardware = execution.get("device") or {}
     packages = environment.get("packages") or {}
-    if one.kind == ValidatorKind.ENGINE:
+    if validator.kind == ValidatorKind.ENGINE:
         found: dict[str, Any] = {"version": plan.get("engine_version")}
         name = next((name for name in packages_of(plan["engine"]) if name in packages), None)
         return found if name is None else {**found, "package": f"{name}=={packages[name]}"}
-    if one.kind == ValidatorKind.PACKAGE:
-        return packages.get(one.key)
-    if one.kind == ValidatorKind.MODEL:
-        return _file_alone(one.expect, (plan.get("model") or {}).get("sha256"))
-    if one.kind == ValidatorKind.CPU_ISA:
+    if validator.kind == ValidatorKind.PACKAGE:
+        return packages.get(validator.key)
+    if validator.kind == ValidatorKind.MODEL:
+        return _file_alone(validator.expect, (plan.get("model") or {}).get("sha256"))
+    if validator.kind == ValidatorKind.CPU_ISA:
         features = hardware.get("features") if hardware.get("kind") == "cpu" else None
         return None if features is None else sorted(features)
-    if one.kind == ValidatorKind.DEVICE:
+    if validator.kind == ValidatorKind.DEVICE:
         if hardware.get("kind") != "cpu":
             return None
         facts = {"name": hardware.get("name"), "cores": hardware.get("units")}
         untold = (
-            {name: value for name, value in one.expect.items() if name in ("usable", "quota")} if one.expect else {}
+            {name: value for name, value in validator.expect.items() if name in ("usable", "quota")}
+            if validator.expect
+            else {}
         )
         return {**facts, "architecture": hardware.get("architecture"), **untold}
-    if one.kind == ValidatorKind.ENVIRONMENT:
-        return _variables(one, plan, environment.get("variables") or {}, call_entries(report.decisions, ()))
-    if one.kind in (ValidatorKind.LIBRARY, ValidatorKind.KERNEL_SOURCE):
-        name = "xpuruntime/_core" if one.key == CORE else one.key
-        return _library(one.expect, next((lib for lib in execution.get("libraries", ()) if lib["name"] == name), None))
+    if validator.kind == ValidatorKind.ENVIRONMENT:
+        return _variables(validator, plan, environment.get("variables") or {}, call_entries(report.decisions, ()))
+    if validator.kind in (ValidatorKind.LIBRARY, ValidatorKind.KERNEL_SOURCE):
+        name = "xpuruntime/_core" if validator.key == CORE else validator.key
+        return _library(
+            validator.expect, next((lib for lib in execution.get("libraries", ()) if lib["name"] == name), None)
+        )
     return None
 
 
@@ -154,17 +158,17 @@ def _file_alone(expect: Any, sha256: str | None) -> Any:
     return expect if expect.get("sha256") == sha256 else {"sha256": sha256}
 
 
-def _library(expect: Any, found: dict[str, Any] | None) -> Any:
+def _library(expect: Any, library: dict[str, Any] | None) -> Any:
     """Return the identity of a library, where the report has a build ID of it."""
-    if found is None or not isinstance(expect, dict) or not found.get("build_id"):
+    if library is None or not isinstance(expect, dict) or not library.get("build_id"):
         return None
-    return {**expect, **{name: found[name] for name in ("build_id", "size") if name in expect}}
+    return {**expect, **{name: library[name] for name in ("build_id", "size") if name in expect}}
 
 
 def _variables(
-    one: Validator, plan: dict[str, Any], variables: dict[str, str], calls: Sequence[CallEntry]
+    validator: Validator, plan: dict[str, Any], variables: dict[str, str], calls: Sequence[CallEntry]
 ) -> dict[str, str] | None:
-    if not isinstance(one.expect, dict) or len(influential_variables(one.expect)) < len(one.expect):
+    if not isinstance(validator.expect, dict) or len(influential_variables(validator.expect)) < len(validator.expect):
         return None  # a report leaves out some of those that the lock has
     compiled = bool(compilers_of(plan.get("settings") or {}, plan["device"]))
     return variables_of(plan["engine"], plan["device"], variables, [call.kernel for call in calls], compiled=compiled)
@@ -174,10 +178,10 @@ def _shapes(report: Report, at: str) -> tuple[LockedShapes, ...]:
     """Return the shapes that were run, as far as a report has them as numbers."""
     if report.shapes is None:
         return ()
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for input_ in report.shapes.inputs:
         sizes = [] if input_.observed in ("scalar", "") else input_.observed.split(" x ")
         if not all(size.isdecimal() for size in sizes):
             return ()
-        found[input_.input] = tuple(map(int, sizes))
-    return (LockedShapes(id=at, inputs=found),)
+        shapes[input_.input] = tuple(map(int, sizes))
+    return (LockedShapes(id=at, inputs=shapes),)

@@ -240,7 +240,7 @@ def possible_causes(environment: Iterable[Difference], engine: str, device: str)
     """Return the rows of the environment that can change what an engine does on a device."""
     packages, libraries = _PACKAGES.get(engine, (engine,)), _LIBRARIES.get(engine, (f"lib{engine}",))
     cuda = device.startswith("cuda")
-    found = []
+    causes = []
     for row in environment:
         kind, _, name = row.subject.partition(".")
         if (
@@ -250,8 +250,8 @@ def possible_causes(environment: Iterable[Difference], engine: str, device: str)
             or kind == "variables"
             or (kind == "devices" and name == device)
         ):
-            found.append(row.subject)
-    return tuple(found)
+            causes.append(row.subject)
+    return tuple(causes)
 
 
 def restoring(causes: Iterable[str], environment: Iterable[Difference]) -> str:

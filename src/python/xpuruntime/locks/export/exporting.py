@@ -114,8 +114,8 @@ def export_lock(
         The model cannot be prepared.
     """
     check_types({"target": TEXT}, {"target": target})
-    source, place = user_path(lock, "the lock"), user_path(output, "the export")
-    _check_place(place, overwrite=overwrite)
+    source, path = user_path(lock, "the lock"), user_path(output, "the export")
+    _check_place(path, overwrite=overwrite)
     locked = load_lock(source)
     engines = known_engines(registry)
     exporter = _exporter(locked, source, target, engines)
@@ -126,13 +126,13 @@ def export_lock(
             f"{target} is not run here, so nothing is proved. Fix: leave prove (--prove) out; those that can be proved "
             f"are {', '.join(made.proved) or 'none'}"
         )
-    result = _write(made, target, job, place, strict=strict, overwrite=overwrite)
+    result = _write(made, target, job, path, strict=strict, overwrite=overwrite)
     if not prove:
         return result
     from xpuruntime.locks.export.result import prove_export
 
     interpreter = None if python is None else os.fspath(python)
-    return msgspec.structs.replace(result, proof=prove_export(made, target, place, locked, str(source), interpreter))
+    return msgspec.structs.replace(result, proof=prove_export(made, target, path, locked, str(source), interpreter))
 
 
 def _exporter(lock: Lock, where: Path, target: str, engines: EngineRegistry) -> type[NativeExporter]:
@@ -233,12 +233,12 @@ def _word(name: str) -> str:
 
 
 def _write(
-    made: NativeExporter, target: str, job: ExportJob, place: Path, *, strict: bool, overwrite: bool
+    made: NativeExporter, target: str, job: ExportJob, folder: Path, *, strict: bool, overwrite: bool
 ) -> ExportResult:
     try:
-        place = Path(os.path.realpath(place))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with staging(place) as room:
+        folder = Path(os.path.realpath(folder))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with staging(folder) as room:
             new = room / _NEW
             new.mkdir()
             config = made.write(target, new)
@@ -249,7 +249,7 @@ def _write(
             }
             result = ExportResult(
                 target=target,
-                folder=str(place),
+                folder=str(folder),
                 lock=job.digest,
                 model=job.name,
                 engine=job.engine,
@@ -261,10 +261,10 @@ def _write(
                 notes=config.notes,
             )
             (new / RECORD).write_bytes(msgspec.json.format(json_bytes(_record(result)), indent=1) + b"\n")
-            publish_folder(new, place, check=_refuse_foreign if overwrite else _refuse_existing)
+            publish_folder(new, folder, check=_refuse_foreign if overwrite else _refuse_existing)
     except OSError as error:
         raise InputError(
-            f"cannot write the export '{place}': {reason_of(error)}. Fix: give a path in a folder that exists, is "
+            f"cannot write the export '{folder}': {reason_of(error)}. Fix: give a path in a folder that exists, is "
             "writable and has room"
         ) from error
     return result
@@ -280,7 +280,7 @@ def _refuse_less(outcomes: tuple[KeyOutcome, ...], target: str) -> None:
     less = [outcome for outcome in outcomes if outcome.outcome != "kept"]
     if not less:
         return
-    lines = "; ".join(f"{one.key} is {one.outcome}: {one.reason}" for one in less[:_NAMED])
+    lines = "; ".join(f"{control.key} is {control.outcome}: {control.reason}" for control in less[:_NAMED])
     more = f"; and {len(less) - _NAMED} more" if len(less) > _NAMED else ""
     raise UnsupportedOperationError(
         f"{target} does not keep every key of the policy: {lines}{more}. Fix: take these keys out of the policy and "
@@ -288,11 +288,11 @@ def _refuse_less(outcomes: tuple[KeyOutcome, ...], target: str) -> None:
     )
 
 
-def _check_place(place: Path, *, overwrite: bool) -> None:
-    if not place.name or place.name == "..":
-        raise InputError(f"cannot write the export {str(place)!r}: the path names no new folder. Fix: add a name")
-    if os.path.lexists(place):
-        (_refuse_foreign if overwrite else _refuse_existing)(place)
+def _check_place(folder: Path, *, overwrite: bool) -> None:
+    if not folder.name or folder.name == "..":
+        raise InputError(f"cannot write the export {str(folder)!r}: the path names no new folder. Fix: add a name")
+    if os.path.lexists(folder):
+        (_refuse_foreign if overwrite else _refuse_existing)(folder)
 
 
 def _refuse_existing(folder: Path) -> None:

@@ -173,9 +173,9 @@ def _claim(
 
 
 def _surroundings(exporter: NativeExporter, ran: NativeRun) -> Iterator[Claim]:
-    expected, found = exporter.job.version, ran.facts.get("version", "")
-    same = expected == found
-    yield _claim("evidence.engine", expected, found, "pass" if same else "fail", "version of the engine")
+    expected, version = exporter.job.version, ran.facts.get("version", "")
+    same = expected == version
+    yield _claim("evidence.engine", expected, version, "pass" if same else "fail", "version of the engine")
     wanted = exporter.device_word()
     there = ran.facts.get("device", "")
     yield _claim("evidence.device", wanted, there, "pass" if there == wanted else "fail", "as the engine names it")
@@ -220,24 +220,24 @@ def _units(identity: Identity, at: LockedShapes, ran: NativeRun) -> Iterator[Cla
         groups.setdefault(drift.subject, []).append(drift)
     blind = 0
     for entry in entries:
-        found = groups.pop(entry.unit, [])
-        hidden = [drift for drift in found if drift.code == DriftCode.UNOBSERVABLE]
-        real = [drift for drift in found if drift.code != DriftCode.UNOBSERVABLE]
+        group = groups.pop(entry.unit, [])
+        hidden = [drift for drift in group if drift.code == DriftCode.UNOBSERVABLE]
+        real = [drift for drift in group if drift.code != DriftCode.UNOBSERVABLE]
         blind += entry.known == "unobservable"
-        asked = " ".join(part for part in (entry.on, entry.kernel, entry.precision, entry.layout) if part)
+        stated = " ".join(part for part in (entry.on, entry.kernel, entry.precision, entry.layout) if part)
         id = f"evidence.units.{entry.unit}"
         if real:
             text = "; ".join(f"{drift.code}: {drift.before}, found {drift.after}" for drift in real)
-            yield _claim(id, asked, real[0].after, "fail", text)
+            yield _claim(id, stated, real[0].after, "fail", text)
         elif hidden:
-            yield _claim(id, asked, hidden[0].after, "unobservable", "its kernel is not reported here")
+            yield _claim(id, stated, hidden[0].after, "unobservable", "its kernel is not reported here")
         else:
             yield _claim(
-                id, asked, "the same", "pass", "placement, precision, layout, fusion and kernel, where reported"
+                id, stated, "the same", "pass", "placement, precision, layout, fusion and kernel, where reported"
             )
-    for subject, found in groups.items():
-        text = "; ".join(f"{drift.code}: {drift.before}, found {drift.after}" for drift in found)
-        yield _claim(f"evidence.units.{subject}", found[0].before, found[0].after, "fail", text)
+    for subject, group in groups.items():
+        text = "; ".join(f"{drift.code}: {drift.before}, found {drift.after}" for drift in group)
+        yield _claim(f"evidence.units.{subject}", group[0].before, group[0].after, "fail", text)
     if blind:
         reason = f"the engine reports no kernel of {blind} units, in the lock neither"
         yield _claim("evidence.kernels", f"{blind} units", "-", "unobservable", reason)

@@ -48,10 +48,10 @@ class PortableExporter(NativeExporter):
         folder.mkdir(parents=True, exist_ok=True)
         model = Path(info.file)
         names = [model.name, *(file.location for file in info.external_files)]
-        for place, name in enumerate(names):
+        for index, name in enumerate(names):
             target = free_place(folder, name, also=(LOCK, *also))
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(Path(info.base_dir or ".") / name if place else model, target)
+            shutil.copyfile(Path(info.base_dir or ".") / name if index else model, target)
         return tuple(names)
 
     def copy_lock(self, folder: Path) -> str:
@@ -61,11 +61,11 @@ class PortableExporter(NativeExporter):
 
     def outcomes(self, reason: str) -> tuple[KeyOutcome, ...]:
         """Return every key as kept."""
-        found = KeyOutcomes(self.job, "xpuruntime")
+        key_outcomes = KeyOutcomes(self.job, "xpuruntime")
         for key in self.job.stated:
             if key != "mode":
-                found.add(key, "kept", reason)
-        return found.settle(device=reason)
+                key_outcomes.add(key, "kept", reason)
+        return key_outcomes.settle(device=reason)
 
 
 class TritonPythonExporter(PortableExporter):
@@ -302,7 +302,7 @@ class OciLayoutExporter(PortableExporter):
             _descriptor(_moved(files / name, blobs), _WEIGHT_CONFIG if name == lock else _WEIGHT, name)
             for name in (*names, lock)
         ]
-        for left in sorted((one for one in files.rglob("*") if one.is_dir()), reverse=True):
+        for left in sorted((path for path in files.rglob("*") if path.is_dir()), reverse=True):
             left.rmdir()
         files.rmdir()
         plan = job.request.policy.execution
@@ -364,7 +364,7 @@ def _written(value: Mapping[str, Any], blobs: Path) -> Path:
 
 
 def _descriptor(blob: Path, kind: str, name: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {"mediaType": kind, "digest": f"sha256:{blob.name}", "size": blob.stat().st_size}
+    descriptor: dict[str, Any] = {"mediaType": kind, "digest": f"sha256:{blob.name}", "size": blob.stat().st_size}
     if name:
-        found["annotations"] = {_TITLE: name, _PATH: name}
-    return found
+        descriptor["annotations"] = {_TITLE: name, _PATH: name}
+    return descriptor

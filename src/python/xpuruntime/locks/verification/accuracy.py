@@ -39,48 +39,48 @@ def accuracy_claims(subject: Subject) -> Iterator[Claim]:
         yield subject.placed(claim, key)
     for metric in subject.metrics:
         yield subject.placed(metric_claim(metric, subject.session), f"verify.metrics.{metric.name}")
-    given = {metric.name for metric in subject.metrics}
-    for name in (one for one in subject.limits.metrics if one not in given):
+    names = {metric.name for metric in subject.metrics}
+    for name in (one for one in subject.limits.metrics if one not in names):
         yield subject.placed(metric_not_given(name, subject.limits.metrics[name]), f"verify.metrics.{name}")
 
 
 def _outputs(subject: Subject) -> Iterator[Claim]:
     try:
-        found = compare_session(subject.session, subject.feeds)
+        session = compare_session(subject.session, subject.feeds)
     except XpuRuntimeError as error:  # the reference does not run: nothing is known of the outputs
         requested = "every output within the tolerance of its precision"
         yield _not_compared("outputs", requested, error.reason, "give inputs that the model takes with --input")
         return
-    if found.not_run is not None or not found.outputs:
-        reason = found.not_run or "the model has no output"
-        yield _not_compared("outputs", _requested(found.tolerance), reason, _OTHER_INPUTS)
-    for output in found.outputs:
+    if session.not_run is not None or not session.outputs:
+        reason = session.not_run or "the model has no output"
+        yield _not_compared("outputs", _requested(session.tolerance), reason, _OTHER_INPUTS)
+    for output in session.outputs:
         if output.name in subject.session.model.random_outputs:
             yield _not_compared(
-                output.name, _requested(found.tolerance), f"{output.undecided} in this output", RANDOM_FIX
+                output.name, _requested(session.tolerance), f"{output.undecided} in this output", RANDOM_FIX
             )
         else:
-            yield _output(output, found.tolerance)
+            yield _output(output, session.tolerance)
 
 
-def _output(one: OutputFigures, tolerance: Tolerance) -> Claim:
-    stated = {"max_abs": one.max_abs, "max_rel": one.max_rel, "cosine": one.cosine}
-    observed = f"max {one.max_abs:.3g}, rel {one.max_rel:.3g}, cosine "
-    observed += "undefined" if one.cosine is None else f"{one.cosine:.6f}"
+def _output(figures_of: OutputFigures, tolerance: Tolerance) -> Claim:
+    stated = {"max_abs": figures_of.max_abs, "max_rel": figures_of.max_rel, "cosine": figures_of.cosine}
+    observed = f"max {figures_of.max_abs:.3g}, rel {figures_of.max_rel:.3g}, cosine "
+    observed += "undefined" if figures_of.cosine is None else f"{figures_of.cosine:.6f}"
     figures = {name: value for name, value in stated.items() if value is not None and value < float("inf")}
     requested = _requested(tolerance)
-    if one.undecided:
-        claim = _not_compared(one.name, requested, f"{one.undecided} in this output", _OTHER_INPUTS)
+    if figures_of.undecided:
+        claim = _not_compared(figures_of.name, requested, f"{figures_of.undecided} in this output", _OTHER_INPUTS)
         return msgspec.structs.replace(claim, observed=observed, figures=figures)
     return Claim(
-        id=f"accuracy.{one.name}",
+        id=f"accuracy.{figures_of.name}",
         section="accuracy",
         requested=requested,
         observed=observed,
-        verdict="pass" if one.passed else "fail",
-        code=ClaimCode.OK if one.passed else ClaimCode.OUT_OF_TOLERANCE,
-        reason="within the tolerance of fp32 on the CPU" if one.passed else one.reason,
-        fix=None if one.passed else _FIX,
+        verdict="pass" if figures_of.passed else "fail",
+        code=ClaimCode.OK if figures_of.passed else ClaimCode.OUT_OF_TOLERANCE,
+        reason="within the tolerance of fp32 on the CPU" if figures_of.passed else figures_of.reason,
+        fix=None if figures_of.passed else _FIX,
         figures=figures,
     )
 
@@ -159,9 +159,9 @@ def determinism_claims(subject: Subject) -> Iterator[Claim]:
     if grade == "none":
         return
     inputs = subject.feeds if subject.given else None
-    found = session_determinism(subject.session, grade, inputs=inputs, trust=subject.trust)
-    broken = any(test.verdict == "failed" for test in found.tests)
-    for test in found.tests:
+    determinism = session_determinism(subject.session, grade, inputs=inputs, trust=subject.trust)
+    broken = any(test.verdict == "failed" for test in determinism.tests)
+    for test in determinism.tests:
         yield subject.placed(_grade_claim(test, broken=broken), key)
 
 

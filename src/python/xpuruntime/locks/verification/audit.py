@@ -50,9 +50,9 @@ def _same_work(subject: Subject) -> Claim:
     limits = tolerance_of(session)
     wrong = []
     for number, outputs in kept.items():
-        found = compare_within(expected, outputs, limits, session.model.random_outputs)
-        if not found.passed:
-            wrong.append(f"run {number}: {found.figures}")
+        comparison = compare_within(expected, outputs, limits, session.model.random_outputs)
+        if not comparison.passed:
+            wrong.append(f"run {number}: {comparison.figures}")
     claim = Claim(
         id="audit.same_work",
         section="audit",
@@ -114,28 +114,32 @@ def _no_cache(subject: Subject) -> Claim:
             except XpuRuntimeError as error:
                 reason = f"the model refuses inputs that were made of these: {error.reason}"
                 return msgspec.structs.replace(claim, reason=reason)
-        found = {
+        comparisons = {
             when: compare(times["new"], times[when], margin=_FASTER, looks=len(_PAIRS), family=2)
             for when in ("later", "at once")
         }
-        worst = max(found.items(), key=lambda item: item[1].ratio)
-        cached = [one for one in found.values() if one.verdict is RatioVerdict.SLOWER]
-        if cached or all(one.within_limit for one in found.values()) or time.monotonic() >= ends:
+        worst = max(comparisons.items(), key=lambda item: item[1].ratio)
+        cached = [comparison for comparison in comparisons.values() if comparison.verdict is RatioVerdict.SLOWER]
+        if cached or all(one.within_limit for one in comparisons.values()) or time.monotonic() >= ends:
             break
     assert worst is not None
-    return _decided(claim, found, worst, len(times["new"]))
+    return _decided(claim, comparisons, worst, len(times["new"]))
 
 
-def _decided(claim: Claim, found: dict[str, RatioComparison], worst: tuple[str, RatioComparison], pairs: int) -> Claim:
-    when, one = worst
-    figures = {"pairs": float(pairs), "ratio": one.ratio, "low": one.low, "high": one.high}
-    observed = f"new inputs take {one.ratio:.3f} [{one.low:.3f}, {one.high:.3f}] of the time of repeated ones"
+def _decided(
+    claim: Claim, comparisons: dict[str, RatioComparison], worst: tuple[str, RatioComparison], pairs: int
+) -> Claim:
+    when, comparison = worst
+    figures = {"pairs": float(pairs), "ratio": comparison.ratio, "low": comparison.low, "high": comparison.high}
+    interval = f"{comparison.ratio:.3f} [{comparison.low:.3f}, {comparison.high:.3f}]"
+    observed = f"new inputs take {interval} of the time of repeated ones"
     claim = msgspec.structs.replace(claim, observed=observed, figures=figures, fix=None)
-    if any(each.verdict is RatioVerdict.SLOWER for each in found.values()):
-        reason = f"inputs that were run before are faster ({when}), beyond {share_text(one.margin)}: results are cached"
+    if any(each.verdict is RatioVerdict.SLOWER for each in comparisons.values()):
+        margin = share_text(comparison.margin)
+        reason = f"inputs that were run before are faster ({when}), beyond {margin}: results are cached"
         fix = "turn the cache off, and time with inputs that differ"
         return msgspec.structs.replace(claim, verdict="fail", code=ClaimCode.CACHED, reason=reason, fix=fix)
-    if all(each.within_limit for each in found.values()):
+    if all(each.within_limit for each in comparisons.values()):
         reason = f"{pairs} new inputs took as long as the same inputs again"
         return msgspec.structs.replace(claim, verdict="pass", code=ClaimCode.OK, reason=reason)
     reason = f"after {pairs} pairs the times of new and repeated inputs are too noisy to tell apart"
@@ -148,7 +152,7 @@ def _decided(claim: Claim, found: dict[str, RatioComparison], worst: tuple[str, 
 def _time_once(subject: Subject, number: int, times: dict[str, list[float]]) -> None:
     """Time new inputs, the same after others, and the same at once. Each timed run follows one of the same kind."""
     run, clock = subject.session.run, time.perf_counter
-    tested, before, after = (_varied(subject.feeds, 3 * number + place + 1) for place in range(3))
+    tested, before, after = (_varied(subject.feeds, 3 * number + index + 1) for index in range(3))
     run(before)
     start = clock()
     run(tested)
@@ -170,14 +174,14 @@ def _varied(feeds: dict[str, Any], number: int) -> dict[str, Any]:
     """
     import numpy as np
 
-    made = {}
+    arrays = {}
     for name, array in feeds.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-            made[name] = array
+            arrays[name] = array
             continue
         moved = np.roll(array.reshape(-1), number).reshape(array.shape)
-        made[name] = (moved * (1 - number / 65536)).astype(array.dtype) if array.dtype.kind == "f" else moved
-    return made
+        arrays[name] = (moved * (1 - number / 65536)).astype(array.dtype) if array.dtype.kind == "f" else moved
+    return arrays
 
 
 def _differ(feeds: dict[str, Any], others: dict[str, Any]) -> bool:

@@ -266,8 +266,8 @@ class Subject(NamedTuple):
 
     def placed(self, claim: Claim, key: str) -> Claim:
         """Return a claim with the policy key that states it, and where the policy file does so."""
-        place = None if self.document is None else position_of(self.document.root, key)
-        line, column = place or (None, None)
+        position = None if self.document is None else position_of(self.document.root, key)
+        line, column = position or (None, None)
         return msgspec.structs.replace(claim, key=key, line=line, column=column)
 
 

@@ -33,11 +33,11 @@ _NAMED = 4
 
 def lock_claims(subject: Subject) -> Iterator[Claim]:
     """Check the lock as ``xrt lock --check`` does, and yield a claim for each code of what differs."""
-    found = lock(subject.model, output=subject.lock, check=True, **subject.options)
+    locked = lock(subject.model, output=subject.lock, check=True, **subject.options)
     groups: dict[str, list[Difference]] = {}
-    for drift in found.drifts:
+    for drift in locked.drifts:
         groups.setdefault(drift.code, []).append(drift)
-    identity = found.lock.identity
+    identity = locked.lock.identity
     if not groups:
         entries, blind = len(identity.entries) + len(identity.calls), identity.unobservable
         yield Claim(
@@ -49,7 +49,7 @@ def lock_claims(subject: Subject) -> Iterator[Claim]:
             code=ClaimCode.OK,
             reason=f"{entries} entries and {len(identity.validators)} validators hold"
             + (f"; only validators stand for the kernels of {blind} entries, which are not reported" if blind else "")
-            + "".join(f"; {one.code} {one.subject} is not in the lock" for one in found.lacking),
+            + "".join(f"; {one.code} {one.subject} is not in the lock" for one in locked.lacking),
             figures={
                 "entries": float(entries),
                 "unobservable": float(blind),
@@ -84,8 +84,8 @@ def _line_of(drift: Difference, path: str | os.PathLike[str] | None) -> int:
     records = [f'"unit":{name}', f'"name":{name}', f"[{name},", f'"{drift.code}": ', f'"{drift.code}s": ']
     if drift.validator:
         records = [f'"id":"{drift.validator}"', f'"kind":"{drift.code}"']
-    found = (number for record in records for number, line in enumerate(lines, 1) if record in line)
-    return next(found, 1)
+    numbers = (number for record in records for number, line in enumerate(lines, 1) if record in line)
+    return next(numbers, 1)
 
 
 #: Parts that a policy may require, to the policy keys that they are about.
@@ -145,16 +145,16 @@ def observed_claims(subject: Subject, report: Report) -> Iterator[Claim]:
     yield from _whole(report)
 
 
-def _claim(one: Observation, fix: str | None) -> Claim:
-    verdict, code = _VERDICTS[one.status]
+def _claim(observation: Observation, fix: str | None) -> Claim:
+    verdict, code = _VERDICTS[observation.status]
     return Claim(
-        id=f"evidence.{one.key}",
+        id=f"evidence.{observation.key}",
         section="evidence",
-        requested=one.requested,
-        observed=one.observed,
+        requested=observation.requested,
+        observed=observation.observed,
         verdict=verdict,
         code=code,
-        reason=one.reason,
+        reason=observation.reason,
         fix=None if verdict == "pass" else fix,
     )
 

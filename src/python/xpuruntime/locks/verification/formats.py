@@ -96,8 +96,8 @@ def _case(suite: ET.Element, result: VerificationResult, claim: Claim) -> None:
 def _story(result: VerificationResult, claim: Claim) -> str:
     lines = [f"requested: {claim.requested}", f"observed: {claim.observed}", f"reason: {claim.reason}"]
     lines += [f"fix: {claim.fix}"] if claim.fix else []
-    place = place_text(result, claim)
-    return "\n".join([*lines, f"at: {place}"] if place else lines)
+    text = place_text(result, claim)
+    return "\n".join([*lines, f"at: {text}"] if text else lines)
 
 
 def _counts(result: VerificationResult, claims: Sequence[Claim]) -> dict[str, str]:
@@ -118,9 +118,9 @@ _LEVELS = {"fail": "error", "inconclusive": "warning", "unobservable": "note"}
 
 def to_sarif(result: VerificationResult) -> str:
     """Return the JSON text. Claims that passed or were skipped are no results."""
-    found = [claim for claim in result.claims if claim.verdict in _LEVELS]
-    codes = sorted({one.code for one in found}, key=lambda code: code.rule)
-    places = {code: place for place, code in enumerate(codes)}
+    claims = [claim for claim in result.claims if claim.verdict in _LEVELS]
+    codes = sorted({one.code for one in claims}, key=lambda code: code.rule)
+    places = {code: index for index, code in enumerate(codes)}
     driver = {
         "name": "xrt verify",
         "version": result.version,
@@ -130,7 +130,7 @@ def to_sarif(result: VerificationResult) -> str:
         "tool": {"driver": driver},
         "invocations": [{"executionSuccessful": True, "exitCode": result.exit_code}],
         "columnKind": "unicodeCodePoints",
-        "results": [_result(result, one, places[one.code]) for one in found],
+        "results": [_result(result, one, places[one.code]) for one in claims],
     }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, ensure_ascii=False) + "\n"
 
@@ -256,26 +256,26 @@ def workflow_commands(result: VerificationResult, default: Place | None = None) 
 
 def _lines(kind: str, claims: list[Claim], result: VerificationResult, default: Place | None) -> Iterable[str]:
     shown = claims if len(claims) <= _SHOWN + 1 else claims[:_SHOWN]
-    for one in shown:
-        file = result.file_of(one)
-        place = (file, one.line, one.column or 1) if file and one.line else default
-        fix = f"\nFix: {one.fix}" if one.fix else ""
-        text = f"{one.reason} (requested {one.requested}, observed {one.observed}){fix}"
-        yield workflow_command(kind, one.id, text, place)
+    for claim in shown:
+        file = result.file_of(claim)
+        files = (file, claim.line, claim.column or 1) if file and claim.line else default
+        fix = f"\nFix: {claim.fix}" if claim.fix else ""
+        text = f"{claim.reason} (requested {claim.requested}, observed {claim.observed}){fix}"
+        yield workflow_command(kind, claim.id, text, files)
     if len(shown) < len(claims):
         yield workflow_command(kind, "xrt verify", f"{len(claims) - len(shown)} more in the summary of the job")
 
 
-def workflow_command(kind: str, title: str, text: str, place: Place | None = None) -> str:
+def workflow_command(kind: str, title: str, text: str, position: Place | None = None) -> str:
     """Return a workflow command that annotates a file, line and column, where `place` has them.
 
     GitHub shows paths from the root of the repository; those of files that lie elsewhere stay as they are.
     """
     facts = {}
-    if place is not None:
-        path, root = Path(place[0]).absolute(), os.environ.get("GITHUB_WORKSPACE")
-        facts["file"] = path.relative_to(root).as_posix() if root and path.is_relative_to(root) else str(place[0])
-        facts |= {name: str(number) for name, number in zip(("line", "col"), place[1:], strict=False)}
+    if position is not None:
+        path, root = Path(position[0]).absolute(), os.environ.get("GITHUB_WORKSPACE")
+        facts["file"] = path.relative_to(root).as_posix() if root and path.is_relative_to(root) else str(position[0])
+        facts |= {name: str(number) for name, number in zip(("line", "col"), position[1:], strict=False)}
     named = ",".join(f"{name}={escape_property(value)}" for name, value in {**facts, "title": title}.items())
     return f"::{kind} {named}::{escape_data(printable(text))}"
 
@@ -343,8 +343,8 @@ def to_markdown(result: VerificationResult) -> str:
     if reasons:
         lines += ["### Reasons", ""]
         for reason in reasons:
-            place = place_text(result, reason)
-            lines.append(f"* {_code(reason.id)}: {_plain(reason.reason)}" + (f" ({_code(place)})" if place else ""))
+            text = place_text(result, reason)
+            lines.append(f"* {_code(reason.id)}: {_plain(reason.reason)}" + (f" ({_code(text)})" if text else ""))
             if reason.fix:
                 lines.append(f"  Fix: {_plain(reason.fix)}")
         lines.append("")

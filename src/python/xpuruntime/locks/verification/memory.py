@@ -192,27 +192,27 @@ def _locked_start(subject: Subject, lock: Lock) -> Claim:
         reason="the model does not run as a reference, on the CPU",
     )
     budget = _START_BUDGET if subject.budget is None else subject.budget
-    found = time_start(
+    timed = time_start(
         subject.session, subject.model, subject.reopen, trust=subject.trust, rounds=_START_ROUNDS,
         expected=expected.high, budget=budget,
     )  # fmt: skip
-    if found is None:
+    if timed is None:
         return claim
-    one = found.comparisons["session"]
-    low, high, ratio = (value * expected.high for value in (one.low, one.high, one.ratio))
+    session = timed.comparisons["session"]
+    low, high, ratio = (value * expected.high for value in (session.low, session.high, session.ratio))
     claim = msgspec.structs.replace(
         claim,
         observed=f"{ratio:.3f} [{low:.3f}, {high:.3f}] of the reference's",
-        figures={"ratio": ratio, "low": low, "high": high, "locked_ratio": expected.ratio, "rounds": one.rounds},
+        figures={"ratio": ratio, "low": low, "high": high, "locked_ratio": expected.ratio, "rounds": session.rounds},
     )
-    if one.verdict is RatioVerdict.SLOWER:
+    if session.verdict is RatioVerdict.SLOWER:
         fix = f"find what changed: `xrt diff {subject.lock} here MODEL`"
-        reason = f"opening takes {share_text(one.ratio - 1)} longer than was locked"
+        reason = f"opening takes {share_text(session.ratio - 1)} longer than was locked"
         return msgspec.structs.replace(claim, verdict="fail", code=ClaimCode.SLOW_START, reason=reason, fix=fix)
-    if one.within_limit:
-        reason = f"within {allowed} of what was locked at a confidence of {one.confidence:g}"
+    if session.within_limit:
+        reason = f"within {allowed} of what was locked at a confidence of {session.confidence:g}"
         return msgspec.structs.replace(claim, verdict="pass", code=ClaimCode.OK, reason=reason)
-    reason = f"after {one.rounds} rounds ({found.ended}) it is not decided"
+    reason = f"after {session.rounds} rounds ({timed.ended}) it is not decided"
     fix = "give a longer --budget, or run on a quieter machine"
     return msgspec.structs.replace(
         claim, verdict="inconclusive", code=ClaimCode.START_UNDECIDED, reason=reason, fix=fix

@@ -122,19 +122,19 @@ class MetricProcess:
                     return {"raised": [type(error).__name__, str(error), number]}
 
             try:
-                found = self._worker.call(f"{_SIDE}:compute", serve=serve, called=self._name, folder=folder)
+                answer = self._worker.call(f"{_SIDE}:compute", serve=serve, called=self._name, folder=folder)
             except WorkerFailure as failure:
                 code = _CODES.get(failure.kind, ClaimCode.METRIC_CRASHED)
                 raise MetricFailed(*_how_ended(failure, self._name, self._timeout), code) from failure
             finally:
                 self.close()
-        if "full" in found:
-            raise _disk_full(self._name, found["full"])
-        if "raised" in found:
-            raise MetricFailed("raised", f"{self._name} raised {found['raised']}")
-        if found["number"] is None:
-            raise MetricFailed.no_number(self._name, found["type"])
-        return float(found["number"])
+        if "full" in answer:
+            raise _disk_full(self._name, answer["full"])
+        if "raised" in answer:
+            raise MetricFailed("raised", f"{self._name} raised {answer['raised']}")
+        if answer["number"] is None:
+            raise MetricFailed.no_number(self._name, answer["type"])
+        return float(answer["number"])
 
     def close(self) -> None:
         """End the process, and show what it printed, the last 64 KiB of it, on stderr: stdout has the result."""
@@ -410,10 +410,10 @@ def _error(kind: str, text: str, number: int | None) -> Exception:
     """Return what a run raised in the other process; of a class that is not known here, a `RuntimeError`."""
     if number is not None:
         return OSError(number, text)
-    found = getattr(errors, kind, None) or getattr(builtins, kind, None)
-    if isinstance(found, type) and issubclass(found, Exception):
+    type_ = getattr(errors, kind, None) or getattr(builtins, kind, None)
+    if isinstance(type_, type) and issubclass(type_, Exception):
         try:
-            return found(text)
+            return type_(text)
         except TypeError:  # its arguments are others
             pass
     return RuntimeError(f"{kind}: {text}")

@@ -179,8 +179,8 @@ class VerificationResult(Page, frozen=True, kw_only=True):
         for claim in claims:
             if claim.verdict == "pass":
                 continue
-            place = place_text(self, claim)
-            parts.append(Text(f"{claim.verdict}: {claim.id}: {claim.reason}{f' ({place})' if place else ''}"))
+            text = place_text(self, claim)
+            parts.append(Text(f"{claim.verdict}: {claim.id}: {claim.reason}{f' ({text})' if text else ''}"))
             if claim.fix:
                 parts.append(Text(f"  fix: {claim.fix}"))
         parts += [Text(f"note: {note}") for note in self.notes]

@@ -164,11 +164,11 @@ def speed_claims(subject: Subject) -> Iterator[Claim]:
     ratios: dict[str, LockedRatio] = {}
     if subject.locked is not None and subject.against is None:
         for metric in checks.metric:
-            found = elsewhere(subject, f"speed.{metric}", "speed") or expected_ratio(subject, metric, checks)
-            if isinstance(found, Claim):
-                yield subject.placed(found, "verify.speed")
+            expected = elsewhere(subject, f"speed.{metric}", "speed") or expected_ratio(subject, metric, checks)
+            if isinstance(expected, Claim):
+                yield subject.placed(expected, "verify.speed")
             else:
-                ratios[metric] = found
+                ratios[metric] = expected
         if not ratios:
             return
         checks = checks.replace(metric=tuple(ratios))
@@ -225,38 +225,48 @@ def _claim(found: TimedMetric, flags: tuple[bool, bool], checks: VerifySpeed, co
     if locked is not None:
         control = f"{locked.ratio:.3f} [{locked.low:.3f}, {locked.high:.3f}] of {control}, as locked"
     claim = _unmeasured(found.metric, found.reason, checks, control)
-    one = found.comparison
-    if one is None:
+    comparison = found.comparison
+    if comparison is None:
         return msgspec.structs.replace(claim, figures=found.figures)
-    figures = {**found.figures, "ratio": one.ratio, "low": one.low, "high": one.high, "rounds": float(one.rounds)}
+    figures = {
+        **found.figures,
+        "ratio": comparison.ratio,
+        "low": comparison.low,
+        "high": comparison.high,
+        "rounds": float(comparison.rounds),
+    }
     scale = 1.0 if locked is None else locked.high
-    observed = f"{one.ratio * scale:.3f} [{one.low * scale:.3f}, {one.high * scale:.3f}] of the control"
-    claim = msgspec.structs.replace(claim, observed=observed, figures={**figures, "margin": one.margin})
-    if one.margin > checks.max_slowdown:
-        smallest = f"or {SMALLEST * 1e6:g} us, which are {share_text(one.margin)} here, slower"
+    observed = (
+        f"{comparison.ratio * scale:.3f} [{comparison.low * scale:.3f}, {comparison.high * scale:.3f}] of the control"
+    )
+    claim = msgspec.structs.replace(claim, observed=observed, figures={**figures, "margin": comparison.margin})
+    if comparison.margin > checks.max_slowdown:
+        smallest = f"or {SMALLEST * 1e6:g} us, which are {share_text(comparison.margin)} here, slower"
         claim = msgspec.structs.replace(claim, requested=claim.requested.replace("slower", smallest, 1))
-    limit, remarks = 1 + one.margin, "".join(f"; {remark}" for remark in found.remarks)
-    if one.too_noisy and one.verdict is not RatioVerdict.SLOWER and not one.within_limit:
-        split = one.control_split
+    limit, remarks = 1 + comparison.margin, "".join(f"; {remark}" for remark in found.remarks)
+    if comparison.too_noisy and comparison.verdict is not RatioVerdict.SLOWER and not comparison.within_limit:
+        split = comparison.control_split
         apart = "" if split is None else f", {split.ratio:.3f} [{split.low:.3f}, {split.high:.3f}]"
         reason = f"the control differs from itself by more than half of the margin{apart}{remarks}"
         return msgspec.structs.replace(claim, code=ClaimCode.NOISY, reason=reason, fix=_QUIETER)
     if found.busy:
         reason = f"the medians and the fastest calls lie on different sides of {limit:.3f}: {found.busy}{remarks}"
         return msgspec.structs.replace(claim, code=ClaimCode.NOISY, reason=reason, fix=_QUIETER)
-    if flags[0] and one.low > limit:
-        reason = f"slower by {share_text(one.ratio - 1)}, where {share_text(one.margin)} are allowed{remarks}"
+    if flags[0] and comparison.low > limit:
+        reason = (
+            f"slower by {share_text(comparison.ratio - 1)}, where {share_text(comparison.margin)} are allowed{remarks}"
+        )
         fix = "find what changed with two reports: `xrt explain before.json after.json`"
         if locked is not None:
             fix = f"find what changed: `xrt diff {lock} here MODEL`"
         return msgspec.structs.replace(claim, verdict="fail", code=ClaimCode.SLOWER, reason=reason, fix=fix)
-    if locked is not None and (doubt := locked.doubt(found.metric, one.margin)):
+    if locked is not None and (doubt := locked.doubt(found.metric, comparison.margin)):
         return msgspec.structs.replace(claim, code=ClaimCode.NOISY, reason=doubt, fix=_MEASURED_AGAIN)
-    if flags[1] and one.high < limit:
+    if flags[1] and comparison.high < limit:
         what = "the control" if locked is None else "what was locked"
-        reason = f"within {share_text(one.margin)} of {what} at a confidence of {checks.confidence:g}{remarks}"
+        reason = f"within {share_text(comparison.margin)} of {what} at a confidence of {checks.confidence:g}{remarks}"
         return msgspec.structs.replace(claim, verdict="pass", code=ClaimCode.OK, reason=reason)
-    reason = f"after {one.rounds} rounds ({found.ended}) the interval still holds the limit {limit:.3f}{remarks}"
+    reason = f"after {comparison.rounds} rounds ({found.ended}) the interval still holds the limit {limit:.3f}{remarks}"
     fix = "state a longer verify.speed.budget, or run on a quieter machine"
     return msgspec.structs.replace(claim, reason=reason, fix=fix)
 
@@ -308,7 +318,7 @@ def time_metric(
     variants = {"control": control, "session": session}
     budget = max(left, 1.0)
     if metric == "latency.p50":
-        found = measure(
+        measurement = measure(
             variants,
             control="control",
             margin=margin,
@@ -320,12 +330,14 @@ def time_metric(
             expected=expected,
         )
         figures = {
-            "session_us": float(np.median(found.rounds["session"])) * 1e6,
-            "control_us": float(np.median(found.rounds["control"])) * 1e6,
+            "session_us": float(np.median(measurement.rounds["session"])) * 1e6,
+            "control_us": float(np.median(measurement.rounds["control"])) * 1e6,
         }
-        comparison = found.comparisons["session"]
-        busy = _contradicted(comparison, found, expected)
-        return TimedMetric(metric, comparison, figures, found.conditions.remarks(), ended=found.ended, busy=busy)
+        comparison = measurement.comparisons["session"]
+        busy = _contradicted(comparison, measurement, expected)
+        return TimedMetric(
+            metric, comparison, figures, measurement.conditions.remarks(), ended=measurement.ended, busy=busy
+        )
     return _tail(metric, variants, checks, margin, budget, expected)
 
 
@@ -340,16 +352,16 @@ def _known(comparisons: Mapping[str, RatioComparison]) -> bool:
     return all(comparison.high / comparison.ratio - 1 <= comparison.margin / 2 for comparison in comparisons.values())
 
 
-def _contradicted(comparison: RatioComparison, found: RoundTimes, expected: float) -> str:
+def _contradicted(comparison: RatioComparison, rounds: RoundTimes, expected: float) -> str:
     """Return how the fastest calls contradict the medians on a machine with more work than processors, else nothing.
 
     Rounds that alternate see a disturbance that comes and goes. They do not see a process that waits for processors
     in all rounds while the other one does not.
     """
-    load, cores = found.conditions.load, found.conditions.cores
+    load, cores = rounds.conditions.load, rounds.conditions.cores
     if load is None or not cores or max(load) <= cores:
         return ""
-    session, control = (float(np.quantile(found.calls[name], _FASTEST)) for name in ("session", "control"))
+    session, control = (float(np.quantile(rounds.calls[name], _FASTEST)) for name in ("session", "control"))
     ratio, limit = session / (control * expected), 1 + comparison.margin
     if (comparison.low > limit and ratio < limit) or (comparison.high < limit and ratio > limit):
         return f"the fastest {_FASTEST:.0%} of the calls have a ratio of {ratio:.3f}"
@@ -370,7 +382,7 @@ def _tail(
             f"{most:.0f} s of the {budget:.0f} s that are left: state a longer verify.speed.budget, or latency.p50"
         )
         return TimedMetric(metric, None, {}, (), reason)
-    found = measure(
+    measurement = measure(
         singles,
         control="control",
         margin=margin,
@@ -380,12 +392,12 @@ def _tail(
         block=_TAIL_RUNS * max(once, _SAMPLE),
         settled=lambda _: False,
     )
-    times, control, twin = _percentiles(found)
-    runs = len(found.calls["session"])
+    times, control, twin = _percentiles(measurement)
+    runs = len(measurement.calls["session"])
     try:
         require_runs(0.99, runs, confidence=checks.confidence)
     except InputError as error:
-        return TimedMetric(metric, None, {"runs": float(runs)}, found.conditions.remarks(), str(error))
+        return TimedMetric(metric, None, {"runs": float(runs)}, measurement.conditions.remarks(), str(error))
     family = len(checks.metric)
     scaled = [[expected * ratio for ratio in side] for side in (control, twin)]
     comparison = compare(times, scaled[0], twin=scaled[1], margin=margin, confidence=checks.confidence, family=family)
@@ -394,7 +406,7 @@ def _tail(
         "control_us": float(np.median(control)) * 1e6,
         "runs": float(runs),
     }
-    return TimedMetric(metric, comparison, figures, found.conditions.remarks(), ended=found.ended)
+    return TimedMetric(metric, comparison, figures, measurement.conditions.remarks(), ended=measurement.ended)
 
 
 def _single(sampler: Sampler) -> Sampler:
@@ -402,11 +414,11 @@ def _single(sampler: Sampler) -> Sampler:
     return lambda calls, samples: [sample * calls for sample in sampler(1, samples)]
 
 
-def _percentiles(found: RoundTimes) -> tuple[list[float], list[float], list[float]]:
+def _percentiles(measured: RoundTimes) -> tuple[list[float], list[float], list[float]]:
     """Return the 99th percentile of each turn of the session, and of the control's two turns of each round."""
-    rounds = len(found.twin)
-    session = np.asarray(found.calls["session"]).reshape(rounds, -1)
-    control = np.asarray(found.calls["control"]).reshape(rounds, 2, -1)
+    rounds = len(measured.twin)
+    session = np.asarray(measured.calls["session"]).reshape(rounds, -1)
+    control = np.asarray(measured.calls["control"]).reshape(rounds, 2, -1)
     both = np.percentile(control, 99, axis=2)
     return np.percentile(session, 99, axis=1).tolist(), both[:, 0].tolist(), both[:, 1].tolist()
 

@@ -420,11 +420,11 @@ def _feeds(session: InferenceSession, inputs: Mapping[str, Any] | None) -> tuple
 
 def _claims(subject: Subject) -> Iterator[Claim]:
     """Yield the claims of all sections that are asked for."""
-    asked = [section for section in SECTIONS if not subject.asked or section in subject.asked]
-    for number, section in enumerate(asked, 1):
-        timed = subject.limits.speed if section == asked[-1] == "speed" else None
+    sections = [section for section in SECTIONS if not subject.asked or section in subject.asked]
+    for number, section in enumerate(sections, 1):
+        timed = subject.limits.speed if section == sections[-1] == "speed" else None
         log_step(
-            section, number, len(asked), None if timed is None else min(subject.budget or timed.budget, timed.budget)
+            section, number, len(sections), None if timed is None else min(subject.budget or timed.budget, timed.budget)
         )
         yield from _of_section(section, subject)
 

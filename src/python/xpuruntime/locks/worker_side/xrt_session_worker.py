@@ -108,13 +108,13 @@ def lock(model: str, inputs: str | None, arguments: dict[str, Any]) -> dict[str,
 def time_session(calls: int, samples: int) -> list[float]:
     """Return the seconds of `samples` times so many runs."""
     run, feeds, clock = _session.run, _feeds, time.perf_counter
-    found = []
+    clocks = []
     for _ in range(samples):
         start = clock()
         for _ in range(calls):
             run(feeds)
-        found.append(clock() - start)
-    return found
+        clocks.append(clock() - start)
+    return clocks
 
 
 def memory_peak() -> int | None:
@@ -154,8 +154,8 @@ def _taken(device: str) -> int | None:
         return process_memory().resident
     if not device.startswith("cuda"):
         return None
-    found = xpuruntime.Device(device)
-    return found.total_memory - found.free_memory
+    own = xpuruntime.Device(device)
+    return own.total_memory - own.free_memory
 
 
 def explain() -> dict[str, Any]:
@@ -166,14 +166,14 @@ def explain() -> dict[str, Any]:
 def outputs(folder: str) -> dict[str, dict[str, Any]]:
     """Write the outputs of a run, and return the file of each and whether a second run gave the same bits."""
     first, second = (dict(_session.run(_feeds)) for _ in range(2))
-    found = {}
-    for place, (name, value) in enumerate(first.items()):
+    results = {}
+    for index, (name, value) in enumerate(first.items()):
         if not isinstance(value, np.ndarray):
             continue  # sequences and maps have no bits of their own
-        written = _written(value, name, Path(folder, f"output-{place}.npy"))
+        written = _written(value, name, Path(folder, f"output-{index}.npy"))
         repeats = isinstance(second[name], np.ndarray) and written["sha256"] == _digest(second[name])
-        found[name] = {**written, "repeats": repeats}
-    return found
+        results[name] = {**written, "repeats": repeats}
+    return results
 
 
 def intermediates(folder: str) -> dict[str, Any]:
@@ -190,13 +190,13 @@ def intermediates(folder: str) -> dict[str, Any]:
         return {"nodes": [], "note": f"that version of xpuruntime gives no tensors of nodes ({error})"}
     request = PlanRequest(model=session.model)
     answer = answers_of(request, session.plan, session.policy, session._machine, _feeds)
-    found: dict[str, dict[str, Any]] = {}
+    tensors: dict[str, dict[str, Any]] = {}
 
     def recorded(model: ModelInfo) -> Mapping[str, Any]:
         got = answer(model)
         for name, value in got.items():
-            if isinstance(value, np.ndarray) and name not in found:
-                found[name] = _written(value, name, Path(folder, f"tensor-{len(found)}.npy"))
+            if isinstance(value, np.ndarray) and name not in tensors:
+                tensors[name] = _written(value, name, Path(folder, f"tensor-{len(tensors)}.npy"))
         return got
 
     limits = limits_of(request.on(session.plan.device, session.policy), session.plan.settings.get("computes"))
@@ -207,7 +207,7 @@ def intermediates(folder: str) -> dict[str, Any]:
             {
                 "node": node.name,
                 "op": node.op_type,
-                "tensors": {name: found[name] for name in node.output if name in found},
+                "tensors": {name: tensors[name] for name in node.output if name in tensors},
             }
             for node in nodes
             if node.op_type != "Constant"

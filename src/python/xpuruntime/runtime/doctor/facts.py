@@ -247,15 +247,15 @@ def _assignments(path: Path) -> dict[str, str]:
     }
 
 
-def _provides_onnxruntime(one: Distribution) -> bool:
+def _provides_onnxruntime(distribution: Distribution) -> bool:
     """Whether a distribution installs the folder ``onnxruntime`` itself; by name where it has no list of files."""
-    if not one.name.startswith(("onnxruntime", "ort-")):
+    if not distribution.name.startswith(("onnxruntime", "ort-")):
         return False
-    files = one.files()
+    files = distribution.files()
     if files is not None:
         return "onnxruntime/__init__.py" in files
     known = "gpu|directml|openvino|rocm|migraphx|training|training-cpu|cann|azure|silicon|webgpu|vitisai"
-    return re.fullmatch(rf"onnxruntime(-({known}))?|ort-nightly(-\w+)*", one.name) is not None
+    return re.fullmatch(rf"onnxruntime(-({known}))?|ort-nightly(-\w+)*", distribution.name) is not None
 
 
 def _name_of(soname: str) -> str:

@@ -216,7 +216,7 @@ def _plain(version: str) -> str:
 
 
 def _first_of_each(packages: list[Package]) -> list[Package]:
-    found: dict[str, Package] = {}
+    first: dict[str, Package] = {}
     for package in packages:
-        found.setdefault(package.name, package)
-    return list(found.values())
+        first.setdefault(package.name, package)
+    return list(first.values())

@@ -68,7 +68,7 @@ class LibraryIndex:
     def find(self, name: str, major: int | None = None) -> list[Library]:
         """Return every file that is the library `name`, in search order, so that shadowing can be seen."""
         pattern = _file_pattern(name, self._platform)
-        found: dict[str, Library] = {}
+        libraries: dict[str, Library] = {}
         for path, file_name, origin in self._files:
             match = pattern.fullmatch(file_name)
             if match is None:
@@ -77,10 +77,10 @@ class LibraryIndex:
             version = next((group for group in match.groups() if group), None) or _file_version(real)
             if major is not None and (version or "").split(".")[0] != str(major):
                 continue
-            known = found.get(real)
+            known = libraries.get(real)
             if known is None or _name_rank(file_name) < _name_rank(known.name):
-                found[real] = Library(name=file_name, path=real, version=self._version(real, origin), origin=origin)
-        return list(found.values())
+                libraries[real] = Library(name=file_name, path=real, version=self._version(real, origin), origin=origin)
+        return list(libraries.values())
 
     def find_soname(self, soname: str) -> list[Library]:
         """Return every file that serves a soname such as ``"libcublasLt.so.13"``, in search order."""
@@ -91,20 +91,20 @@ class LibraryIndex:
 
     def describe(self) -> str:
         """Return the places searched, as one line for a message."""
-        folders = [f"{place.path} ({place.origin})" for place in self.places]
+        folders = [f"{folder.path} ({folder.origin})" for folder in self.places]
         return ", ".join([*folders, f"the linker's cache ({len(self.cache)} entries)"])
 
     @functools.cached_property
     def _files(self) -> list[tuple[str, str, str]]:
         """Path, name and origin of every file, as they are when they are first looked at."""
-        found = []
-        for place in self.places:
+        files = []
+        for folder in self.places:
             try:
-                with os.scandir(place.path) as entries:
-                    found += sorted((entry.path, entry.name, place.origin) for entry in entries)
+                with os.scandir(folder.path) as entries:
+                    files += sorted((entry.path, entry.name, folder.origin) for entry in entries)
             except OSError:
                 continue
-        return [*found, *((path, path.rpartition("/")[2], "ldconfig") for path in self.cache)]
+        return [*files, *((path, path.rpartition("/")[2], "ldconfig") for path in self.cache)]
 
     def _version(self, real: str, origin: str) -> str | None:
         version = _file_version(real)
@@ -126,7 +126,7 @@ def find_library(name: str, major: int | None = None) -> list[Library]:
 
 def loaded_libraries(patterns: Sequence[str] = VENDOR_PATTERNS, maps: str | None = None) -> tuple[Library, ...]:
     """Return the libraries that this process has really loaded."""
-    found: list[Library] = []
+    libraries: list[Library] = []
     wheels: dict[str, str] | None = None
     for path in mapped_paths(maps):
         name = Path(path).name
@@ -141,8 +141,8 @@ def loaded_libraries(patterns: Sequence[str] = VENDOR_PATTERNS, maps: str | None
             wheels = wheel_versions() if wheels is None else wheels
             if real in wheels:
                 version, origin = wheels[real], "wheel"
-        found.append(with_build_id(Library(name=name, path=real, version=version, origin=origin)))
-    return tuple(sorted(found, key=lambda library: (library.name, library.path)))
+        libraries.append(with_build_id(Library(name=name, path=real, version=version, origin=origin)))
+    return tuple(sorted(libraries, key=lambda library: (library.name, library.path)))
 
 
 def mapped_paths(maps: str | None = None) -> list[str]:
@@ -235,8 +235,10 @@ def _is_loaded(soname: str) -> bool:
 
 def _loaded_as(soname: str) -> Library:
     stem = soname.split(".so")[0]
-    found = loaded_libraries((f"{stem}.so*",))
-    return found[0] if found else Library(name=soname, path=soname, version=_file_version(soname), origin="loaded")
+    libraries = loaded_libraries((f"{stem}.so*",))
+    return (
+        libraries[0] if libraries else Library(name=soname, path=soname, version=_file_version(soname), origin="loaded")
+    )
 
 
 def _file_pattern(name: str, platform: str) -> re.Pattern[str]:

@@ -50,11 +50,11 @@ def search_folders(
 ) -> tuple[SearchFolder, ...]:
     """List the folders that exist and may hold vendor libraries, in the order they are searched."""
     env = os.environ if environ is None else environ
-    found: dict[str, SearchFolder] = {}
+    folders: dict[str, SearchFolder] = {}
     for path, origin in (*_wheel_folders(paths, platform), *_system_folders(env, platform)):
         if path.is_dir():
-            found.setdefault(str(path), SearchFolder(path=str(path), origin=origin))
-    return tuple(found.values())
+            folders.setdefault(str(path), SearchFolder(path=str(path), origin=origin))
+    return tuple(folders.values())
 
 
 def _wheel_folders(paths: Sequence[str] | None, platform: str) -> Iterator[tuple[Path, str]]:
@@ -152,15 +152,15 @@ def _segments(file: BinaryIO) -> tuple[str, bool, list[_Segment]]:
     header = struct.Struct(order + ("HHIQQQIHHHHHH" if wide else "HHIIIIIHHHHHH"))
     fields = header.unpack(file.read(header.size))
     offset, entry_size, count = fields[4], fields[8], fields[9]
-    found: list[_Segment] = []
+    segments: list[_Segment] = []
     for index in range(count):
         file.seek(offset + index * entry_size)
         if wide:
             kind, _, at, address, _, size, *_ = struct.unpack(order + "IIQQQQQQ", file.read(56))
         else:
             kind, at, address, _, size, *_ = struct.unpack(order + "IIIIIIII", file.read(32))
-        found.append((kind, address, at, size))
-    return order, wide, found
+        segments.append((kind, address, at, size))
+    return order, wide, segments
 
 
 def _read(file: BinaryIO) -> ElfFacts:
@@ -228,13 +228,13 @@ def _dynamic(file: BinaryIO, form: str, where: tuple[int, int], loads: list[tupl
 
     def text(index: int) -> str:
         file.seek(base + index)
-        found = b""
-        while b"\0" not in found:
-            block = file.read(max(0, min(size - index - len(found), _BLOCK)))
+        data = b""
+        while b"\0" not in data:
+            block = file.read(max(0, min(size - index - len(data), _BLOCK)))
             if not block:
                 raise ValueError("a name lies outside its string table")
-            found += block
-        return found.partition(b"\0")[0].decode()
+            data += block
+        return data.partition(b"\0")[0].decode()
 
     return ElfFacts(
         soname=text(first[_DT_SONAME]) if _DT_SONAME in first else None,

@@ -183,11 +183,11 @@ class Resources(MappingOf):
         return self._CUSTOM.read(node)
 
     def _read(self, node: Node) -> FrozenDict:
-        found = super()._read(node)
+        limits = super()._read(node)
         for name in ("num_cpus", "num_gpus"):
-            if name in found and found[name] != int(found[name]):
+            if name in limits and limits[name] != int(limits[name]):
                 raise Refused("a trial has whole ones, which it shares with no other").under(name)
-        return FrozenDict({name: int(one) if name.startswith("num_") else one for name, one in found.items()})
+        return FrozenDict({name: int(limit) if name.startswith("num_") else limit for name, limit in limits.items()})
 
     def plain(self, value: Any) -> Any:
         """Return the value as it is written to a file."""
@@ -204,13 +204,13 @@ class Resources(MappingOf):
 def _values(node: Node) -> tuple[str, ...]:
     if not isinstance(node, SequenceNode) or not node.items:
         raise Refused(f"expected a list of values to try, got {describe(node)}")
-    found = []
+    texts = []
     for index, item in enumerate(node.items):
         if not isinstance(item, ScalarNode) or item.value is None:
             raise Refused(f"expected text, a number, true or false, got {describe(item)}", index).at(item)
         text = BOOL[item.value] if isinstance(item.value, bool) else str(item.value)
         refuse_control_characters(text)
-        if text in found:
+        if text in texts:
             raise Refused(f"{quote(text)} is listed twice", index).at(item)
-        found.append(text)
-    return tuple(found)
+        texts.append(text)
+    return tuple(texts)
