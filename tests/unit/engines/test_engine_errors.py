@@ -11,16 +11,17 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
+from machines import machine
 from onnx import TensorProto, helper
 
 import xpuruntime as xrt
 from xpuruntime.cli.exit_codes import ExitCode, exit_code_of
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import AccuracyError, EngineError, EngineFailed, EngineUnavailable
-from xpuruntime.runtime.machine import CpuFacts, EngineFacts, Machine
+from xpuruntime.runtime.machine import EngineFacts
 
 MODEL = xrt.demo_model_path()
-BARE = Machine(system="Linux", architecture="x86_64", python="3.11.7", cpu=CpuFacts(name="cpu", cores=2))
+BARE = machine()
 
 
 def reshaping(folder: Path) -> Path:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import machines
 import msgspec
 import pytest
 from generation_folders import write_folder
@@ -21,7 +22,7 @@ from xpuruntime.engines.base import EngineSettings, Judgement, Request
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.registry import default_registry, read_model
 from xpuruntime.policies import Policy
-from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
+from xpuruntime.runtime.machine import CpuFacts, EngineFacts
 from xpuruntime.runtime.snapshot import machine_snapshot
 from xpuruntime.testing import models
 
@@ -56,13 +57,8 @@ _FACTS = (
     ),
     EngineFacts(name="openvino-genai", version="2026.4.1", loadable=True, detail={"openvino": "2026.4.1"}),
 )
-_GPU = CudaFacts(
-    index=0, name="GPU", compute_capability=(8, 9), total_memory=1 << 34, sm_count=80, driver_version=(13, 0),
-    runtime_version=(13, 0), pci_id="0000:00:00.0",
-)  # fmt: skip
-_MACHINE = Machine(
-    system="Linux",
-    architecture="x86_64",
+_GPU = machines.gpu(name="GPU", compute_capability=(8, 9), total_memory=1 << 34, sm_count=80)
+_MACHINE = machines.machine(
     python="3.11",
     cpu=CpuFacts(name="cpu", cores=4, features=("avx2", "avx512f")),
     cuda=(_GPU,),

@@ -10,13 +10,14 @@ import sys
 import msgspec
 import pytest
 from evidence_records import BOUNDARY, CONVERSION, LATENCY, control, unit
+from machines import gpu, machine
 
 import xpuruntime as xrt
 from xpuruntime.engines.base import Observed
 from xpuruntime.errors import InputError
 from xpuruntime.evidence import Report, build_report
 from xpuruntime.evidence.report_building import environment_facts, influential_variables, machine_facts
-from xpuruntime.runtime.machine import CpuFacts, CudaFacts, Library, Machine
+from xpuruntime.runtime.machine import CpuFacts, Library
 
 PLAN = {"schema": "xpuruntime.plan/1", "engine": "onnxruntime", "device": "cpu", "precision": "fp32", "more": (1, (2,))}
 
@@ -188,18 +189,9 @@ def test_environment(monkeypatch):
 
 
 def test_the_driver_and_the_devices():
-    here = Machine(system="Linux", architecture="x86_64", python="3.11", cpu=CpuFacts(name="EPYC", cores=4))
+    here = machine(python="3.11", cpu=CpuFacts(name="EPYC", cores=4))
     assert machine_facts(here) == {"cpu": "EPYC, 4 cores"}
-    card = CudaFacts(
-        index=1,
-        name="H200",
-        compute_capability=(9, 0),
-        total_memory=1 << 37,
-        sm_count=132,
-        driver_version=(13, 0),
-        runtime_version=(12, 9),
-        pci_id="0000:01:00.0",
-    )
+    card = gpu(1, name="H200", total_memory=1 << 37, runtime_version=(12, 9))
     facts = machine_facts(msgspec.structs.replace(here, cuda=(card,)))
     assert facts["driver"] == "CUDA 13.0"
     assert facts["devices"] == {"cuda:1": "H200, sm90, 137438953472 bytes"}

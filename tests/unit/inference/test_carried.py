@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from machines import gpu, machine
 
 import xpuruntime as xrt
 from xpuruntime.evidence.metadata import (
@@ -22,7 +23,7 @@ from xpuruntime.evidence.metadata import (
 )
 from xpuruntime.lockfile.canonical import ExportLock
 from xpuruntime.lockfile.records import CallEntry
-from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
+from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.testing import models
 
 OURS = xrt.Policy(kernels={"matmul": "cpu.blas"})
@@ -260,16 +261,7 @@ class TestLock:
         assert onnx_digest(models.mlp(seed=3).graph) != one
 
 
-GPU = CudaFacts(
-    index=0,
-    name="GPU",
-    compute_capability=(9, 0),
-    total_memory=1 << 34,
-    sm_count=80,
-    driver_version=(13, 0),
-    runtime_version=(13, 0),
-    pci_id="0000:01:00.0",
-)
+GPU = gpu(name="GPU", total_memory=1 << 34, sm_count=80)
 TENSORRT = EngineFacts(
     name="tensorrt",
     version="10.9.0.34",
@@ -301,15 +293,7 @@ def test_engines_with_kernels_of_their_own_say_so(
     kernels = {"matmul": "cpu.blas", "rules": [{"match": {"node": "mm1"}, "use": "cpu.reference"}]}
     own = xrt.Policy(kernels=kernels, execution=execution)
     path = write(tmp_path, own, marks={"mm1": "cpu.reference"}, proto=models.mlp(batch=2))
-    where = Machine(
-        system="Linux",
-        architecture="x86_64",
-        python="3.11",
-        cpu=CpuFacts(name="cpu", cores=2),
-        cuda=(GPU,),
-        core_cuda=True,
-        engines={engine: facts},
-    )
+    where = machine(python="3.11", cuda=(GPU,), core_cuda=True, engines={engine: facts})
     made = xrt.plan(path, device=device, engine=engine, machine=where)
     assert made.policy_source == "model metadata"
     for key in ("kernels.matmul", "kernels.rules[0]"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import machines
 import msgspec
 import numpy as np
 import onnx
@@ -18,19 +19,19 @@ from xpuruntime.engines.base import Observed
 from xpuruntime.engines.null import NullEngine, NullModel
 from xpuruntime.engines.registry import EngineRegistry
 from xpuruntime.evidence.records import Boundary, Unit
-from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
+from xpuruntime.runtime.machine import CpuFacts, EngineFacts, Machine
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-GPU = CudaFacts(
-    index=0, name="some GPU", compute_capability=(9, 0), total_memory=1 << 37, sm_count=132,
-    driver_version=(13, 0), runtime_version=(13, 0), pci_id="0000:01:00.0",
-)  # fmt: skip
-MACHINE = Machine(
-    system="Linux", architecture="x86_64", python="3.12", cpu=CpuFacts(name="cpu", cores=8), cuda=(GPU,),
-    core_cuda=True, engines={"null": EngineFacts(name="null", version="1", loadable=True, providers=("null",))},
-)  # fmt: skip
+GPU = machines.gpu(name="some GPU", total_memory=1 << 37)
+MACHINE = machines.machine(
+    python="3.12",
+    cpu=CpuFacts(name="cpu", cores=8),
+    cuda=(GPU,),
+    core_cuda=True,
+    engines={"null": EngineFacts(name="null", version="1", loadable=True, providers=("null",))},
+)
 
 
 class PlantedModel(NullModel):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import machines
 import msgspec
 import numpy as np
 import pytest
@@ -275,19 +276,15 @@ def test_strict_honoured_policy(mlp: Path) -> None:
 
 def test_plan_loads_nothing(mlp: Path) -> None:
     """Planning does not open a session: a plan for CUDA is made for a machine that is not this one."""
-    from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
+    from xpuruntime.runtime.machine import CpuFacts, EngineFacts
 
-    gpu = CudaFacts(
-        index=0, name="some GPU", compute_capability=(9, 0), total_memory=1 << 37, sm_count=132,
-        driver_version=(13, 0), runtime_version=(13, 0), pci_id="0000:01:00.0",
-    )  # fmt: skip
+    gpu = machines.gpu(name="some GPU", total_memory=1 << 37)
     facts = EngineFacts(
         name="onnxruntime", version="1.31.1", loadable=True, providers=("CUDAExecutionProvider", "CPUExecutionProvider")
     )
-    machine = Machine(
-        system="Linux", architecture="x86_64", python="3.12", cpu=CpuFacts(name="cpu", cores=8), cuda=(gpu,),
-        core_cuda=True, engines={"onnxruntime": facts},
-    )  # fmt: skip
+    machine = machines.machine(
+        python="3.12", cpu=CpuFacts(name="cpu", cores=8), cuda=(gpu,), core_cuda=True, engines={"onnxruntime": facts}
+    )
     plan = xrt.plan(mlp, machine=machine, policy={"execution": {"precision": "fp32"}})
     assert (plan.engine, plan.device) == ("onnxruntime", "cuda:0")
     assert plan.settings["options"]["use_tf32"] == "0"

@@ -13,6 +13,7 @@ from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING, Any
 
+import machines
 import msgspec
 import numpy as np
 import onnxruntime
@@ -28,25 +29,13 @@ from xpuruntime.ops import plugins
 from xpuruntime.ops.torch_kernels import forget_torch_kernels
 from xpuruntime.runtime.libraries.identity import find_file, library_identity, mapped_libraries, path_in_packages
 from xpuruntime.runtime.libraries.search import read_elf
-from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
+from xpuruntime.runtime.machine import CpuFacts, EngineFacts, Machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CUDA = CudaFacts(
-    index=0,
-    name="NVIDIA H200",
-    compute_capability=(9, 0),
-    total_memory=1 << 37,
-    sm_count=132,
-    driver_version=(13, 0),
-    runtime_version=(13, 0),
-    pci_id="0",
-)
-MACHINE = Machine(
-    system="Linux",
-    architecture="x86_64",
-    python="3.11.7",
+CUDA = machines.gpu(total_memory=1 << 37, pci_id="0")
+MACHINE = machines.machine(
     cpu=CpuFacts(name="AMD EPYC", cores=2, features=("avx2", "avx512f")),
     cuda=(CUDA,),
     engines={"onnxruntime": EngineFacts(name="onnxruntime", version="1.31.1", loadable=True)},

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import machines
 import msgspec
 import numpy as np
 import onnx
@@ -77,22 +78,10 @@ CUBLAS = Library(name="libcublasLt.so.13", path="/opt/libcublasLt.so.13", versio
 
 
 def gpu(index: int, name: str = "NVIDIA H200") -> CudaFacts:
-    return CudaFacts(
-        index=index,
-        name=name,
-        compute_capability=(9, 0),
-        total_memory=150 << 30,
-        sm_count=132,
-        driver_version=(13, 0),
-        runtime_version=(13, 0),
-        pci_id=f"0000:0{index}:00.0",
-    )
+    return machines.gpu(index, name=name)
 
 
-MACHINE = Machine(
-    system="Linux",
-    architecture="x86_64",
-    python="3.11.7",
+MACHINE = machines.machine(
     cpu=CpuFacts(name="cpu", cores=2, features=("avx2",)),
     cuda=(gpu(0), gpu(1), gpu(2, "NVIDIA B200")),
     core_cuda=True,

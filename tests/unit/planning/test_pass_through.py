@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import machines
 import msgspec
 import pytest
 
@@ -35,7 +36,7 @@ def machine(system: str, wheel: str, *providers: str) -> Machine:
         detail={"wheel": f"{wheel} 1.24.4"},
     )
     cpu = CpuFacts(name="cpu", cores=8)
-    return Machine(system=system, architecture="x86_64", python="3.11.7", cpu=cpu, engines={"onnxruntime": facts})
+    return machines.machine(system=system, cpu=cpu, engines={"onnxruntime": facts})
 
 
 AMD = machine("Linux", "onnxruntime-migraphx", "MIGraphXExecutionProvider")

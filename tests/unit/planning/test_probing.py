@@ -9,6 +9,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, Literal
 
+import machines
 import msgspec
 import pytest
 
@@ -99,10 +100,15 @@ def test_both_auto_probe_all_that_take_part():
 
 def test_engines_of_cuda_alone_are_probed_only_where_they_may_be_chosen():
     version = (13, 0)
-    gpu = CudaFacts(
-        index=0, name="a GPU", compute_capability=(9, 0), total_memory=1 << 30, sm_count=1,
-        driver_version=version, runtime_version=version, pci_id="0", dtypes=(),
-    )  # fmt: skip
+    gpu = machines.gpu(
+        name="a GPU",
+        total_memory=1 << 30,
+        sm_count=1,
+        driver_version=version,
+        runtime_version=version,
+        pci_id="0",
+        dtypes=(),
+    )
 
     def probes(engines: Sequence[Probed], purpose: Literal["run", "compile"] = "run", *cuda: CudaFacts) -> list[int]:
         registered = {engine.name: engine for engine in engines}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import machines
 import msgspec
 import pytest
 
@@ -15,7 +16,7 @@ from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import CudaError, EngineError, PolicyError, UnsupportedOperationError
 from xpuruntime.planning import Plan, PlanRequest, resolve
 from xpuruntime.policies import Policy
-from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
+from xpuruntime.runtime.machine import EngineFacts, Machine
 
 CUDA, CPU_EP = "CUDAExecutionProvider", "CPUExecutionProvider"
 ORT = EngineFacts(
@@ -28,24 +29,8 @@ ORT = EngineFacts(
 BROKEN = msgspec.structs.replace(
     ORT, providers=(CPU_EP,), broken={CUDA: "libcudnn.so.9 not found"}, fix='pip install "xpuruntime[cuda]"'
 )
-LAPTOP = Machine(
-    system="Linux",
-    architecture="x86_64",
-    python="3.11.7",
-    cpu=CpuFacts(name="cpu", cores=2),
-    cuda_reason="no NVIDIA driver was found",
-    engines={"onnxruntime": BROKEN},
-)
-H200 = CudaFacts(
-    index=0,
-    name="NVIDIA H200",
-    compute_capability=(9, 0),
-    total_memory=150 << 30,
-    sm_count=132,
-    driver_version=(13, 0),
-    runtime_version=(13, 0),
-    pci_id="0000:01:00.0",
-)
+LAPTOP = machines.machine(cuda_reason="no NVIDIA driver was found", engines={"onnxruntime": BROKEN})
+H200 = machines.gpu()
 SERVER = msgspec.structs.replace(LAPTOP, cuda=(H200,), cuda_reason=None, core_cuda=True, engines={"onnxruntime": ORT})
 WITHOUT_CUDNN = msgspec.structs.replace(SERVER, engines={"onnxruntime": BROKEN})
 MODEL = inspect_model(demo_model_path())

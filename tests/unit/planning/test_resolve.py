@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import machines
 import msgspec
 import pytest
 
@@ -19,32 +20,13 @@ from xpuruntime.errors import CudaError, EngineError, InputError, PolicyError, U
 from xpuruntime.evidence.records import Control, Verdict
 from xpuruntime.planning import Plan, PlanRequest, decide, resolve
 from xpuruntime.policies import Policy
-from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
+from xpuruntime.runtime.machine import EngineFacts, Machine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-CPU = Machine(system="Linux", architecture="x86_64", python="3.11.7", cpu=CpuFacts(name="cpu", cores=2))
-GPU = Machine(
-    system="Linux",
-    architecture="x86_64",
-    python="3.11.7",
-    cpu=CpuFacts(name="cpu", cores=2),
-    cuda=tuple(
-        CudaFacts(
-            index=index,
-            name="NVIDIA H200",
-            compute_capability=(9, 0),
-            total_memory=150 << 30,
-            sm_count=132,
-            driver_version=(13, 0),
-            runtime_version=(13, 0),
-            pci_id=f"0000:0{index}:00.0",
-        )
-        for index in range(2)
-    ),
-    core_cuda=True,
-)
+CPU = machines.machine()
+GPU = machines.machine(cuda=tuple(machines.gpu(index) for index in range(2)), core_cuda=True)
 
 
 class FactsEngine(Engine):

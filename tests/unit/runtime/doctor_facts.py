@@ -7,28 +7,14 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from machines import gpu, machine
 
 from xpuruntime.runtime.doctor import Diagnosis, examine
 from xpuruntime.runtime.doctor.facts import DriverFacts, Facts, OrtFacts, Package
-from xpuruntime.runtime.machine import CpuFacts, CudaFacts, Library, Machine
+from xpuruntime.runtime.machine import Library
 
-H200 = CudaFacts(
-    index=0,
-    name="NVIDIA H200",
-    compute_capability=(9, 0),
-    total_memory=150 << 30,
-    sm_count=132,
-    driver_version=(13, 0),
-    runtime_version=(13, 0),
-    pci_id="0000:01:00.0",
-)
-LAPTOP = Machine(
-    system="Linux",
-    architecture="x86_64",
-    python="3.11.7",
-    cpu=CpuFacts(name="cpu", cores=2),
-    cuda_reason="no NVIDIA driver: libcuda.so.1 was not found",
-)
+H200 = gpu(pci_id="0000:01:00.0")
+LAPTOP = machine(cuda_reason="no NVIDIA driver: libcuda.so.1 was not found")
 GPU = msgspec.structs.replace(LAPTOP, cuda=(H200,), cuda_reason=None, core_cuda=True)
 DRIVER = DriverFacts(
     hardware=("0000:01:00.0",), module="580.65.06", library="/usr/lib/libcuda.so.580.65.06", cuda=(13, 0)

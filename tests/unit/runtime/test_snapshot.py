@@ -11,10 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import machines
 import pytest
 
 from xpuruntime.errors import InputError
-from xpuruntime.runtime.machine import CudaFacts, EngineFacts, Machine
+from xpuruntime.runtime.machine import EngineFacts, Machine
 from xpuruntime.runtime.snapshot import (
     core_problem,
     load_machine,
@@ -55,17 +56,7 @@ def test_engines_are_probed_in_order_and_only_those_given() -> None:
 def test_json_and_back() -> None:
     machine = machine_snapshot([Present()])
     assert machine_from_json(machine_to_json(machine)) == machine
-    gpu = CudaFacts(
-        index=0,
-        name="NVIDIA H200",
-        compute_capability=(9, 0),
-        total_memory=150 << 30,
-        sm_count=132,
-        driver_version=(13, 0),
-        runtime_version=(13, 0),
-        pci_id="0000:01:00.0",
-        dtypes=("fp32", "bf16"),
-    )
+    gpu = machines.gpu(dtypes=("fp32", "bf16"))
     other = Machine(**{**{field: getattr(machine, field) for field in machine.__struct_fields__}, "cuda": (gpu,)})
     assert machine_from_json(machine_to_json(other)) == other
 

@@ -300,7 +300,7 @@ def test_none_goes_for_a_model_that_does_not_fit_anyway(size: int, settings: dic
 def test_the_refusal_names_the_others_and_not_the_model_itself() -> None:
     one, two = Model("one"), Model("two")
     made = budget(100, one, two, keep="two")
-    with pytest.raises(ServingError, match=r"'one' takes 2\.5 MiB on cpu, .* can go now: two 80 B \(kept\)\. Fix"):
+    with pytest.raises(ServingError, match=r"'one' takes 2\.5 MiB on cpu, .* can go now: two 40 B \(kept\)\. Fix"):
         made.hold(one, "cpu", 5 << 19)
     assert made.used() == {"cpu": 80}
 

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import machines
 import msgspec
 import pytest
 from simulated_executor import SimulatedExecutor, run
@@ -34,17 +35,16 @@ LAYOUTS = Tunable(key="execution.layout", values=("auto", *(f"l{index}" for inde
 
 
 def cuda(index: int, name: str = "NVIDIA H100", memory: int = 80 << 30) -> CudaFacts:
-    return CudaFacts(
-        index=index, name=name, compute_capability=(9, 0), total_memory=memory, sm_count=132, driver_version=(13, 0),
-        runtime_version=(13, 0), pci_id=f"0000:0{index}:00.0",
-    )  # fmt: skip
+    return machines.gpu(index, name=name, total_memory=memory)
 
 
 def machine(*devices: CudaFacts) -> Machine:
-    return Machine(
-        system="Linux", architecture="x86_64", python="3.11", cpu=CpuFacts(name="x", cores=2), cuda=devices,
+    return machines.machine(
+        python="3.11",
+        cpu=CpuFacts(name="x", cores=2),
+        cuda=devices,
         cuda_reason=None if devices else "no NVIDIA driver",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import machines
 import msgspec
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ AVX512 = ("avx2", "avx512f", "avx512_bf16")
 def machine(*providers: str, features: tuple[str, ...] = AVX512, **facts: Any) -> Machine:
     engine = EngineFacts(name="openvino", version="2026.4.1", loadable=True, providers=providers or ("CPU",), **facts)
     cpu = CpuFacts(name="test", cores=4, features=features)
-    return Machine(system="Linux", architecture="x86_64", python="3.11", cpu=cpu, engines={"openvino": engine})
+    return machines.machine(python="3.11", cpu=cpu, engines={"openvino": engine})
 
 
 def capabilities() -> list[str]:

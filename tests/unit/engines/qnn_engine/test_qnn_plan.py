@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import machines
 import pytest
 from qnn_models import chip
 
 import xpuruntime as xrt
 from xpuruntime.engines.qnn import QnnEngine
 from xpuruntime.engines.registry import EngineRegistry
-from xpuruntime.runtime.machine import CpuFacts, EngineFacts, Machine
+from xpuruntime.runtime.machine import EngineFacts, Machine
 from xpuruntime.testing import models
 
 _DETAIL = {"sdk": "2.51.0", "runs_on": "simulator"}
@@ -23,9 +24,7 @@ _THERE = EngineFacts(name="qnn", version="2.7.0", loadable=True, providers=("QNN
 
 def machine(facts: EngineFacts | None = _THERE) -> Machine:
     engines = {"qnn": facts} if facts is not None else {}
-    return Machine(
-        system="Linux", architecture="x86_64", python="3.11", cpu=CpuFacts(name="cpu", cores=2), engines=engines
-    )
+    return machines.machine(python="3.11", engines=engines)
 
 
 def plan(path: Path, policy: dict[str, Any], facts: EngineFacts | None = _THERE, device: str = "npu") -> xrt.Plan:

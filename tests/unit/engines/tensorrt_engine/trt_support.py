@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import machines
+
 from xpuruntime.engines.base import Judgement, Request
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.tensorrt import TensorRtEngine, TensorRtRtxEngine
 from xpuruntime.policies import Policy
-from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
+from xpuruntime.runtime.machine import EngineFacts, Machine
 from xpuruntime.testing import models
 
 if TYPE_CHECKING:
@@ -45,22 +47,9 @@ NO_GPU = "no NVIDIA driver was found (libcuda.so.1)"
 def machine(*chips: tuple[int, int], core_cuda: bool = True, engines: tuple[EngineFacts, ...] = ()) -> Machine:
     """Return a machine with GPUs of these compute capabilities."""
     facts = engines or (RTX_FACTS, TRT10_FACTS)
-    return Machine(
-        system="Linux",
-        architecture="x86_64",
-        python="3.11.7",
-        cpu=CpuFacts(name="cpu", cores=2),
+    return machines.machine(
         cuda=tuple(
-            CudaFacts(
-                index=index,
-                name=f"GPU of {chip}",
-                compute_capability=chip,
-                total_memory=1 << 34,
-                sm_count=80,
-                driver_version=(13, 0),
-                runtime_version=(13, 0),
-                pci_id=f"0000:0{index}:00.0",
-            )
+            machines.gpu(index, name=f"GPU of {chip}", compute_capability=chip, total_memory=1 << 34, sm_count=80)
             for index, chip in enumerate(chips)
         ),
         cuda_reason=None if chips else NO_GPU,
