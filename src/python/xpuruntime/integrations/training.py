@@ -273,7 +273,7 @@ class TrainingPolicy:
             "rank": self._ranks.rank,
             "host": platform.node(),
             "lock": None if self.lock is None else self.lock.digest,
-            "kernels": {name: " and ".join(sorted(found)) for name, found in kernels.items()},
+            "kernels": {name: " and ".join(sorted(kernel)) for name, kernel in kernels.items()},
             "libraries": {
                 "device" if fact.kind == "device" else f"{fact.kind} {fact.key}": str(fact.expect)
                 for fact in validators
@@ -314,11 +314,11 @@ class TrainingPolicy:
             why = "the step is not explained yet" if self.evidence is None else "the step could not be locked"
             log_decision("train", "WARNING", "lock", f"{folder} gets no lock: {why}", step=self.step)
             return None
-        place = Path(folder)
-        replace_file(place / EVIDENCE_FILE, f"{self.evidence.to_json()}\n".encode(), private=False)
+        path = Path(folder)
+        replace_file(path / EVIDENCE_FILE, f"{self.evidence.to_json()}\n".encode(), private=False)
         if self.rank_report is not None:
-            replace_file(place / RANKS_FILE, f"{json.dumps(self.rank_report, indent=1)}\n".encode(), private=False)
-        return save_lock(self.lock, place / LOCK_FILE)
+            replace_file(path / RANKS_FILE, f"{json.dumps(self.rank_report, indent=1)}\n".encode(), private=False)
+        return save_lock(self.lock, path / LOCK_FILE)
 
 
 def lock_in(folder: str | os.PathLike[str]) -> Path | None:

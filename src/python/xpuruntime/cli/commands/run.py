@@ -213,7 +213,7 @@ def bench(
             graph = _time_bound(
                 session, there, lambda call: _time(_then(call, wait), warmup, runs, bar, "bind"), samples
             )
-    found = {name: _latency(values) for name, values in samples.items()}
+    latencies = {name: _latency(values) for name, values in samples.items()}
     result = {
         "schema": "xpuruntime.bench/1",
         "model": model,
@@ -230,7 +230,7 @@ def bench(
         "load_us": load_us,
         "warmup": warmup,
         "cuda_graph": graph,
-        "latency": found,
+        "latency": latencies,
         "samples_us": samples,
         **generated,
     }
@@ -239,7 +239,7 @@ def bench(
     if json:
         print_json(result)
         return
-    console().print(_table(found))
+    console().print(_table(latencies))
     if generated:
         console().print(
             f"prompt of {generated['prompt_tokens']} tokens, {generated['new_tokens']} new ones"
@@ -371,11 +371,11 @@ def _latency(samples: list[float]) -> Latency:
 def _table(found: dict[str, Latency]) -> Any:
     from xpuruntime.evidence.render_text.tables import duration_text, table
 
-    made = table("latency", ("call", ">median", ">p90", ">p99", ">min", ">runs"))
+    result = table("latency", ("call", ">median", ">p90", ">p99", ">min", ">runs"))
     for name, row in found.items():
         times = (row.median_us, row.p90_us, row.detail["p99_us"], row.min_us)
-        made.add_row(name, *map(duration_text, times), f"{row.runs:,}")
-    return made
+        result.add_row(name, *map(duration_text, times), f"{row.runs:,}")
+    return result
 
 
 ProfileRunsOption = Annotated[int, runs_option("Runs inside the profile.")]
