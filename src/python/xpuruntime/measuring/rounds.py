@@ -82,15 +82,15 @@ def time_calls(
     run: Callable[[], Any], calls: int, samples: int, finish: Callable[[], Any] | None = None
 ) -> list[float]:
     """Return the seconds of `samples` times so many calls; each of them ends with one of `finish`, inside its time."""
-    clock, found = time.perf_counter, []
+    clock, clocks = time.perf_counter, []
     for _ in range(samples):
         start = clock()
         for _ in range(calls):
             run()
         if finish is not None:
             finish()
-        found.append(clock() - start)
-    return found
+        clocks.append(clock() - start)
+    return clocks
 
 
 def timed(run: Callable[[], Any], finish: Callable[[], Any] | None = None) -> Sampler:
@@ -211,11 +211,11 @@ def rounds_of(
     for run in cases.values():
         time_calls(run, max(warm, 1), 1, finish)
     names = list(cases)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    results: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         for name in rotated(names, number) if rotate else names:
-            found[name].append(time_calls(cases[name], calls, 1, finish)[0] / calls)
-    return found
+            results[name].append(time_calls(cases[name], calls, 1, finish)[0] / calls)
+    return results
 
 
 def rotated(turns: Sequence[Any], number: int) -> list[Any]:
@@ -302,12 +302,12 @@ def choose(
     if step is not None:
         step.end(time.monotonic() - began)
     microseconds = {name: statistics.median(times) * 1e6 for name, times in measured.rounds.items() if times}
-    found = [KernelTiming(control, "", microseconds.get(control, 0.0))]
-    found += [
-        KernelTiming(name, "", microseconds[name], one.ratio, one.low, one.high, _word(one))
-        for name, one in measured.comparisons.items()
+    timings = [KernelTiming(control, "", microseconds.get(control, 0.0))]
+    timings += [
+        KernelTiming(name, "", microseconds[name], comparison.ratio, comparison.low, comparison.high, _word(comparison))
+        for name, comparison in measured.comparisons.items()
     ]
-    return replacing(found, rounds=len(measured.twin), seconds=rule.budget, cancelled=measured.ended == "cancelled")
+    return replacing(timings, rounds=len(measured.twin), seconds=rule.budget, cancelled=measured.ended == "cancelled")
 
 
 def replacing(candidates: list[KernelTiming], *, rounds: int, seconds: float, cancelled: bool = False) -> Replacement:
@@ -330,7 +330,7 @@ def _settled(comparisons: Mapping[str, RatioComparison]) -> bool:
     )
 
 
-def _word(one: RatioComparison) -> str:
-    if one.verdict is RatioVerdict.INCONCLUSIVE and one.not_faster:
+def _word(comparison: RatioComparison) -> str:
+    if comparison.verdict is RatioVerdict.INCONCLUSIVE and comparison.not_faster:
         return "not_faster"
-    return one.verdict.value
+    return comparison.verdict.value
