@@ -67,4 +67,20 @@ def _profile(name: str, record: dict[str, Any]) -> Section:
     return Section(_TITLES[name], text + (f"\n{target_table(checks)}" if checks else ""), tuple(checks))
 
 
-PROFILE_SECTIONS = {name: lambda record, name=name: _profile(name, record) for name in _TITLES}
+def _page(record: dict[str, Any]) -> Section:
+    rows = [[name, number(min(times)), number(max(times))] for name, times in record["longest_ms"].items()]
+    longest = max(max(times) for times in record["longest_ms"].values())
+    checks = (Check("page: longest task", longest, record["target_ms"], "ms"),)
+    text = (
+        "How long does the page of a report hold the browser at once?\n\n"
+        f"{machine(record)}\n`python benchmarks/bench_page.py`: {record['nodes']:,} nodes, {record['units']:,} units, "
+        f"a page of {record['bytes'] / 1e6:.1f} MB, {record['rounds']} rounds, a new Chromium each; the longest task "
+        "of the main thread during each step, its processor time from the performance trace. Load average of the "
+        f"machine meanwhile: {record['load_average']:.1f}.\n\n"
+        + table(("ms", "least", "most"), rows)
+        + f"\n{target_table(checks)}"
+    )
+    return Section("Page of a report", text, checks)
+
+
+PROFILE_SECTIONS = {name: lambda record, name=name: _profile(name, record) for name in _TITLES} | {"page_cpu": _page}

@@ -54,6 +54,15 @@ BODIES = {
         "target_help_ms": 140.0,
         "note": "it was busy",
     },
+    "page_cpu": {
+        "nodes": 10_000,
+        "units": 9_000,
+        "bytes": 2_000_000,
+        "load_average": 3.0,
+        "rounds": 2,
+        "longest_ms": {"load": [150.0, 190.0], "draw all": [40.0, 30.0]},
+        "target_ms": 200.0,
+    },
     "pool_cuda": {
         "device": "cuda:0",
         "calls": 7,
@@ -131,6 +140,12 @@ def row(page: str, start: str) -> list[str]:
     found = {line for line in page.splitlines() if line.startswith(f"| {start} |")}
     assert len(found) == 1, found
     return [cell.strip() for cell in found.pop().strip("|").split("|")]
+
+
+def test_the_longest_task_of_a_page_is_beside_its_target(made):
+    page = made("page_cpu")[1]
+    assert row(page, "draw all") == ["draw all", "30.0", "40.0"]
+    assert row(page, "page: longest task")[-1] == "met by 10.0 ms"
 
 
 def test_a_cold_start_is_beside_its_targets(made):

@@ -450,6 +450,13 @@ def test_two_thousand_nodes_overlap_nowhere_and_look_the_same_each_time(large, s
     assert zlib.crc32(large.evaluate(drawing).encode()) == first
 
 
+def test_a_large_page_builds_few_elements_at_once(large, deep):
+    """What a task builds does not grow with the model: rows and boxes come as they are asked for or scrolled to."""
+    assert len(deep.units) > 1000
+    assert large.evaluate("document.querySelectorAll('#units tbody tr').length") <= 100
+    assert large.evaluate("document.querySelectorAll('main *').length") < 6 * len(deep.graph)
+
+
 def test_two_thousand_nodes_are_filtered_and_sorted(large, deep):
     units = len(deep.units)
     large.evaluate(
