@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.known_errors import KnownError, known_errors
-from xpuruntime.engines.onnxruntime.arithmetic import OPERATORS
 from xpuruntime.engines.onnxruntime.options import (
     COREML_OPTIONS,
     CPU_OPTIONS,
@@ -24,12 +23,13 @@ from xpuruntime.engines.onnxruntime.options import (
     MIGRAPHX_OPTIONS,
     SESSION_OPTIONS,
 )
+from xpuruntime.engines.onnxruntime.precision_controls import OPERATORS
 from xpuruntime.engines.onnxruntime_genai.controls import OPTIONS as GENAI_OPTIONS
 from xpuruntime.engines.openvino.options import CPU_OPTIONS as OPENVINO_CPU_OPTIONS
 from xpuruntime.engines.openvino.options import GPU_OPTIONS as OPENVINO_GPU_OPTIONS
 from xpuruntime.engines.openvino.options import GRAPH_OPTIONS as OPENVINO_GRAPH_OPTIONS
 from xpuruntime.engines.openvino.options import NPU_OPTIONS as OPENVINO_NPU_OPTIONS
-from xpuruntime.engines.openvino_genai.controls import OPTIONS as PIPELINE_OPTIONS
+from xpuruntime.engines.openvino_genai.engine import OPTIONS as PIPELINE_OPTIONS
 from xpuruntime.engines.qnn.options import GRAPH_OPTIONS as QNN_GRAPH_OPTIONS
 from xpuruntime.engines.qnn.options import OPTIONS as QNN_OPTIONS
 from xpuruntime.engines.qnn.options import SOCS
@@ -52,7 +52,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 OPERATORS_INTRO = """\
 # Operators on engines
 
-<!-- Written by tools/option_tables.py from known_errors.json of each engine, and arithmetic.py. Do not edit. -->
+<!-- Written by tools/option_tables.py from known_errors.json of each engine and precision_controls.py. Do not edit. -->
 
 ## Known silent errors
 

@@ -98,8 +98,10 @@ _KERNELS = {"rules": [{"match": {"node": "mm*"}, "precision": "fp32"}]}
 def _classes() -> list[type[EngineSettings]]:
     """Return the settings class of each engine of the package."""
     for package in pkgutil.iter_modules(engines.__path__):
-        if package.ispkg and (Path(engines.__path__[0]) / package.name / "engine.py").exists():
-            importlib.import_module(f"{engines.__name__}.{package.name}.controls")
+        folder = Path(engines.__path__[0]) / package.name
+        if (folder / "engine.py").exists():
+            module = "controls" if (folder / "controls.py").exists() else "engine"
+            importlib.import_module(f"{engines.__name__}.{package.name}.{module}")
     own = [kind for kind in EngineSettings.__subclasses__() if kind.__module__.startswith(f"{engines.__name__}.")]
     return sorted(own, key=lambda kind: kind.__module__)
 

@@ -276,7 +276,7 @@ class PackagedEngine(Engine[SettingsT]):
         return EngineFacts(name=self.name, reason=self.absent, fix=self.install or install_command(self.extra or ""))
 
     def refuse_device(self, request: Request, machine: Machine) -> Refusal | None:
-        """Refuse a device that it never has, or that is not there. Pure; the package may be missing."""
+        """Refuse a device that it never has, or that is missing. Pure; the package may be missing."""
         kind = request.device.partition(":")[0]
         if kind not in (self.device_kinds or ()):
             reason = f"{self.title} has no device {request.device!r}; it runs on {self.runs_on}"

@@ -24,7 +24,7 @@ from xpuruntime.engines.input_binding import (
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from xpuruntime.engines.host_model import HostModel
     from xpuruntime.engines.model import ModelInfo, TensorInfo

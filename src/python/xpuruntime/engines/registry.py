@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from importlib.metadata import EntryPoint
 
-    from xpuruntime.engines.base import Engine
     from xpuruntime.engines.model.info import ModelInfo
 
 __all__ = [

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from xpuruntime.argument_types import COUNT, FLAG, TEXT, check_types
-from xpuruntime.engines.generation.model import Generated
+from xpuruntime.engines.generation import Generated
 from xpuruntime.engines.model.file import GENERATION_CONFIG, GENERATION_FORMATS, MODEL_CONFIG, generation_folder
 from xpuruntime.errors import InputError, ModelError
 from xpuruntime.generation.logprobs import normalized
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Unpack
 
-    from xpuruntime.engines.generation.model import GenerationModel
+    from xpuruntime.engines.generation import GenerationModel
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.evidence import Report

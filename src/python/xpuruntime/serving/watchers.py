@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.evidence.tolerances import ProbeResult, Tolerance
-    from xpuruntime.inference.session import InferenceSession
     from xpuruntime.serving.batching.layout import Layout
     from xpuruntime.serving.batching.requests import Feed, Job
     from xpuruntime.serving.messages import InferResponse

@@ -16,7 +16,7 @@ from onnx import helper as h
 from onnx import numpy_helper as nh
 
 import xpuruntime as xrt
-from xpuruntime.engines.onnxruntime.arithmetic import OPERATORS
+from xpuruntime.engines.onnxruntime.precision_controls import OPERATORS
 from xpuruntime.errors import UnsupportedOperationError
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import pytest
 
 from xpuruntime.engines.model.facts import NodeInfo
 from xpuruntime.engines.tensorrt.network import layer_nodes
-from xpuruntime.engines.tensorrt.observing import attribute_units, read_engine
-from xpuruntime.engines.tensorrt.observing.unit_attribution import SourceModel
+from xpuruntime.engines.tensorrt.observing import SourceModel, attribute_units, read_engine
 from xpuruntime.errors import EngineError
 
 #: TensorRT 10, built with detailed verbosity: ``Format/Datatype`` in one field, ``Bindings`` as names.

@@ -19,7 +19,7 @@ from locked_cases import make_case, with_entry
 from onnx import TensorProto, helper
 
 import xpuruntime as xrt
-from xpuruntime.engines.native_export.native_process import free_place
+from xpuruntime.engines.native_export.native_config import free_place
 from xpuruntime.engines.onnxruntime.native_config import OnnxRuntimeExporter
 from xpuruntime.lockfile.canonical import load_lock, save_lock
 from xpuruntime.lockfile.records import Identity, Lock
@@ -336,7 +336,7 @@ def test_an_interpreter_without_the_engine(plain: Path, tmp_path: Path) -> None:
 
 
 def test_xpuruntime_cannot_be_imported_in_a_proof(tmp_path: Path) -> None:
-    from xpuruntime.engines.native_export.native_process import native_call
+    from xpuruntime.engines.native_export.native_config import native_call
     from xpuruntime.engines.onnxruntime import native_worker
 
     script = tmp_path / "session.py"

@@ -4,40 +4,56 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from xpuruntime.engines.control_builder import ENGINE_CHOICE, fp32_nodes
-from xpuruntime.errors import LockError
+from xpuruntime.engines.model.external import is_external
+from xpuruntime.engines.model.graph import tensors
+from xpuruntime.engines.native_export import native_side
+from xpuruntime.engines.native_export.native_side import read_arrays, write_arrays
+from xpuruntime.errors import EngineFailed, EngineUnavailable, InputError, LockError, ModelError
+from xpuruntime.files.scratch import ScratchFolder
+from xpuruntime.runtime.worker import Worker, WorkerFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from xpuruntime.engines.base import EngineSettings, Observed, Request
     from xpuruntime.engines.model import TensorInfo
+    from xpuruntime.engines.model_source import ModelSource
 
 __all__ = [
     "RECORD",
+    "REQUIREMENTS",
+    "SCRIPT",
     "ExportJob",
     "KeyOutcome",
     "KeyOutcomes",
+    "NativeAnswer",
     "NativeConfig",
     "NativeExporter",
     "NativeRun",
     "OutcomeWord",
     "bfloat16_names",
     "bits_note",
+    "free_place",
     "from_bits",
+    "native_call",
     "python_literal",
-    "requirements",
     "script_main",
+    "write_model",
 ]
 
 #: The file that says what a folder was exported as.
 RECORD = "export.json"
+SCRIPT, REQUIREMENTS = "session.py", "requirements.txt"
 OutcomeWord = Literal["kept", "weakened", "lost"]
 _Settings = TypeVar("_Settings", bound="EngineSettings")
 
@@ -104,6 +120,8 @@ class NativeExporter(ABC):
 
     targets: ClassVar[dict[str, str]]
     proved: ClassVar[tuple[str, ...]] = ()
+    #: The file whose ``run`` runs a script of `write_script`, copied to where xpuruntime cannot be imported.
+    worker: ClassVar[Path]
 
     def __init__(self, job: ExportJob) -> None:
         self.job = job
@@ -130,9 +148,38 @@ class NativeExporter(ABC):
     def device_word(self) -> str:
         """Return what the engine itself calls the locked device, as `NativeRun.facts` has it."""
 
+    def write_script(
+        self, folder: Path, text: str, outcomes: tuple[KeyOutcome, ...], notes: Iterable[str] = ()
+    ) -> NativeConfig:
+        """Write a script that reads arrays and writes arrays, with what it requires."""
+        (folder / SCRIPT).write_text(text, encoding="utf-8")
+        (folder / REQUIREMENTS).write_text(f"{self.job.package}\nnumpy\n".lstrip(), encoding="utf-8")
+        checked = "of the validators of the lock, the script checks the engine's version alone"
+        return NativeConfig(
+            outcomes=outcomes,
+            entry=SCRIPT,
+            command=f"python {SCRIPT} INPUTS.npz OUTPUTS.npz",
+            notes=(*notes, *bits_note(*self.bits()), checked),
+        )
+
+    def bits(self) -> tuple[list[str], list[str]]:
+        """Return the inputs and the outputs of the type bfloat16, which a script takes and gives as their bits."""
+        model = self.job.request.model
+        return bfloat16_names(model.inputs), bfloat16_names(model.outputs)
+
     def run(self, target: str, folder: Path, feeds: Mapping[str, Any], python: str | None) -> NativeRun:
         """Run what was written in a fresh interpreter that cannot import xpuruntime."""
-        raise NotImplementedError(target, folder, feeds, python)
+        del target
+        with native_call(self.worker, folder / SCRIPT, feeds, python, self.job.engine) as answer:
+            return NativeRun(
+                facts=answer.value["facts"],
+                outputs=from_bits(answer.outputs, self.job.request.model.outputs),
+                observed=self.observed(feeds, answer.value),
+            )
+
+    def observed(self, feeds: Mapping[str, Any], value: dict[str, Any]) -> Observed | None:
+        """Return what the worker saw, in the terms of the source model; `value` is what it returned."""
+        raise NotImplementedError(feeds, value)
 
 
 class KeyOutcomes:
@@ -258,13 +305,95 @@ def from_bits(outputs: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> dict
     return bits
 
 
-def requirements(job: ExportJob, *more: str) -> str:
-    """Return the text of ``requirements.txt``: the locked build of the engine, and what the script needs beside it."""
-    return "".join(f"{one}\n" for one in (job.package, *more) if one)
-
-
 def python_literal(values: Mapping[str, Any]) -> str:
     """Return a mapping as Python source, one entry a line, sorted."""
     if not values:
         return "{}"
     return "{\n" + "".join(f"    {key!r}: {value!r},\n" for key, value in sorted(values.items())) + "}"
+
+
+#: Seconds that loading and running a model may take.
+_TIMEOUT = 600.0
+
+
+class NativeAnswer(NamedTuple):
+    """What the function returned, the outputs that it wrote, and the folder of its other files."""
+
+    value: dict[str, Any]
+    outputs: dict[str, Any]
+    folder: Path
+
+
+@contextlib.contextmanager
+def native_call(
+    worker_file: Path, script: Path, feeds: Mapping[str, Any], python: str | None, engine: str, **arguments: Any
+) -> Iterator[NativeAnswer]:
+    """Call ``run(script, inputs, outputs, folder, ...)`` of a stand-alone file in a fresh interpreter."""
+    with ScratchFolder("export") as scratch:
+        folder = Path(scratch)
+        for source in (Path(native_side.__file__), worker_file):
+            shutil.copyfile(source, folder / source.name)
+        inputs, outputs = str(folder / "inputs"), str(folder / "outputs")
+        try:
+            write_arrays(inputs, feeds)
+        except ValueError as error:
+            raise InputError(f"the inputs cannot be handed to another interpreter: {error}") from None
+        try:
+            with Worker(
+                python, pythonpath=[folder], environment={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, timeout=_TIMEOUT
+            ) as worker:
+                value = worker.call(
+                    f"{worker_file.stem}:run",
+                    script=str(script),
+                    inputs=inputs,
+                    outputs=outputs,
+                    folder=str(folder),
+                    **arguments,
+                )
+        except WorkerFailure as failure:
+            if "ImportError" in failure.exceptions:
+                raise EngineUnavailable(
+                    f"{script} does not run: {failure.reason}. Fix: pip install -r "
+                    f"{script.with_name('requirements.txt')}, or name another interpreter with --python",
+                    engine=engine,
+                ) from None
+            raise EngineFailed(f"{script} does not run: {failure}", engine=engine) from None
+        yield NativeAnswer(value, read_arrays(outputs), folder)
+
+
+def write_model(source: ModelSource, folder: Path, *, also: Sequence[str] = ()) -> None:
+    """Write a prepared model as ``model.onnx``, and its external data at the same relative places, into a folder."""
+    import onnx
+
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / "model.onnx"
+    if isinstance(source.model, bytes):
+        target.write_bytes(source.model)
+        base = source.folder
+    else:
+        shutil.copyfile(source.model, target)
+        base = str(Path(source.model).resolve().parent) if source.folder is None else source.folder
+    proto = onnx.load(str(target), load_external_data=False)
+    places = {
+        entry.value
+        for tensor in tensors(proto)
+        if is_external(tensor)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    for place in sorted(places):
+        if Path(place).is_absolute() or ".." in Path(place).parts or base is None:
+            raise ModelError(f"{source.label}: its data {place!r} is outside of its folder. Fix: save the model again")
+        target = free_place(folder, place, also=also)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(Path(base) / place, target)
+
+
+def free_place(folder: Path, name: str, *, also: Sequence[str] = ()) -> Path:
+    """Return the place of a file of a model in an export."""
+    if os.path.normpath(name) in also or os.path.lexists(folder / name):
+        raise ModelError(
+            f"{name!r} is a file of the model, and an export writes a file of that name. Fix: save the model again "
+            "with its data in a file of another name, such as weights.bin"
+        )
+    return folder / name

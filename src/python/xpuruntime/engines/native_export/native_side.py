@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["load_script", "read_arrays", "refuse_xpuruntime", "write_arrays"]
+__all__ = ["first_run", "load_script", "read_arrays", "refuse_xpuruntime", "write_arrays"]
 
 
 def refuse_xpuruntime() -> None:
@@ -35,6 +35,16 @@ def load_script(path: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def first_run(script: str, inputs: str, outputs: str, opener: str = "open_model") -> tuple[Any, Any, dict[str, Any]]:
+    """Run a script on the inputs and write the outputs; return it, the model that it opened, and the inputs."""
+    refuse_xpuruntime()
+    native = load_script(script)
+    feeds = read_arrays(inputs)
+    model = getattr(native, opener)()
+    write_arrays(outputs, native.run(model, feeds))
+    return native, model, feeds
 
 
 def write_arrays(folder: str, arrays: Mapping[str, Any]) -> None:

@@ -73,40 +73,19 @@ class CpuModel(HostModel):
 
     def runner(self) -> Callable[..., dict[str, Any]]:
         """Return `run` with everything looked up once; what it cannot take as it is goes through `run`."""
-        slow = self.checked_run
         if not self.plain or self._passed:
-            return slow
-        call = raw_session(self._handle).run
-        names = self._outputs
-        seen = self._check._seen
-        inputs = tuple((info.name, np.dtype(info.dtype)) for info in self._info.inputs)
-        count = len(inputs)
-        array_type = np.ndarray
+            return self.checked_run
+        call, names = raw_session(self._handle).run, self._outputs
 
-        def run(
-            feeds: Any = None, stream: Any = None, outputs: Sequence[str] | None = None, **other: Any
-        ) -> dict[str, Any]:
+        def execute(feeds: dict[str, Any], _: tuple[Any, ...]) -> Sequence[Any]:
+            once, self._once = self._once, None
             try:
-                if len(feeds) != count or stream is not None or outputs is not None or other:
-                    return slow(feeds, stream, outputs, **other)
-                shapes = []
-                for name, dtype in inputs:
-                    array = feeds[name]
-                    if type(array) is not array_type or array.dtype != dtype or not array.flags.c_contiguous:
-                        return slow(feeds, stream, outputs, **other)
-                    shapes.append(array.shape)
-                if tuple(shapes) not in seen:
-                    return slow(feeds, stream, outputs, **other)
-            except XpuRuntimeError:
-                raise
-            except Exception:  # such as IndexError of an array in place of a dict; `slow` says what is wrong
-                return slow(feeds, stream, outputs, **other)
-            try:
-                return dict(zip(names, call(names, feeds, self._options()), strict=True))
+                results: Sequence[Any] = call(names, feeds, once)
             except Exception as error:
                 raise self._failed(error) from None
+            return results
 
-        return run
+        return self.short_run(execute)
 
     def _execute(self, handle: Any, ready: Mapping[str, Any]) -> Sequence[Any]:
         try:

@@ -151,7 +151,7 @@ class OnnxRuntimeEngine(PackagedEngine[OnnxRuntimeSettings]):
         return {} if libraries is None else {self.name: {OPERATOR_LIBRARIES: str(libraries)}}
 
     def refuse(self, request: Request, machine: Machine) -> Refusal | None:
-        """Refuse a provider that is not there, and what it does not compute; see `PackagedEngine.refuse`."""
+        """Refuse a missing provider, and what it does not compute; see `PackagedEngine.refuse`."""
         kind, facts = request.device.partition(":")[0], machine.engines[self.name]
         refusal = None
         if kind in PASS_THROUGH:

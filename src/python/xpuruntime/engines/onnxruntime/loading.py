@@ -203,8 +203,6 @@ def _with_reason(error: XpuRuntimeError, allocator: Any) -> XpuRuntimeError:
 def model_source(request: Request, settings: OnnxRuntimeSettings, log: ConversionLog) -> ModelSource:
     """Return the model as ONNX Runtime gets it: converted where the policy says so, or that of an artifact."""
     if request.artifact is not None:
-        from xpuruntime.engines.onnxruntime.loading import artifact_source
-
         return artifact_source(request.artifact, request.model.path)
     supported = None
     if settings.convert == "bf16":
@@ -290,8 +288,6 @@ def source_graph_of(request: Request, source: ModelSource) -> Any:
         return onnx.load_model_from_string(source.quantized.data)
     if request.artifact is None:
         return request.model
-    from xpuruntime.engines.onnxruntime.loading import source_graph
-
     return source_graph(request.artifact)
 
 

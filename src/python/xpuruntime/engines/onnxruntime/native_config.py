@@ -12,18 +12,15 @@ import msgspec
 from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.native_export.native_config import (
     RECORD,
+    REQUIREMENTS,
+    SCRIPT,
     KeyOutcomes,
     NativeConfig,
     NativeExporter,
-    NativeRun,
-    bfloat16_names,
-    bits_note,
-    from_bits,
     python_literal,
-    requirements,
     script_main,
+    write_model,
 )
-from xpuruntime.engines.native_export.native_process import write_model
 from xpuruntime.engines.native_export.triton_config import TRITON_COMMAND, ModelConfig, tensor_configs
 from xpuruntime.engines.onnxruntime.loading import model_source, source_graph_of
 from xpuruntime.engines.onnxruntime.opening import LEVELS, NO_CPU
@@ -43,7 +40,6 @@ __all__ = [
 ]
 
 _TITLE = "ONNX Runtime"
-_SCRIPT = "session.py"
 _CUDA = "CUDAExecutionProvider"
 #: Options that choose kernels.
 _KERNEL_OPTIONS = ("sdpa_kernel", "cudnn_conv_algo_search")
@@ -61,6 +57,7 @@ class OnnxRuntimeExporter(NativeExporter):
         "triton": "a model repository for Triton's onnxruntime backend",
     }
     proved: ClassVar[tuple[str, ...]] = ("ort-python",)
+    worker: ClassVar[Path] = Path(__file__).with_name("native_worker.py")
     _source: ModelSource | None = None
 
     def write(self, target: str, folder: Path) -> NativeConfig:
@@ -78,19 +75,8 @@ class OnnxRuntimeExporter(NativeExporter):
         """Return the execution provider."""
         return self.settings_as(OnnxRuntimeSettings).provider
 
-    def run(self, target: str, folder: Path, feeds: Mapping[str, Any], python: str | None) -> NativeRun:
-        """Run the script, profiled, and join what ran to the source nodes; see `NativeExporter.run`."""
-        from xpuruntime.engines.native_export.native_process import native_call
-        from xpuruntime.engines.onnxruntime import native_worker
-
-        del target
-        here = Path(native_worker.__file__)
-        with native_call(here, folder / _SCRIPT, feeds, python, "onnxruntime") as answer:
-            observed = self._observed(feeds, answer.value)
-            outputs = from_bits(answer.outputs, self.job.request.model.outputs)
-            return NativeRun(facts=answer.value["facts"], outputs=outputs, observed=observed)
-
-    def _observed(self, feeds: Mapping[str, Any], value: dict[str, Any]) -> Observed:
+    def observed(self, feeds: Mapping[str, Any], value: dict[str, Any]) -> Observed:
+        """Join what ran to the source nodes; see `NativeExporter.observed`."""
         from xpuruntime.engines.onnxruntime.observing.instrumented_run import observe
         from xpuruntime.engines.quantization import in_source_terms
 
@@ -118,15 +104,12 @@ class OnnxRuntimeExporter(NativeExporter):
 
     def _script(self, settings: OnnxRuntimeSettings, folder: Path) -> NativeConfig:
         assert self._source is not None
-        write_model(self._source, folder, also=(_SCRIPT, "requirements.txt", RECORD))
+        write_model(self._source, folder, also=(SCRIPT, REQUIREMENTS, RECORD))
         entries = dict(settings.session)
         if settings.provider == _CUDA and not settings.allow_cpu_ops:
             entries[NO_CPU] = "1"
-        info = self.job.request.model
-        taken, given = bfloat16_names(info.inputs), bfloat16_names(info.outputs)
         text = script_text(
-            taken,
-            given,
+            *self.bits(),
             name=self.job.name,
             digest=self.job.digest,
             version=self.job.version,
@@ -139,18 +122,7 @@ class OnnxRuntimeExporter(NativeExporter):
             deterministic=settings.deterministic,
             preload="    ort.preload_dlls()\n" if settings.provider == _CUDA else "",
         )
-        (folder / _SCRIPT).write_text(text, encoding="utf-8")
-        (folder / "requirements.txt").write_text(requirements(self.job, "numpy"), encoding="utf-8")
-        return NativeConfig(
-            outcomes=self._script_outcomes(settings),
-            entry=_SCRIPT,
-            command=f"python {_SCRIPT} INPUTS.npz OUTPUTS.npz",
-            notes=(
-                *_rewritten(settings),
-                *bits_note(taken, given),
-                "of the validators of the lock, the script checks the engine's version alone",
-            ),
-        )
+        return self.write_script(folder, text, self._script_outcomes(settings), _rewritten(settings))
 
     def _script_outcomes(self, settings: OnnxRuntimeSettings) -> tuple[KeyOutcome, ...]:
         outcomes = KeyOutcomes(self.job, _TITLE)

@@ -20,11 +20,7 @@ def run(script: str, inputs: str, outputs: str, folder: str) -> dict[str, Any]:
     The outputs are those of the plain session.
     """
     side = importlib.import_module("native_side")
-    side.refuse_xpuruntime()
-    native = side.load_script(script)
-    feeds = side.read_arrays(inputs)
-    session = native.open_session()
-    side.write_arrays(outputs, native.run(session, feeds))
+    native, session, feeds = side.first_run(script, inputs, outputs, "open_session")
     facts = {"version": _version(), "device": session.get_providers()[0]}
     optimized: Path | None = Path(folder) / "optimized.onnx"
     try:

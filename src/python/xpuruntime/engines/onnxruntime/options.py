@@ -19,7 +19,6 @@ from xpuruntime.runtime.libraries.identity import operator_library
 from xpuruntime.runtime.libraries.loading import mapped_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from types import TracebackType
 
     from xpuruntime.engines.base import Observed, Request

@@ -1,29 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Controls of ONNX Runtime for the precision and TF32 keys of a policy, on the CPU and on CUDA."""
+"""Precision and TF32 keys on ONNX Runtime, and the arithmetic of its quantized operators."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
 from xpuruntime.engines.model.facts import dtype_name
 from xpuruntime.engines.model.graph import graphs
-from xpuruntime.engines.onnxruntime.arithmetic import INTEGER_OPS, OPERATORS, QDQ_LEVEL, QDQ_OFF, quantizes_activations
 from xpuruntime.engines.precision.names import other_floats
 from xpuruntime.engines.quantization.judge import quantizes
 from xpuruntime.policies.call_facts import Glob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.control_builder import ControlBuilder
     from xpuruntime.engines.model.info import ModelInfo
     from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
 
-__all__ = ["integer_nodes", "on_unless_stated", "resolve_precision", "resolve_weights"]
+__all__ = [
+    "INTEGER_OPS",
+    "OPERATORS",
+    "QDQ_LEVEL",
+    "QDQ_OFF",
+    "Arithmetic",
+    "arithmetic_of",
+    "integer_nodes",
+    "on_unless_stated",
+    "quantizes_activations",
+    "resolve_precision",
+    "resolve_weights",
+]
 
 #: Nodes that a control names.
 _NAMED = 3
@@ -261,3 +272,88 @@ def _int8(
 def on_unless_stated(settings: OnnxRuntimeSettings, entry: str) -> OnnxRuntimeSettings:
     """Return the settings with a session entry switched on, unless the policy states it."""
     return settings if entry in settings.session else settings.with_session({entry: "1"})
+
+
+#: The session option that chooses the arithmetic of DequantizeLinear and MatMul fused into MatMulNBits: 4, the default,
+#: quantizes activations to int8; 1 keeps fp32.
+QDQ_LEVEL = "session.qdq_matmulnbits_accuracy_level"
+#: The session option that leaves QuantizeLinear and DequantizeLinear as they are, so that the rest computes in floats.
+QDQ_OFF = "session.disable_quant_qdq"
+
+#: `integer`: the operands are integers already. `dynamic`: float activations are quantized to int8 inside. `level`: by
+#: the attribute ``accuracy_level``, see `_INT8_LEVEL`. `dequantized`: weights are dequantized to the type of the
+#: activations. `unknown`: it differs between builds and sizes, and is not reported.
+Arithmetic = Literal["integer", "dynamic", "level", "dequantized", "unknown"]
+
+OPERATORS: dict[str, Arithmetic] = {
+    "ConvInteger": "integer",
+    "MatMulInteger": "integer",
+    "MatMulInteger16": "integer",
+    "MatMulIntegerToFloat": "integer",
+    "MulInteger": "integer",
+    "QAttention": "integer",
+    "QGemm": "integer",
+    "QLinearAdd": "integer",
+    "QLinearAveragePool": "integer",
+    "QLinearConcat": "integer",
+    "QLinearConv": "integer",
+    "QLinearConvTranspose": "integer",
+    "QLinearGlobalAveragePool": "integer",
+    "QLinearLeakyRelu": "integer",
+    "QLinearMatMul": "integer",
+    "QLinearMul": "integer",
+    "QLinearReduceMean": "integer",
+    "QLinearSigmoid": "integer",
+    "QLinearSoftmax": "integer",
+    "QLinearWhere": "integer",
+    "QOrderedAttention": "integer",
+    "QOrderedGelu": "integer",
+    "QOrderedLayerNormalization": "integer",
+    "QOrderedLongformerAttention": "integer",
+    "QOrderedMatMul": "integer",
+    "ReduceSumInteger": "integer",
+    "DynamicQuantizeLSTM": "dynamic",
+    "DynamicQuantizeMatMul": "dynamic",
+    "MatMulNBits": "level",
+    "GatherBlockQuantized": "dequantized",
+    "MatMulBnb4": "dequantized",
+    "MatMulFpQ4": "dequantized",
+    "QEmbedLayerNormalization": "dequantized",
+    "MatMulBlockQuantizedFp4Weight": "unknown",
+    "MatMulBlockQuantizedFp8Weight": "unknown",
+    "QMoE": "unknown",
+}
+
+#: Operators that multiply integers whatever their attributes say.
+INTEGER_OPS = frozenset(op for op, kind in OPERATORS.items() if kind in ("integer", "dynamic"))
+
+#: The ``accuracy_level`` of MatMulNBits at which the CPU provider quantizes activations to int8. At 0 to 3 it
+#: multiplies in fp32, and the CUDA provider in the type of the activations at every level.
+_INT8_LEVEL = 4
+_EIGHT_AND_16 = ("uint8", "int8", "uint16", "int16")
+
+
+def arithmetic_of(
+    op: str, provider: str, inputs: Iterable[str | None], numbers: Mapping[str, int] | None
+) -> str | None:
+    """Return the precision in which a kernel multiplies, where its tensors do not tell."""
+    kind = OPERATORS.get(op)
+    if kind is None:
+        return None
+    known = [name for name in inputs if name]
+    if kind == "integer":
+        return next((name for name in known if name in _EIGHT_AND_16), "int8")
+    if kind == "dynamic":
+        return "int8"
+    if kind == "unknown" or (kind == "level" and numbers is None):
+        return "unknown"
+    if kind == "level" and provider == "CPUExecutionProvider" and (numbers or {}).get("accuracy_level") == _INT8_LEVEL:
+        return "int8"
+    return next((name for name in known if name.startswith(("fp", "bf"))), None)
+
+
+def quantizes_activations(op: str, numbers: Mapping[str, int]) -> bool:
+    """Whether a node of a model states that its activations are integers, or become such."""
+    if op in ("QuantizeLinear", "DynamicQuantizeLinear") or op in INTEGER_OPS:
+        return True
+    return OPERATORS.get(op) == "level" and numbers.get("accuracy_level", 0) == _INT8_LEVEL

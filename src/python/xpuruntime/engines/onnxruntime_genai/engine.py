@@ -104,7 +104,7 @@ class OnnxRuntimeGenAiEngine(PackagedEngine["GenAiSettings"]):
 
     def as_onnx(self, model: ModelInfo) -> tuple[ModelInfo, Callable[[LoadedModel], LoadedModel]]:
         """Return the decoder's graph, which runs without a past."""
-        from xpuruntime.engines.onnxruntime_genai.decoder import decoder_of
+        from xpuruntime.engines.onnxruntime_genai.folder import decoder_of
 
         return decoder_of(model)
 

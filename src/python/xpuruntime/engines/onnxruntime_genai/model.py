@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from xpuruntime.engines.base import Observed, closed
-from xpuruntime.engines.generation.model import GenerationModel
+from xpuruntime.engines.generation import GenerationModel
 from xpuruntime.engines.observation import effective_of
 from xpuruntime.engines.onnxruntime.observing.kernels import outside
 from xpuruntime.engines.onnxruntime.observing.profile import NodeProfile, read_profile

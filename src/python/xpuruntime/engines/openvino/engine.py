@@ -79,7 +79,7 @@ class OpenVinoEngine(PackagedEngine["OpenVinoSettings"]):
         return {**options_of(kind), **GRAPH_OPTIONS} if kind in _KINDS else {}
 
     def refuse(self, request: Request, machine: Machine) -> Refusal | None:
-        """Refuse a device that is not there, and what OpenVINO does not compute; see `PackagedEngine.refuse`."""
+        """Refuse a missing device, and what OpenVINO does not compute; see `PackagedEngine.refuse`."""
         device = _refuse_device(request.device, machine.engines[self.name])
         return device or _refuse_model(request) or _refuse_precision(request, machine)
 

@@ -54,46 +54,23 @@ class OpenVinoModel(HostModel):
         super().__init__(pool, info, outputs, strict=strict, observer=observer, log=log)
         self.device = device
         self._pool = pool
-        self.order = port_order(compiled, info)
+        #: The inputs in the order of the ports.
+        self.names = [info.inputs[index].name for index in port_order(compiled, info)]
         self._failed = functools.partial(_failure, info.path, device)
-        #: Position and name of inputs whose values are looked at.
-        self.wide = tuple((i, t.name) for i, t in enumerate(info.inputs) if t.dtype in WIDE)
+        #: Inputs whose values are looked at.
+        self.wide = tuple(input_.name for input_ in info.inputs if input_.dtype in WIDE)
         self._side_by_side = _side_by_side(compiled)
 
     def runner(self) -> Callable[..., dict[str, Any]]:
         """Return `run` with everything looked up once; what it cannot take as it is goes through `run`."""
-        slow = self.checked_run
         if not self.plain or any(output.dtype == "bfloat16" for output in self._info.outputs):
-            return slow
-        names, seen, wide = self._outputs, self._check._seen, self.wide
-        inputs = tuple((info.name, np.dtype(info.dtype)) for info in self._info.inputs)
-        count = len(inputs)
-        order = self.order if self.order != list(range(count)) else None
-        pool, failed, array_type = self._pool, self._failed, np.ndarray
+            return self.checked_run
+        names, wide, pool, failed = self.names, self.wide, self._pool, self._failed
 
-        def run(
-            feeds: Any = None, stream: Any = None, outputs: Sequence[str] | None = None, **other: Any
-        ) -> dict[str, Any]:
-            try:
-                if len(feeds) != count or stream is not None or outputs is not None or other:
-                    return slow(feeds, stream, outputs, **other)
-                arrays = []
-                for name, dtype in inputs:
-                    array = feeds[name]
-                    if type(array) is not array_type or array.dtype != dtype or not array.flags.c_contiguous:
-                        return slow(feeds, stream, outputs, **other)
-                    arrays.append(array)
-                shapes = tuple([array.shape for array in arrays])
-                if shapes not in seen:
-                    return slow(feeds, stream, outputs, **other)
-            except XpuRuntimeError:
-                raise
-            except Exception:  # such as IndexError of an array in place of a dict; `slow` says what is wrong
-                return slow(feeds, stream, outputs, **other)
-            for index, name in wide:
-                check_range(name, arrays[index])
-            if order is not None:
-                arrays = [arrays[index] for index in order]
+        def execute(feeds: dict[str, Any], shapes: tuple[Any, ...]) -> Sequence[Any]:
+            for name in wide:
+                check_range(name, feeds[name])
+            arrays = [feeds[name] for name in names]
             try:
                 slot = pool.free.pop()
             except IndexError:
@@ -108,9 +85,9 @@ class OpenVinoModel(HostModel):
                     results = _finished(pool, slot, results, arrays, shapes, failed)
                 else:
                     generation.free.append(slot)
-            return dict(zip(names, results, strict=True))
+            return results
 
-        return run
+        return self.short_run(execute)
 
     def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
         """Check, run, and return results in the caller's kind; see `InferenceSession`."""
@@ -140,7 +117,6 @@ class OpenVinoModel(HostModel):
     def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
         """Bind NumPy buffers; see `InferenceSession.bind`."""
         from xpuruntime.engines.binding import HostBinding
-        from xpuruntime.engines.openvino.model import OpenVinoBuffers
 
         self.check_bind(stream)
         self._refuse_constants(inputs or {})
@@ -168,9 +144,9 @@ class OpenVinoModel(HostModel):
     def _execute_tensors(self, handle: Any, tensors: Mapping[str, _core.Tensor]) -> Sequence[_core.Tensor]:
         from xpuruntime.engines.openvino.slots import run_tensors
 
-        for _, name in self.wide:
+        for name in self.wide:
             check_range(name, tensors[name].numpy())
-        ordered = [tensors[self._info.inputs[index].name] for index in self.order]
+        ordered = [tensors[name] for name in self.names]
         generation = handle.generation()
         for last in (False, True):
             try:
@@ -186,9 +162,9 @@ class OpenVinoModel(HostModel):
 
     def _in_order(self, ready: Mapping[str, Any]) -> list[Any]:
         """Return checked arrays in the order of OpenVINO's ports; refuse integers that would wrap."""
-        for _, name in self.wide:
+        for name in self.wide:
             check_range(name, ready[name])
-        return [ready[self._info.inputs[index].name] for index in self.order]
+        return [ready[name] for name in self.names]
 
     def _refuse_constants(self, feeds: Mapping[str, Any]) -> None:
         """Refuse a value for an input with a default: OpenVINO makes it a constant when it reads the model."""
@@ -244,8 +220,8 @@ class OpenVinoBuffers(HostBuffers):
 
     def __init__(self, model: OpenVinoModel, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         self._pool, self._failed = model._pool, model._failed
-        self._names = [model._info.inputs[index].name for index in model.order]
-        self._wide = tuple(name for _, name in model.wide)
+        self._names = model.names
+        self._wide = model.wide
         ports = self._pool.compiled.outputs
         self._ports = dict(zip(model._outputs, ports, strict=True))
         self._static = {name for name, port in self._ports.items() if port.get_partial_shape().is_static}

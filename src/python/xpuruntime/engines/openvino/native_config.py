@@ -13,12 +13,7 @@ from xpuruntime.engines.native_export.native_config import (
     KeyOutcomes,
     NativeConfig,
     NativeExporter,
-    NativeRun,
-    bfloat16_names,
-    bits_note,
-    from_bits,
     python_literal,
-    requirements,
     script_main,
 )
 from xpuruntime.engines.native_export.triton_config import TRITON_COMMAND, ModelConfig, tensor_configs
@@ -37,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenVinoExporter"]
 
-_SCRIPT, _CONFIG, _GRAPH = "session.py", "config.json", "model.xml"
+_CONFIG, _GRAPH = "config.json", "model.xml"
 _HINT = "INFERENCE_PRECISION_HINT"
 #: Types that Triton's backend lacks.
 _NOT_IN_TRITON = ("bfloat16", "float64", "string")
@@ -53,6 +48,7 @@ class OpenVinoExporter(NativeExporter):
         "triton": "a model repository for Triton's openvino backend",
     }
     proved: ClassVar[tuple[str, ...]] = ("openvino-json",)
+    worker: ClassVar[Path] = Path(__file__).with_name("native_worker.py")
     _info: ModelInfo
 
     def write(self, target: str, folder: Path) -> NativeConfig:
@@ -66,7 +62,7 @@ class OpenVinoExporter(NativeExporter):
         config = {settings.device: dict(sorted(properties.items()))}
         (folder / _CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         order = [self._info.inputs[index].name for index in port_order(graph, self._info)]
-        taken, given = bfloat16_names(self._info.inputs), bfloat16_names(self._info.outputs)
+        taken, given = self.bits()
         text = _TEMPLATE.format(
             main=script_main("open_model"),
             name=self.job.name,
@@ -79,37 +75,21 @@ class OpenVinoExporter(NativeExporter):
             run=_RUN_BITS if taken or given else _RUN,
             checked=python_literal({_HINT: settings.hint}),
         )
-        (folder / _SCRIPT).write_text(text, encoding="utf-8")
-        (folder / "requirements.txt").write_text(requirements(self.job, "numpy"), encoding="utf-8")
-        return NativeConfig(
-            outcomes=self._outcomes(settings),
-            entry=_SCRIPT,
-            command=f"python {_SCRIPT} INPUTS.npz OUTPUTS.npz",
-            notes=(
-                *bits_note(taken, given),
-                f"benchmark_app takes the same: -m {_GRAPH} -d {settings.device} -load_config {_CONFIG}",
-                "of the validators of the lock, the script checks the engine's version alone",
-            ),
-        )
+        also = f"benchmark_app takes the same: -m {_GRAPH} -d {settings.device} -load_config {_CONFIG}"
+        return self.write_script(folder, text, self._outcomes(settings), [also])
 
     def device_word(self) -> str:
         """Return OpenVINO's name of the device."""
         return self.settings_as(OpenVinoSettings).device
 
-    def run(self, target: str, folder: Path, feeds: Mapping[str, Any], python: str | None) -> NativeRun:
-        """Run the script, and read the units of the graph that OpenVINO executed; see `NativeExporter.run`."""
-        from xpuruntime.engines.native_export.native_process import native_call
-        from xpuruntime.engines.openvino import native_worker
+    def observed(self, feeds: Mapping[str, Any], value: dict[str, Any]) -> Observed:
+        """Return the units of the graph that OpenVINO executed; see `NativeExporter.observed`."""
         from xpuruntime.engines.openvino.observing import units_of
 
-        del target
+        del feeds
         settings = self.settings_as(OpenVinoSettings)
-        with native_call(Path(native_worker.__file__), folder / _SCRIPT, feeds, python, "openvino") as answer:
-            executed = executed_nodes(answer.value["graph"])
-            units, notes = units_of(executed, self._info, self.job.request.device, settings)
-            observed = Observed(units=units, notes=tuple(notes))
-            outputs = from_bits(answer.outputs, self._info.outputs)
-            return NativeRun(facts=answer.value["facts"], outputs=outputs, observed=observed)
+        units, notes = units_of(executed_nodes(value["graph"]), self._info, self.job.request.device, settings)
+        return Observed(units=units, notes=tuple(notes))
 
     def _outcomes(self, settings: OpenVinoSettings) -> tuple[KeyOutcome, ...]:
         outcomes = KeyOutcomes(self.job, "OpenVINO")

@@ -25,13 +25,8 @@ _RUNS = 2
 
 def run(script: str, inputs: str, outputs: str, folder: str) -> dict[str, Any]:
     """Open the script's model, run it, and return the executed graph of a copy with counters."""
-    side = importlib.import_module("native_side")
-    side.refuse_xpuruntime()
     del folder
-    native = side.load_script(script)
-    feeds = side.read_arrays(inputs)
-    compiled = native.open_model()
-    side.write_arrays(outputs, native.run(compiled, feeds))
+    native, compiled, feeds = importlib.import_module("native_side").first_run(script, inputs, outputs)
     counted = native.open_model({"PERF_COUNT": "YES", **_one_stream(compiled)})
     for _ in range(_RUNS):
         native.run(counted, feeds)

@@ -12,7 +12,7 @@ from xpuruntime.engines.control_builder import BOOL, Option, show
 from xpuruntime.policies.compound_kinds import split_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 __all__ = [
     "CPU_OPTIONS",

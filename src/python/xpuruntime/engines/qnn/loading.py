@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import LoadedModel, Observed, Request
     from xpuruntime.engines.qnn.options import QnnSettings, Target
-    from xpuruntime.errors import XpuRuntimeError
 
 __all__ = [
     "RejectedNode",
@@ -345,7 +344,6 @@ def compile_model(request: Request, settings: QnnSettings, folder: Path) -> Comp
     XpuRuntimeError
         QNN does not take the model; the nodes and the reasons are named.
     """
-    from xpuruntime.engines.qnn.loading import opening_of, refused, source_of, without_layer_fusions
     from xpuruntime.engines.qnn.observing import instrumented, read_records, units_of
 
     if settings.uncompilable is not None:

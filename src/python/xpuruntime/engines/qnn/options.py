@@ -5,16 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from xpuruntime.engines.base import EngineSettings
 from xpuruntime.engines.control_builder import BOOL, Option
 from xpuruntime.errors import PolicyError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = [
     "GRAPH_OPTIONS",

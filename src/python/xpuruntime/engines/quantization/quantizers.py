@@ -18,7 +18,6 @@ from xpuruntime.runtime.worker import Worker, WorkerFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
 
     import onnx
 

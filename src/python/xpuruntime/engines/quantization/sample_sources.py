@@ -20,8 +20,6 @@ from xpuruntime.files.paths import kind_of, reason_of, user_path
 from xpuruntime.files.reading import open_regular, unpacked_too_large
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from xpuruntime.engines.model import ModelInfo
 
 __all__ = [

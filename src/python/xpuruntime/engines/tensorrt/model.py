@@ -37,10 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xpuruntime.engines.arrays import Kind
-    from xpuruntime.engines.base import Binding, LoadedModel, Observed, Request
-    from xpuruntime.engines.input_binding import ConversionLog
+    from xpuruntime.engines.base import Binding, Observed, Request
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.tensorrt.handle import Handle
     from xpuruntime.engines.tensorrt.options import TensorRtProduct, TensorRtSettings
     from xpuruntime.evidence.records import Conversion
 
@@ -255,8 +253,6 @@ def load_model(
     request: Request, settings: TensorRtSettings, product: TensorRtProduct, target: dict[str, str], chip: str
 ) -> LoadedModel:
     """Return the loaded model; leaves nothing behind when it fails."""
-    from xpuruntime.engines.tensorrt.model import TensorRtModel
-
     log = ConversionLog()
     ready = _plan(request, settings, product, target, log)
     handle = Handle(bindings(product), product, request.device, settings, ready.record, request.model.path)

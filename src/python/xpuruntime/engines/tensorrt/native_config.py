@@ -12,8 +12,13 @@ import shlex
 from typing import TYPE_CHECKING, ClassVar
 
 from xpuruntime.engines.input_binding import ConversionLog
-from xpuruntime.engines.native_export.native_config import RECORD, KeyOutcomes, NativeConfig, NativeExporter
-from xpuruntime.engines.native_export.native_process import write_model
+from xpuruntime.engines.native_export.native_config import (
+    RECORD,
+    KeyOutcomes,
+    NativeConfig,
+    NativeExporter,
+    write_model,
+)
 from xpuruntime.engines.tensorrt.building import prepare
 from xpuruntime.engines.tensorrt.options import TENSORRT, TensorRtSettings
 

@@ -19,9 +19,8 @@ from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.packages import install_command, installed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from xpuruntime.runtime.machine import EngineFacts
 
 __all__ = [
     "BUILD_OPTIONS",

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.control_builder import ControlBuilder
     from xpuruntime.engines.torch.uncovered_calls import UncoveredCalls
     from xpuruntime.evidence.records import Control
     from xpuruntime.policies.kernel_rules import KernelRule

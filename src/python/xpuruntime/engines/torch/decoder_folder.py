@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.generation.folder import TOKENIZER, ConfigFile, GenerationFolder, files_beside
+from xpuruntime.engines.generation import TOKENIZER, ConfigFile, GenerationFolder, files_beside
 from xpuruntime.engines.model.facts import TensorInfo
 from xpuruntime.engines.model.file import MODEL_CONFIG, looks_like
 from xpuruntime.engines.model.info import ModelInfo

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xpuruntime.engines.base import closed
-from xpuruntime.engines.generation.model import Generated, GenerationModel
+from xpuruntime.engines.generation import Generated, GenerationModel
 from xpuruntime.engines.torch.names import precision_dtype, torch_precision, translate
 from xpuruntime.engines.torch.pinning import Pins, hold
 from xpuruntime.errors import EngineUnavailable, InputError, ModelError, UnsupportedOperationError

@@ -24,10 +24,8 @@ from xpuruntime.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from xpuruntime.engines.base import Judgement, LoadedModel, Request
-    from xpuruntime.engines.torch.aliasing import GuardedCall
+    from xpuruntime.engines.base import Judgement, Request
     from xpuruntime.engines.torch.names import TorchSettings
-    from xpuruntime.engines.torch.pinning import Pins
     from xpuruntime.engines.torch.program.sources import Call
     from xpuruntime.evidence.records import Conversion
     from xpuruntime.pytorch.switches.shared_switches import SwitchClaim

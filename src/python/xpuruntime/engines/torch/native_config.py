@@ -13,11 +13,6 @@ from xpuruntime.engines.native_export.native_config import (
     KeyOutcomes,
     NativeConfig,
     NativeExporter,
-    NativeRun,
-    bfloat16_names,
-    bits_note,
-    from_bits,
-    requirements,
     script_main,
 )
 from xpuruntime.engines.torch.controls import PYTORCH_CHOICE
@@ -32,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchExporter"]
 
-_SCRIPT, _PROGRAM = "session.py", "model.pt2"
+_PROGRAM = "model.pt2"
 _OPTIONS = ("mode", "compile_mode", "fullgraph", "dynamic")
 
 
@@ -41,6 +36,7 @@ class TorchExporter(NativeExporter):
 
     targets: ClassVar[dict[str, str]] = {"torch": "a Python script that loads and runs the program with PyTorch"}
     proved: ClassVar[tuple[str, ...]] = ("torch",)
+    worker: ClassVar[Path] = Path(__file__).with_name("native_worker.py")
 
     def write(self, target: str, folder: Path) -> NativeConfig:
         """Write the script, with a copy of the program."""
@@ -60,7 +56,7 @@ class TorchExporter(NativeExporter):
                     engine="torch",
                 )
         shutil.copyfile(info.file, folder / _PROGRAM)
-        taken, given = bfloat16_names(info.inputs), bfloat16_names(info.outputs)
+        taken, given = self.bits()
         text = _TEMPLATE.format(
             main=script_main("open_model"),
             name=self.job.name,
@@ -76,36 +72,20 @@ class TorchExporter(NativeExporter):
             tf32=settings.tf32,
             compile=_compile_arguments(settings) if settings.mode == "compile" else None,
         )
-        (folder / _SCRIPT).write_text(text, encoding="utf-8")
-        (folder / "requirements.txt").write_text(requirements(self.job, "numpy"), encoding="utf-8")
-        notes = [
-            *bits_note(taken, given),
-            "of the validators of the lock, the script checks the engine's version alone",
-        ]
+        notes = []
         if settings.convert is not None:
             notes.append(f"the program is run in its own types: a session converts it to {settings.convert}")
-        return NativeConfig(
-            outcomes=self._outcomes(settings),
-            entry=_SCRIPT,
-            command=f"python {_SCRIPT} INPUTS.npz OUTPUTS.npz",
-            notes=tuple(notes),
-        )
+        return self.write_script(folder, text, self._outcomes(settings), notes)
 
     def device_word(self) -> str:
         """Return the device of the outputs."""
         return self.job.request.device
 
-    def run(self, target: str, folder: Path, feeds: Mapping[str, Any], python: str | None) -> NativeRun:
-        """Run the script, and its operators one by one; see `NativeExporter.run`."""
-        from xpuruntime.engines.native_export.native_process import native_call
-        from xpuruntime.engines.torch import native_worker
-
-        del target
-        with native_call(Path(native_worker.__file__), folder / _SCRIPT, feeds, python, "torch") as answer:
-            ran = answer.value["operators"]
-            observed = None if ran is None else Observed(units=self._units(ran))
-            outputs = from_bits(answer.outputs, self.job.request.model.outputs)
-            return NativeRun(facts=answer.value["facts"], outputs=outputs, observed=observed)
+    def observed(self, feeds: Mapping[str, Any], value: dict[str, Any]) -> Observed | None:
+        """Return the operators that ran one by one, where none was compiled; see `NativeExporter.observed`."""
+        del feeds
+        ran = value["operators"]
+        return None if ran is None else Observed(units=self._units(ran))
 
     def _units(self, ran: dict[str, list[str]]) -> tuple[Unit, ...]:
         """Return the units of what the worker saw: of each operator of the graph the types of its results."""

@@ -15,13 +15,8 @@ def run(script: str, inputs: str, outputs: str, folder: str) -> dict[str, Any]:
 
     A compiled module is one whole: of it there are no operators.
     """
-    side = importlib.import_module("native_side")
-    side.refuse_xpuruntime()
     del folder
-    native = side.load_script(script)
-    feeds = side.read_arrays(inputs)
-    module = native.open_model()
-    side.write_arrays(outputs, native.run(module, feeds))
+    native, module, feeds = importlib.import_module("native_side").first_run(script, inputs, outputs)
     torch: Any = importlib.import_module("torch")
     facts = {"version": str(torch.__version__), "device": native.DEVICE}
     return {"facts": facts, "operators": None if native.COMPILE is not None else _operators(native, module, feeds)}

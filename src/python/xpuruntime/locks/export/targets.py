@@ -10,8 +10,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from xpuruntime.engines.native_export.native_config import KeyOutcomes, NativeConfig, NativeExporter
-from xpuruntime.engines.native_export.native_process import free_place
+from xpuruntime.engines.native_export.native_config import KeyOutcomes, NativeConfig, NativeExporter, free_place
 from xpuruntime.engines.native_export.triton_config import ModelConfig, tensor_configs
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.files.digests import file_digest

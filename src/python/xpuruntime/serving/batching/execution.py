@@ -22,7 +22,6 @@ from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
 
     from xpuruntime.engines.host_model import HostRunner
     from xpuruntime.serving.batching.delays import ShortRuns

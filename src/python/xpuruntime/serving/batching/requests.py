@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
     from xpuruntime.serving.batching.layout import InputLayout, Layout
-    from xpuruntime.serving.batching.scheduler import Dispatch, Entry
+    from xpuruntime.serving.batching.scheduler import Dispatch
     from xpuruntime.serving.batching.settings import BatchSettings
     from xpuruntime.serving.messages import InferRequest, InferTensor
 

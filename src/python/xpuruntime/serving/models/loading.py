@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.host_model import HostRunner
     from xpuruntime.engines.registry import EngineRegistry
-    from xpuruntime.inference.session import InferenceSession
     from xpuruntime.lockfile.measured import BatchTime
     from xpuruntime.lockfile.records import Lock
     from xpuruntime.serving.batching.layout import Layout

@@ -22,11 +22,10 @@ from xpuruntime.serving.status import ServingError, Status, without_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session import InferenceSession
-    from xpuruntime.serving.messages import InferRequest, InferResponse
+    from xpuruntime.serving.messages import InferRequest
     from xpuruntime.serving.models.loading import MemoryBudget
     from xpuruntime.serving.models.model_settings import ModelSettings
     from xpuruntime.serving.monitoring.records import RequestLog

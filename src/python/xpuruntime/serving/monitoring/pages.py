@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from xpuruntime.serving.messages import ModelService
-    from xpuruntime.serving.models.service import Models
     from xpuruntime.serving.models.slot import ModelSlot
     from xpuruntime.serving.models.version import ServedVersion
 

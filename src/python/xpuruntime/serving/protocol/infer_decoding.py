@@ -42,7 +42,7 @@ from xpuruntime.serving.status import ServingError, Status
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, Parameter
+    from xpuruntime.serving.messages import Parameter
 
 __all__ = [
     "read_infer_request",

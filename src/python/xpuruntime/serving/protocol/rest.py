@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor
+    from xpuruntime.serving.messages import InferRequest
     from xpuruntime.serving.protocol.datatypes import Items
     from xpuruntime.serving.protocol.rest_request import RestRequest
 

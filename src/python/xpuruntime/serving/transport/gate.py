@@ -14,11 +14,10 @@ from xpuruntime.serving.protocol.datatypes import NotInline
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable
     from types import TracebackType
 
     from xpuruntime.serving.messages import InferResponse, ModelService
-    from xpuruntime.serving.status import ServingError
 
 __all__ = [
     "BodyBudget",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.onnxruntime.arithmetic import arithmetic_of
+from xpuruntime.engines.onnxruntime.precision_controls import arithmetic_of
 from xpuruntime.engines.precision.names import main_precision, precision_name, read_and_written
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.observation import CONVERSIONS, is_product
-from xpuruntime.engines.onnxruntime.arithmetic import OPERATORS, quantizes_activations
 from xpuruntime.engines.onnxruntime.observing.graph import provider_device
 from xpuruntime.engines.onnxruntime.observing.node_matching import COPIES
+from xpuruntime.engines.onnxruntime.precision_controls import OPERATORS, quantizes_activations
 from xpuruntime.engines.precision.names import FLOATS, model_precisions, precision_name
 from xpuruntime.evidence.memory_over_time import UnitMemory, live_bytes
 from xpuruntime.evidence.records import Boundary, Time

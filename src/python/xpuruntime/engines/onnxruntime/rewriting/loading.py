@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.input_binding import ConversionLog
-    from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
-    from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
     from xpuruntime.engines.onnxruntime.rewriting.rules import Rewrite
     from xpuruntime.evidence.tolerances import ProbeResult, Tolerance
     from xpuruntime.measuring.rounds import KernelTiming, Replacement

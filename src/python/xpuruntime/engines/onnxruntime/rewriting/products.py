@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from xpuruntime.engines.onnxruntime.rewriting.graph import Dim, Scope
+    from xpuruntime.engines.onnxruntime.rewriting.graph import Dim
 
 __all__ = [
     "Tail",

@@ -19,7 +19,6 @@ from xpuruntime.files.reading import decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.qnn.opening import Opening
