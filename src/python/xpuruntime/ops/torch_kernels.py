@@ -60,6 +60,7 @@ _ADAPTERS = {
     "triton_raw": "xpuruntime.pytorch.providers.one_query",
     "chunked": "xpuruntime.pytorch.providers.chunked",
     "torch_chunked": "xpuruntime.pytorch.providers.chunked",
+    "compiled": "xpuruntime.pytorch.providers.compiled",
 }
 #: What loads kernels that are named by where they come from.
 _SOURCES = "xpuruntime.pytorch.providers.sources"
@@ -153,8 +154,11 @@ class TorchKernel:
     capturable, deterministic : bool or str
         Whether a CUDA graph may be captured of it, and whether it gives the same bits in each run; a sentence says
         why not.
-    automatic : bool
-        Whether ``auto`` with ``best_performance`` may measure and choose it. The package is then imported for that.
+    by_kind : bool
+        Whether its code is made for the types and layouts of each call, so that it is compared with float64 for those.
+    automatic : bool or str
+        Whether ``auto`` with ``best_performance`` may measure and choose it, or the type of device on which it may. The
+        package is then imported for that.
     """
 
     id: str
@@ -169,7 +173,8 @@ class TorchKernel:
     device_kernels: tuple[str, ...] = ()
     capturable: bool | str = True
     deterministic: bool | str = True
-    automatic: bool = True
+    by_kind: bool = False
+    automatic: bool | str = True
 
     def supports(self, call: TorchCall) -> tuple[bool, str]:
         """Say whether it can do exactly this, and if not why. Touches no device and imports nothing of its package.
@@ -276,7 +281,7 @@ def automatic_torch_kernels(op: str, device_type: str) -> tuple[TorchKernel, ...
     modules = dict.fromkeys(_ADAPTERS.values())
     every = [kernel for module in modules for kernel in importlib.import_module(module).KERNELS]
     every += [kernel for kernel, device in registered_torch_kernels() if device == device_type]
-    mine = (kernel for kernel in every if kernel.op == op and kernel.automatic)
+    mine = (kernel for kernel in every if kernel.op == op and kernel.automatic in (True, device_type))
     return tuple(kernel for kernel in mine if not missing_distributions(kernel))
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from xpuruntime.ops.torch_kernels import TorchCall, TorchKernel
+    from xpuruntime.ops.torch_kernels import Operand, TorchCall, TorchKernel
 
 __all__ = ["CASES", "NOT_COMPARED", "canary_rejection"]
 
@@ -70,7 +70,7 @@ def canary_rejection(kernel: TorchKernel, call: TorchCall, describe: Callable[..
 
     `describe` makes the description of a call, as `bound.call_of` does.
     """
-    cases = CASES.get(call.op)
+    cases = _own_kind if kernel.by_kind else CASES.get(call.op)
     if cases is None:
         return ""
     learns = call.phase in ("train", "backward") and not _writes(call.op)
@@ -80,6 +80,8 @@ def canary_rejection(kernel: TorchKernel, call: TorchCall, describe: Callable[..
     columns = first.shape[-1]  # for another size, a kernel may be another one
     stated = tuple((name, value) for name, value in call.attributes.items() if isinstance(value, (str, bool)))
     kind = f"{call.op};{operands};{columns};{stated};gradient={learns}"
+    if kernel.by_kind:
+        kind += f";{[(_order(one), [size == 1 for size in one.shape]) for one in call.operands.values()]}"
     key = f"canary;{kernel.id};{kind};{_device_name(call.device)}"
     mark = (kernel, key)
     with _lock:
@@ -298,6 +300,31 @@ def _weights(operands: Mapping[str, Tensor], attributes: Mapping[str, Any]) -> t
         seen = seen & (mask.bool() if mask.dtype == torch.bool else torch.isfinite(mask))
         scores = scores if mask.dtype == torch.bool else scores + mask.masked_fill(~torch.isfinite(mask), 0)
     return torch.nan_to_num(torch.softmax(scores.masked_fill(~seen, -math.inf), -1)), k, v
+
+
+def _order(operand: Operand) -> list[int]:
+    """Return the dimensions of an operand, the outermost in memory first."""
+    return sorted(range(len(operand.shape)), key=lambda dim: -operand.strides[dim])
+
+
+def _own_kind(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:
+    """Yield inputs of few rows with the types and layouts of a call, and sizes that are equal where its sizes are."""
+    described = {name: one for name, one in call.operands.items() if name != "grad"}
+    columns = next(iter(described.values())).shape[-1]
+    sizes = {1: 1, columns: columns}
+    for size in (size for one in described.values() for size in one.shape):
+        sizes.setdefault(size, min(size, 1 + 2 * len(sizes)))
+    for factor in (1, 30):
+        operands = {}
+        for name, one in described.items():
+            shape, order = [sizes[size] for size in one.shape], _order(one)
+            x = random(*(shape[dim] for dim in order)) * factor
+            if name == "target":
+                x = torch.arange(x.numel(), device=x.device) * 7 % columns
+                x[-1] = int(call.attributes["ignore_index"])
+            back = [order.index(dim) for dim in range(len(order))]
+            operands[name] = x.to(getattr(torch, one.dtype)).permute(back)
+        yield Case(f"few rows of its own layout{' with large numbers' if factor > 1 else ''}", operands, {})
 
 
 def _norms(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:

@@ -42,8 +42,9 @@ class Operation(NamedTuple):
     """An operation: the names of its operands, and what it computes, by PyTorch's own differentiable operations.
 
     `reference` is called with the tensors, then with the attributes by name, of which `defaults` are added where a call
-    states none. `without_gradient` names operands such as labels. With `large`, a call whose gradient is wanted of some
-    operands alone says so to the kernel, by the attribute ``needs``, as others are too large to be computed in vain.
+    states none. `without_gradient` names operands such as labels, of which kernels compute no gradient. With `large`, a
+    call whose gradient is wanted of some operands alone says so to the kernel, by the attribute ``needs``, as others
+    are too large to be computed in vain. `linear` are operands whose gradient depends on none of them, nor on outputs.
     `part` names an operation of the table that is a part of it: `reference` takes the function for it by that name.
     """
 
@@ -55,6 +56,7 @@ class Operation(NamedTuple):
     large: bool = False
     writes: int = 0
     part: str = ""
+    linear: tuple[str, ...] = ()
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, *, epsilon: float, formula: str = "torch") -> Tensor:
@@ -172,7 +174,8 @@ _ROWS = (
     Operation("swiglu", ("gate", "up"), swiglu),
     Operation("geglu", ("gate", "up"), geglu, defaults={"approximate": "none"}),
     Operation(
-        "rope", ("q", "k", "cos", "sin"), rope, without_gradient=("cos", "sin"), defaults={"mirrored": False}
+        "rope", ("q", "k", "cos", "sin"), rope, without_gradient=("cos", "sin"), defaults={"mirrored": False},
+        linear=("q", "k"),
     ),
     Operation("softmax", ("x",), softmax),
     Operation(

@@ -285,6 +285,8 @@ def _rejection(
 ) -> str:
     options = {**_options(attributes), "paired": True}
     operands = dict(zip(names.split(","), tensors, strict=True))
+    if records and (learned := [n for n in OPERATIONS[place.kernel.op].without_gradient if operands[n].requires_grad]):
+        return f"kernels of {place.kernel.op} compute no gradient of {' and '.join(learned)}"
     for phase in ("train", "backward") if records else ("infer",):
         reason = place.rejection(call_of(place.kernel.op, phase, operands, options, deterministic=exact))
         if reason:
@@ -379,6 +381,10 @@ def define(operation: Operation) -> None:
         ctx.count, ctx.outputs = len(tensors), _count(op, tensors, ctx.names, ctx.attributes)
         ctx.set_materialize_grads(True)
         ctx.mark_non_differentiable(*output[ctx.outputs :])
+        if operation.linear:
+            named = zip(ctx.names.split(","), tensors, strict=True)
+            tensors = [_without_data(x) if name in operation.linear else x for name, x in named]
+            output = [*map(_without_data, output[: ctx.outputs]), *output[ctx.outputs :]]
         ctx.save_for_backward(*tensors, *output)
 
     def gradients(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
@@ -444,6 +450,11 @@ def _define_in_place(operation: Operation) -> None:
     _library.impl(f"{op}.decided", decided, "CompositeImplicitAutograd")
     _library.impl(f"{op}.served", served, "CompositeExplicitAutograd")
     torch.library.register_fake(f"xpuruntime::{op}.served", lambda *_: None, lib=_library)
+
+
+def _without_data(x: Tensor) -> Tensor:
+    """Return a tensor of the same shape and type, of one number in memory."""
+    return x.new_empty(()).expand(x.shape).requires_grad_(x.requires_grad)
 
 
 def _with_gradient(operation: Operation, names: str, attributes: str) -> list[bool]:

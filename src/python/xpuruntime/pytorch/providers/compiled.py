@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Operations of rows that ``torch.compile`` makes one kernel of, forward and backward apart, for eager calls.
+
+The backward computes what it needs from the inputs anew, so that nothing else is kept for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from importlib.util import find_spec
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.ops.torch_kernels import TorchKernel
+from xpuruntime.pytorch.providers.operations import geglu, rope, swiglu
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from xpuruntime.ops.torch_kernels import Saved, TorchCall
+
+__all__ = ["KERNELS"]
+
+_TYPES = ("float32", "float16", "bfloat16")
+_COMPILERS = ("c++", "g++", "clang++")
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(function: FunctionType, kind: Any) -> Callable[..., Any]:
+    """Return a function compiled for one kind of tensors of any sizes."""
+    del kind
+    # PyTorch counts what it compiles of one code object, and gives up after a few.
+    own = FunctionType(function.__code__.replace(co_name=function.__name__), function.__globals__, function.__name__)
+    own.__kwdefaults__ = function.__kwdefaults__
+    made: Callable[..., Any] = torch.compile(own, dynamic=True, fullgraph=True)
+    return made
+
+
+def _run(function: Any, *tensors: Tensor, **options: Any) -> Any:
+    order = tuple(
+        (x.dtype, tuple(sorted(range(x.dim()), key=x.stride)), tuple(size == 1 for size in x.shape)) for x in tensors
+    )
+    with torch.no_grad():
+        return _compiled(function, (order, tuple(options.items())))(*tensors, **options)
+
+
+class _CompiledKernel(TorchKernel):
+    limits = "fp32, fp16 and bf16; on CUDA with Triton, on the CPU with a C++ compiler"
+    environment = ("TORCHINDUCTOR_*", "TRITON_*")
+    by_kind = True
+    automatic = "cuda"
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        if call.device.startswith("cuda"):
+            if find_spec("triton") is None:
+                return False, "it is compiled by Triton, which is not installed. Fix: pip install triton"
+        elif not (os.environ.get("CXX") or any(map(shutil.which, _COMPILERS))):
+            return False, f"it is compiled by a C++ compiler, and there is none of {', '.join(_COMPILERS)}"
+        for name, operand in call.operands.items():
+            if operand.dtype not in _TYPES and name != "target":
+                return False, f"it computes {', '.join(_TYPES)}, and {name} is {operand.dtype}"
+        return True, ""
+
+
+class _Unit(_CompiledKernel):
+    def _options(self, call: TorchCall) -> dict[str, Any]:
+        return {} if self.op == "swiglu" else {"approximate": call.attributes["approximate"]}
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        return (_run(_FORWARD[self.op], *tensors, **self._options(call)),), ()
+
+    def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
+        return _run(_BACKWARD[self.op], *saved.inputs, grads[0], **self._options(call))  # type: ignore[no-any-return]
+
+
+class _SwiGlu(_Unit):
+    id = "compiled.swiglu"
+    op = "swiglu"
+    description = "a gated SiLU, compiled by Inductor"
+
+
+class _GeGlu(_Unit):
+    id = "compiled.geglu"
+    op = "geglu"
+    description = "a gated GELU, compiled by Inductor"
+
+
+class _Rope(_CompiledKernel):
+    id = "compiled.rope"
+    op = "rope"
+    description = "the rotation of queries and keys, compiled by Inductor"
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        del call
+        return _run(_forward_of_rope, *tensors), ()
+
+    def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
+        del call
+        q, k, cos, sin = saved.inputs
+        types = {"of_q": q.dtype, "of_k": k.dtype}
+        return *_run(_backward_of_rope, cos, sin, *grads, **types), None, None
+
+
+class _CrossEntropy(_CompiledKernel):
+    id = "compiled.cross_entropy"
+    op = "cross_entropy"
+    description = "a cross entropy, compiled by Inductor"
+    limits = f"{_CompiledKernel.limits}; rows of logits with one class index each"
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        logits, target = call.operands["logits"], call.operands["target"]
+        if len(logits.shape) != 2 or len(target.shape) != 1 or target.dtype != "int64":
+            return False, "it takes rows of logits and one class index, int64, for each"
+        return super().supports(call)
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        stated = {name: call.attributes[name] for name in ("ignore_index", "reduction", "upcast")}
+        loss, sums = _run(_forward_of_loss, *tensors, **stated)
+        return (loss,), (sums,)
+
+    def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
+        stated = {name: call.attributes[name] for name in ("ignore_index", "reduction")}
+        return _run(_backward_of_loss, *saved.inputs, *saved.extra, grads[0], **stated), None
+
+    def saved_like(self, call: TorchCall, *tensors: Any) -> Sequence[Any]:
+        del call
+        return (tensors[0].new_empty(tensors[0].shape[:1], dtype=torch.float32),)
+
+
+# --- what is compiled; results are dense
+
+
+def _forward_of_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return swiglu(gate, up).contiguous()
+
+
+def _backward_of_swiglu(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    x, grads = gate.float(), grad.float()
+    part = torch.sigmoid(x)
+    of_gate = grads * up.float() * part * (1 + x * (1 - part))
+    return of_gate.to(gate.dtype).contiguous(), (grads * x * part).to(up.dtype).contiguous()
+
+
+def _forward_of_geglu(gate: Tensor, up: Tensor, *, approximate: str) -> Tensor:
+    return geglu(gate, up, approximate=approximate).contiguous()
+
+
+def _backward_of_geglu(gate: Tensor, up: Tensor, grad: Tensor, *, approximate: str) -> tuple[Tensor, Tensor]:
+    x, grads = gate.float(), grad.float()
+    if approximate == "tanh":
+        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        slope = torch.tanh(inner)
+        value = 0.5 * (1 + slope)
+        of_x = value + 0.5 * x * (1 - slope * slope) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x)
+    else:
+        value = 0.5 * (1 + torch.erf(x * 0.7071067811865476))
+        of_x = value + x * torch.exp(-0.5 * x * x) * 0.3989422804014327
+    return (grads * up.float() * of_x).to(gate.dtype).contiguous(), (grads * x * value).to(up.dtype).contiguous()
+
+
+def _forward_of_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    of_q, of_k = rope(q, k, cos, sin)
+    return of_q.contiguous(), of_k.contiguous()
+
+
+def _backward_of_rope(
+    cos: Tensor, sin: Tensor, q: Tensor, k: Tensor, *, of_q: torch.dtype, of_k: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    return _turned_back(q, cos, sin).to(of_q).contiguous(), _turned_back(k, cos, sin).to(of_k).contiguous()
+
+
+def _turned_back(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    wide, half = grad.float(), grad.shape[-1] // 2
+    turned = wide * sin
+    return wide * cos + torch.cat((turned[..., half:], -turned[..., :half]), dim=-1)
+
+
+def _forward_of_loss(
+    logits: Tensor, target: Tensor, *, ignore_index: int, reduction: str, upcast: bool
+) -> tuple[Tensor, Tensor]:
+    wide = logits.float()
+    seen = target != ignore_index
+    sums = torch.logsumexp(wide, -1)
+    of_class = wide.gather(-1, torch.where(seen, target, 0)[:, None]).squeeze(-1)
+    losses = torch.where(seen, sums - of_class, 0.0)
+    if reduction != "none":
+        losses = losses.sum() / seen.sum() if reduction == "mean" else losses.sum()
+    return losses if upcast else losses.to(logits.dtype), sums
+
+
+def _backward_of_loss(
+    logits: Tensor, target: Tensor, sums: Tensor, grad: Tensor, *, ignore_index: int, reduction: str
+) -> Tensor:
+    seen = target != ignore_index
+    factor = grad.float() / seen.sum() if reduction == "mean" else grad.float()
+    shares = torch.exp(logits.float() - sums[:, None])
+    hits = torch.arange(logits.shape[-1], device=logits.device) == target[:, None]
+    return (
+        (torch.where(hits, shares - 1, shares) * torch.where(seen, factor, 0.0)[:, None]).to(logits.dtype).contiguous()
+    )
+
+
+_FORWARD = {"swiglu": _forward_of_swiglu, "geglu": _forward_of_geglu}
+_BACKWARD = {"swiglu": _backward_of_swiglu, "geglu": _backward_of_geglu}
+
+KERNELS: tuple[TorchKernel, ...] = (_SwiGlu(), _GeGlu(), _Rope(), _CrossEntropy())

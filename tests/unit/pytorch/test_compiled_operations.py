@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""``compiled``: operations that torch.compile makes one kernel of, for eager calls."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("xpuruntime.pytorch")
+
+from xpuruntime.pytorch.providers.operators import perform  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler: apt-get install g++")
+
+
+def _with_gradients(op, operands, attributes, kernel):
+    inputs = {
+        name: x.detach().requires_grad_(x.is_floating_point() and name not in ("cos", "sin"))
+        for name, x in operands.items()
+    }
+    made = perform(op, inputs, attributes, kernel)
+    outputs = made if isinstance(made, tuple) else (made,)
+    learned = [x for x in inputs.values() if x.requires_grad]
+    grads = [torch.linspace(-1, 1, x.numel()).view(x.shape).to(x) for x in outputs]
+    return *outputs, *torch.autograd.grad(outputs, learned, grads, create_graph=kernel == "")
+
+
+def _heads(generator, heads):
+    return torch.randn(2, 9, heads, 16, generator=generator, dtype=torch.bfloat16).transpose(1, 2)
+
+
+@pytest.mark.parametrize("op", ["swiglu", "geglu", "cross_entropy", "rope"])
+def test_the_formulas_are_those_of_the_operations(op):
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn(2, 1, 1, 9, 16, generator=generator)
+    operands, attributes = {
+        "swiglu": ({"gate": wide[0, 0], "up": wide[1, 0]}, {}),
+        "geglu": ({"gate": wide[0, 0], "up": wide[1, 0]}, {"approximate": "tanh"}),
+        "rope": ({"q": _heads(generator, 4), "k": _heads(generator, 2), "cos": wide[0], "sin": wide[1]}, {}),
+        "cross_entropy": (
+            {"logits": wide.view(18, 16).to(torch.bfloat16), "target": torch.arange(18) % 16},
+            {"upcast": True, "ignore_index": 3},
+        ),
+    }[op]
+    expected = _with_gradients(op, operands, attributes, "")
+    with torch.compiler.set_stance("default" if op == "rope" else "force_eager"):  # one of them is compiled, too
+        found = _with_gradients(op, operands, attributes, f"compiled.{op}")
+    assert len(found) == len(expected)
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y, atol=2e-2, rtol=2e-2)
+
+
+def test_the_gradient_of_rope_keeps_neither_its_inputs_nor_its_outputs():
+    q, k = (torch.randn(1, heads, 64, 16, requires_grad=True) for heads in (4, 2))
+    cos, sin = torch.randn(2, 1, 1, 64, 16)
+    kept = []
+    operands = {"q": q, "k": k, "cos": cos, "sin": sin}
+
+    def keep(x):
+        kept.append(x.untyped_storage().nbytes())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        of_q, _ = perform("rope", operands, {}, "compiled.rope")
+    assert max(kept) <= cos.untyped_storage().nbytes()  # which is that of both
+    gradients = []
+    for made in (of_q, perform("rope", operands, {})[0]):
+        (first,) = torch.autograd.grad(made.square().sum(), q, create_graph=True)
+        gradients.append((first, *torch.autograd.grad(first.square().sum(), q)))
+    for x, y in zip(*gradients, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_auto_leaves_it_out_on_the_cpu():
+    from xpuruntime.ops.torch_kernels import automatic_torch_kernels
+
+    chosen = {device: [kernel.id for kernel in automatic_torch_kernels("rope", device)] for device in ("cpu", "cuda")}
+    assert chosen == {"cpu": [], "cuda": ["compiled.rope"]}
