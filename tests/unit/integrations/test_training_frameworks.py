@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -257,3 +258,25 @@ def test_ray_train(tmp_path: Path) -> None:
     locks = [xrt.load_lock(tmp_path / rank / LOCK_FILE) for rank in ("0", "1")]
     assert modules_of(locks[0]) >= {"first", "last"}
     assert locks[0].digest != locks[1].digest
+
+
+# --- missing packages ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "packages", "command"),
+    [
+        ("lightning", ("lightning", "pytorch_lightning"), "`pip install lightning`"),
+        ("ray", ("ray",), "`pip install 'ray[train]'`"),
+        ("transformers", ("transformers",), "`pip install 'transformers[torch]'`"),
+    ],
+)
+def test_a_missing_framework_is_refused_with_the_command_that_installs_it(
+    module: str, packages: tuple[str, ...], command: str
+) -> None:
+    code = f"import sys\nsys.modules.update(dict.fromkeys({packages!r}))\nimport xpuruntime.integrations.{module}\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: ")
+    assert last.endswith(f"Fix: {command}")

@@ -7,17 +7,19 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.integrations import needs
 from xpuruntime.integrations.training import LOCK_FILE, TrainingPolicy
 from xpuruntime.lockfile.canonical import lock_bytes, parse_lock
 
 # Installing `lightning` installs both; the program has imported the one that it uses.
-if "lightning.pytorch" not in sys.modules and "pytorch_lightning" in sys.modules:
-    from pytorch_lightning import Callback
-else:
-    try:
-        from lightning.pytorch import Callback
-    except ModuleNotFoundError:
+with needs("Lightning", "pip install lightning"):
+    if "lightning.pytorch" not in sys.modules and "pytorch_lightning" in sys.modules:
         from pytorch_lightning import Callback
+    else:
+        try:
+            from lightning.pytorch import Callback
+        except ModuleNotFoundError:
+            from pytorch_lightning import Callback
 
 if TYPE_CHECKING:
     from xpuruntime.integrations.training import PolicyLike

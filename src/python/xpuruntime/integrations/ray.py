@@ -7,9 +7,11 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-import ray.train
-
+from xpuruntime.integrations import needs
 from xpuruntime.integrations.training import TrainingPolicy, lock_in
+
+with needs("Ray Train", "pip install 'ray[train]'"):
+    import ray.train
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

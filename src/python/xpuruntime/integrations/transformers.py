@@ -7,11 +7,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-import transformers
-from transformers.trainer_utils import get_last_checkpoint
-
 from xpuruntime.errors import InputError
+from xpuruntime.integrations import needs
 from xpuruntime.integrations.training import TrainingPolicy, lock_in
+
+with needs("The trainer of transformers", "pip install 'transformers[torch]'"):
+    import transformers
+    from transformers.trainer_utils import get_last_checkpoint
 
 if TYPE_CHECKING:
     from xpuruntime.integrations.training import PolicyLike
