@@ -99,6 +99,24 @@ def test_one_silent_output_of_two_is_enough(tmp_path: Path) -> None:
         assert statuses(session.explain(runs=1))["accuracy.rtol"] == "inconclusive"
 
 
+@pytest.mark.parametrize("op", ["ArgMax", "ReduceSum", "IsNaN"])
+def test_a_cosine_of_what_has_none_is_inconclusive_and_the_rest_is_not(op: str, tmp_path: Path) -> None:
+    more = {"axis": 1} if op == "ArgMax" else {}
+    kind = {"ArgMax": T.INT64, "IsNaN": T.BOOL}.get(op, T.FLOAT)
+    model = saved(tmp_path / "m.onnx", [h.make_node(op, ["x"], ["y"], name="y", **more)], [value("y", kind)], {})
+    with xrt.InferenceSession(model, policy={"execution": EXECUTION, "accuracy": ACCURACY}) as session:
+        found = statuses(session.explain({"x": np.float32([[1, 2, 3]])}, runs=1))
+    assert (found["accuracy.cosine"], found["accuracy.rtol"]) == ("inconclusive", "honoured")
+
+
+def test_an_rtol_that_lets_every_element_differ_judges_no_integers(tmp_path: Path) -> None:
+    model = saved(tmp_path / "m.onnx", [h.make_node("ArgMax", ["x"], ["y"], axis=1)], [value("y", T.INT64)], {})
+    with pytest.warns(xrt.XpuRuntimeWarning, match="rtol 1 lets every element differ"):
+        session = xrt.InferenceSession(model, policy={"execution": EXECUTION, "accuracy": {"rtol": 1.0}})
+    with session:
+        assert statuses(session.explain(runs=1))["accuracy.rtol"] == "inconclusive"
+
+
 def test_inputs_of_explain_decide_what_the_probe_could_not(framed: Path) -> None:
     long = {"x": np.random.default_rng(0).standard_normal((1, 576)).astype(np.float32)}
     for precision, expected in (("fp32", "honoured"), ("fp16", "substituted")):

@@ -101,6 +101,14 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
         return f"nothing was compared: {'; '.join(said)}" if said else None
 
     @property
+    def no_cosine(self) -> str | None:
+        """Why a stated cosine judges no output, or ``None`` where it judges one, or none is stated."""
+        judged = [output for output in self.outputs if output.cosine is not None and output.compared != 1]
+        if judged or not self.tolerance.cosine_stated or not self.passed:
+            return None
+        return "no output has a cosine: each holds one number, or integers, booleans or text, which are compared exactly"
+
+    @property
     def max_abs(self) -> float:
         """The largest difference over all outputs."""
         return max((o.max_abs for o in self.outputs), default=0.0)
@@ -190,6 +198,9 @@ def _compare(name: str, reference: Any, candidate: Any, limits: Tolerance) -> Ou
 def _compare_exact(name: str, want: Any, got: Any, limits: Tolerance) -> OutputFigures:
     different = int((want != got).sum())
     share = different / want.size if want.size else 0.0
+    idle = "" if want.size else "the reference has no value"
+    if limits.rtol >= 1:
+        idle = idle or f"rtol {limits.rtol:g} lets every element differ"
     reason = "" if share <= limits.rtol else f"{different} of {want.size} elements differ"
     return OutputFigures(
         name=name,
@@ -198,7 +209,7 @@ def _compare_exact(name: str, want: Any, got: Any, limits: Tolerance) -> OutputF
         max_rel=share,
         reason=reason,
         compared=int(want.size),
-        undecided="" if want.size else "the reference has no value",
+        undecided="" if reason else idle,
     )
 
 

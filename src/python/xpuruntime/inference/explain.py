@@ -194,7 +194,10 @@ def _accuracy(
     if proof.inconclusive is not None:
         status, reason = "inconclusive", proof.inconclusive
     tested = [key for key in _ACCURACY if (control := session.plan.control(key)) and control.resolved == PROBED]
-    return dict.fromkeys(tested, KeySeen(observed=text, status=status, reason=reason))
+    seen = dict.fromkeys(tested, KeySeen(observed=text, status=status, reason=reason))
+    if status == "honoured" and proof.no_cosine and "accuracy.cosine" in seen:
+        seen["accuracy.cosine"] = KeySeen(observed=text, status="inconclusive", reason=proof.no_cosine)
+    return seen
 
 
 def _graph_status(
