@@ -32,7 +32,8 @@ def observe_kernels(control: Control, effective: Mapping[str, str], units: Seque
     family = control.key.removeprefix("kernels.")
     words = _FAMILIES.get(family)
     concerned = list(units) if words is None else [u for u in units if any(w in _flat(u.op) for w in words)]
-    if words is not None and not concerned and control.enforceability != "unsupported" and control.resolved == "-":
+    idle = control.enforceability != "unsupported" and control.resolved == "-"
+    if idle and not (words is not None and concerned):
         return "-", "unobservable", control.reason
     wanted = [_flat(w.rpartition(".")[2]) for w in re.split(r"[,\s\[\]()'\"]+", control.requested) if w]
     if control.key in effective and (words is None or all(u.kernel is None for u in concerned)):

@@ -106,7 +106,9 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
         judged = [output for output in self.outputs if output.cosine is not None and output.compared != 1]
         if judged or not self.tolerance.cosine_stated or not self.passed:
             return None
-        return "no output has a cosine: each holds one number, or integers, booleans or text, which are compared exactly"
+        return (
+            "no output has a cosine: each holds one number, or integers, booleans or text, which are compared exactly"
+        )
 
     @property
     def max_abs(self) -> float:

@@ -214,6 +214,26 @@ def test_a_key_whose_nodes_all_have_rules_is_met(tmp_path: Path) -> None:
         assert control.reason == "other rules hold for every node: nothing to choose"
 
 
+@pytest.mark.parametrize("stated", [{"dtype": "bf16"}, {"phase": "decode"}, {"module": "layers.9.*"}, {"n": ">999"}])
+def test_a_rule_that_is_for_no_node_is_not_enforced(stated: dict[str, str], tmp_path: Path) -> None:
+    kernels = {"rules": [rule("cpu.blas", op="matmul", **stated)]}
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"kernels\.rules\[0\]"):
+        session(two_layers(), tmp_path, kernels=kernels, mode="strict")
+    with pytest.warns(xrt.XpuRuntimeWarning, match="no node of the model is one that the rule is for, which states"):
+        opened = session(two_layers(), tmp_path, kernels=kernels, mode="prefer")
+    with opened:
+        (seen,) = [one for one in opened.explain(runs=1).observations if one.key == "kernels.rules[0]"]
+    assert (seen.status, "which states" in seen.reason) == ("unobservable", True)
+
+
+def test_a_rule_for_training_goes_to_service(tmp_path: Path) -> None:
+    kernels = {"matmul": "cpu.blas", "rules": [rule("cpu.reference", op="matmul", phase="train")]}
+    with session(two_layers(), tmp_path, kernels=kernels, mode="strict") as opened:
+        seen = {one.key: one for one in opened.explain(runs=1).observations}
+    assert seen["kernels.matmul"].status == "honoured"
+    assert seen["kernels.rules[0]"].reason == "the rule is for phase train, and a session infers"
+
+
 def test_a_converted_graph_is_rewritten_after_the_conversion(tmp_path: Path) -> None:
     """Kernels that serve fp16 on the CPU: only the reference."""
     kernels = {"matmul": "cpu.reference", "layer_norm": "cpu.vectorised"}

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.control_builder import ControlBuilder
     from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
+    from xpuruntime.policies import KernelRule
 
 __all__ = [
     "CUDA_BF16_OPS",
@@ -226,7 +227,10 @@ class KernelKeys:
                 self._precision(key)
             elif chosen and self._query.names_kernel(rule.match.op, use):
                 present = rule.match.op is None or self._present(rule.match.op)
-                self._rewritten(key, use, present=present, what=rule.match.op or "operation that it is for")
+                if present and self._why_not is None and not self._query.may_match(rule):
+                    self._idle(key, rule)
+                else:
+                    self._rewritten(key, use, present=present, what=rule.match.op or "operation that it is for")
             elif chosen:
                 reason = (
                     f"no xpuruntime kernel is called {', '.join(use)}, and no option of ONNX Runtime is for one node"
@@ -240,6 +244,17 @@ class KernelKeys:
             else:
                 self._precision(key)
         self._settings = self._settings.replace(keep_fp32=tuple(keep))
+
+    def _idle(self, key: str, rule: KernelRule) -> None:
+        """Add the control of a rule that is for no node of the model."""
+        phase = rule.match.phase
+        if phase in ("train", "backward"):
+            self._book.add(key, "-", "enforced", f"the rule is for phase {phase}, and a session infers")
+            return
+        values = {name: getattr(rule.match, name) for name in rule.match.__struct_fields__ if name != "op"}
+        words = ", ".join(f"{name}: {value}" for name, value in values.items() if value is not None)
+        reason = f"no node of the model is one that the rule is for, which states {words}"
+        self._book.add(key, "-", "advisory", reason, "state what `xrt plan` shows of the nodes, or leave the rule out")
 
     def _precision(self, key: str) -> None:
         self._book.add(

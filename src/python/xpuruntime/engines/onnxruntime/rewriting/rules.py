@@ -13,6 +13,7 @@ import msgspec
 
 from xpuruntime.engines.onnxruntime.options import by_option
 from xpuruntime.policies.call_facts import ANY_CALL, UNKNOWN, CallFacts, unknown_sizes
+from xpuruntime.policies.compiled_rules import certainty_of, conditions_of
 from xpuruntime.policies.kernel_rules import OPS
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from xpuruntime import _core
     from xpuruntime.ops.decision_log import Decision
-    from xpuruntime.policies import KernelPolicy
+    from xpuruntime.policies import KernelPolicy, KernelRule
 
 __all__ = [
     "DOMAIN",
@@ -142,6 +143,7 @@ class RuleQuery:
         self.device = device
         self.arch = arch
         self._named: dict[tuple[str | None, tuple[str, ...]], bool] = {}
+        self._queried: dict[CallFacts, None] = {}
 
     @property
     def requests_kernels(self) -> bool:
@@ -155,7 +157,9 @@ class RuleQuery:
 
     def asked(self, candidate: RewriteCandidate) -> KernelRequest | None:
         """Return what the policy requests for a node; ``None`` where no kernel of this library for any size."""
-        result = self.policy.compiled_rules.match(facts_of_node(candidate, self.device, self.arch))
+        facts = facts_of_node(candidate, self.device, self.arch)
+        self._queried[facts] = None
+        result = self.policy.compiled_rules.match(facts)
         found = [preference for preference in result.preferences if preference.source != "default"]
         named = [one for one in found if self.names_kernel(candidate.op, one.use)]
         if not named:
@@ -167,6 +171,11 @@ class RuleQuery:
         elif others:
             rest = f"sizes of {', '.join(others)} go to the default choice of xpuruntime's dispatcher"
         return KernelRequest(named[0].use, named[0].source, tuple(one.source for one in named), rest)
+
+    def may_match(self, rule: KernelRule) -> bool:
+        """Whether a rule by itself is, or may be at some size, for a node that was asked about."""
+        conditions = conditions_of(rule.match)
+        return any(certainty_of(conditions, facts) != "no" for facts in self._queried)
 
     def is_free(self, candidate: RewriteCandidate) -> bool:
         """Whether the policy leaves the choice for every size of a node."""
