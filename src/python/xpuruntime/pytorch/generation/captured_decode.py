@@ -314,7 +314,6 @@ class CapturedDecode:
             positions = _moved(model_kwargs.get("position_ids"), self._device)
             lane.fused = self._fused_for(lane, positions is None or int(positions.max()) < prompt)
             lane.start(ids, mask, positions, choice.least)
-            lane.read_up_to(self._extent_for(prompt))
             if _streamer is not None:
                 _streamer.put(input_ids.cpu())
             lane.prefill(ids, choice)

@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from xpuruntime.errors import InputError
-from xpuruntime.pytorch.capture.captured_state import CapturedState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,8 +113,8 @@ def why_plain(model: Any) -> str:
     attention = str(getattr(model.config, "_attn_implementation", None))
     if attention.startswith(("flash", "flex", "paged")):
         return f"attn_implementation={attention!r} takes no static cache with a mask"
-    devices = {str(tensor.device) for tensor in CapturedState(modules=[model]).tensors()}
-    return f"the model is on {' and '.join(sorted(devices))}" if len(devices) > 1 else ""
+    devices = {tensor.device for tensor in itertools.chain(model.parameters(), model.buffers())}
+    return f"the model is on {' and '.join(sorted(map(str, devices)))}" if len(devices) > 1 else ""
 
 
 def check_prompt(options: dict[str, Any]) -> None:

@@ -32,8 +32,18 @@ def _ranged_layer() -> type[Any]:
         """A static layer of which attention reads no more than the first `extent` positions."""
 
         extent = 0
+        #: Whether what comes is a prompt, which begins the text and attends to itself alone.
+        begins = False
 
         def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            if self.begins:
+                if not self.is_initialized:
+                    self.lazy_initialization(key_states, value_states)
+                length = key_states.shape[-2]
+                self.keys[:, :, :length].copy_(key_states)
+                self.values[:, :, :length].copy_(value_states)
+                self.cumulative_length.add_(length)
+                return key_states, value_states
             keys, values = super().update(key_states, value_states, *args, **kwargs)
             return keys[:, :, : self.extent], values[:, :, : self.extent]
 
@@ -119,8 +129,16 @@ class Lane:
         self.position.copy_(self._positions[..., -1:])
 
     def prefill(self, ids: torch.Tensor, choice: Choice) -> None:
-        """Run the prompt, and choose the first token."""
-        self.advance(self._forward(ids, self._positions, is_first_iteration=True), choice)
+        """Run the prompt as without a cache of fixed length, and choose the first token."""
+        self.read_up_to(ids.shape[1])
+        for layer in self.cache.layers:
+            layer.begins = True
+        try:
+            scores = self._forward(ids, self._positions, is_first_iteration=True)
+        finally:
+            for layer in self.cache.layers:
+                layer.begins = False
+        self.advance(scores, choice)
 
     def step(self, choice: Choice) -> None:
         """Run the last token, and choose the next: this is what a graph holds."""
