@@ -166,7 +166,7 @@ class DecoderModel(GenerationModel):
         """Start a sequence of eager steps."""
         checked, search = self.checked_tokens(tokens, new), self.search_of(sampling)
         if self.settings.graph == "require":
-            fix = "use generate(), or state memory.cuda_graph: prefer"
+            fix = "use generate(), or state execution.cuda_graph: prefer"
             raise UnsupportedOperationError("single steps of a stream run eagerly", fix=fix, engine="torch")
         return DecoderSequence(self, self._ids(checked), new, search)
 
