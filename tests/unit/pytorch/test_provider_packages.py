@@ -48,6 +48,17 @@ def test_liger_serves_a_step_on_the_cpu_by_the_interpreter():
     assert run.stdout.endswith("served\n"), run.stdout + run.stderr
 
 
+def test_cute_kernels_are_compiled_for_the_calls_of_adapters_without_a_card():
+    for module in ("flash_attn.cute.interface", "quack.gemm_interface"):
+        file_of(module)
+    if find_spec("cutlass") is None:
+        pytest.skip(f"nvidia-cutlass-dsl is not installed: {COMMANDS['flash_attn']}")
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", str(HERE / "cute_kernels.py")], capture_output=True, text=True
+    )
+    assert run.stdout.endswith("compiled\n"), run.stdout + run.stderr
+
+
 @pytest.mark.parametrize(
     ("module", "function", "stated"),
     [

@@ -134,7 +134,7 @@ class _Rope(FlashInferKernel):
 
         q, k, cos, sin = tensors
         batch, _, length, columns = q.shape
-        rows = torch.cat([x[..., : columns // 2].reshape(-1, columns // 2) for x in (cos, sin)], -1).float()
+        rows = torch.cat([x.chunk(2, -1)[0].flatten(0, -2) for x in (cos, sin)], -1).float()
         positions = torch.arange(rows.shape[0], device=q.device).repeat(batch * length // rows.shape[0])
         found = apply_rope_with_cos_sin_cache(
             positions, *(x.transpose(1, 2).reshape(batch * length, -1) for x in (q, k)), columns, rows

@@ -247,8 +247,7 @@ def _rotated(x: Any, cos: Any, sin: Any, *, back: bool) -> Any:
     """Return queries or keys rotated, dense; or rotated back, as gradients are."""
     from quack.rotary import apply_rotary
 
-    half = cos.shape[-1] // 2
-    angles = [rows[..., :half].reshape(-1, half) for rows in (cos, sin)]
+    angles = [rows.chunk(2, -1)[0].flatten(0, -2) for rows in (cos, sin)]
     rows = x.transpose(1, 2)
     if cos.shape[0] > 1:  # a row for each position of each sequence
         rows = rows.reshape(1, -1, *rows.shape[2:])
