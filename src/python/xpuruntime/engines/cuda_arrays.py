@@ -14,20 +14,24 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.arrays import device_of, kind_of, torch_dtype_name
+from xpuruntime.engines.input_binding import fixed_shape
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from xpuruntime.engines.arrays import Kind
+    from xpuruntime.engines.model import TensorInfo
 
 __all__ = [
     "DeviceArray",
+    "DeviceBuffers",
     "as_kind",
     "caller_stream",
     "device_array",
     "host_copies",
     "made_current",
+    "not_contiguous",
     "several_devices",
     "stream_owner",
     "torch_stream",
@@ -80,6 +84,58 @@ def as_kind(tensor: Any, kind: Kind) -> Any:
 
         return importlib.import_module("jax").dlpack.from_dlpack(tensor)
     return tensor
+
+
+def not_contiguous(item: DeviceArray) -> str | None:
+    """Return why an array cannot be used where it is, as the end of a sentence; ``None`` where it can."""
+    return None if item.contiguous else "is not C-contiguous"
+
+
+class DeviceBuffers:
+    """Buffers of a binding on a CUDA device: arrays of the caller, or new ones of the caller's kind.
+
+    `unfit` says why an array cannot be bound; `stream` is the one that work on the buffers is ordered by.
+    """
+
+    def __init__(
+        self, device: str, stream: Any, kind: Kind, unfit: Callable[[DeviceArray], str | None] = not_contiguous
+    ) -> None:
+        self._device, self._stream, self._unfit = device, stream, unfit
+        #: The kind of new arrays.
+        self.kind: Kind = "tensor" if kind == "numpy" else kind
+
+    def input(self, info: TensorInfo, given: Any) -> tuple[Any, DeviceArray]:
+        """Return the buffer of an input, and where it is; `given` may be an array, a shape, or ``None``."""
+        if given is None or isinstance(given, tuple):
+            return self._new(info.name, fixed_shape(info, given), info.dtype)
+        return self._taken("input", info.name, given, ", or its shape")
+
+    def output(self, name: str, dtype: str, shape: tuple[int, ...], given: Any) -> tuple[Any, DeviceArray]:
+        """Return the buffer of an output of this type and shape, and where it is."""
+        if given is None:
+            return self._new(name, shape, dtype)
+        array, item = self._taken("output", name, given)
+        if (item.dtype, item.shape) != (dtype, shape):
+            msg = f"output {name!r} is {dtype} {list(shape)} for these inputs, got {item.dtype} {list(item.shape)}"
+            raise InputError(f"{msg}; pass such an array, or leave the output out")
+        return array, item
+
+    def _new(self, name: str, shape: tuple[int, ...], dtype: str) -> tuple[Any, DeviceArray]:
+        from xpuruntime import _core
+
+        tensor = _core.Tensor.empty(shape, dtype, self._device, stream=self._stream)
+        return as_kind(tensor, self.kind), device_array(name, tensor, "tensor", self._device, self._stream)
+
+    def _taken(self, role: str, name: str, array: Any, else_: str = "") -> tuple[Any, DeviceArray]:
+        kind = kind_of(name, array)
+        if kind == "numpy":
+            msg = f"{role} {name!r} is a NumPy array, whose memory cannot be bound on {self._device}"
+            raise InputError(f"{msg}; pass a CUDA array{else_}")
+        item = device_array(name, array, kind, self._device, self._stream)
+        if (reason := self._unfit(item)) is not None:
+            msg = f"{role} {name!r} {reason}, so its memory cannot be bound; pass a copy of it{else_}"
+            raise InputError(msg)
+        return array, item
 
 
 def caller_stream(stream: Any, kind: Kind, index: int) -> int:

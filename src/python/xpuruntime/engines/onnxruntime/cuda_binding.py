@@ -8,10 +8,10 @@ import math
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xpuruntime.engines.arrays import kind_of, kind_of_feeds
+from xpuruntime.engines.arrays import kind_of_feeds
 from xpuruntime.engines.base import Binding
-from xpuruntime.engines.cuda_arrays import as_kind, device_array
-from xpuruntime.engines.input_binding import closed_binding, fixed_shape, known_outputs
+from xpuruntime.engines.cuda_arrays import DeviceBuffers, device_array
+from xpuruntime.engines.input_binding import closed_binding, known_outputs
 from xpuruntime.engines.onnxruntime._private_api import raw_binding, raw_session
 from xpuruntime.engines.onnxruntime.cpu import fits
 from xpuruntime.engines.onnxruntime.device_arrays import (
@@ -27,7 +27,6 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xpuruntime.engines.arrays import Kind
     from xpuruntime.engines.cuda_arrays import DeviceArray
     from xpuruntime.engines.model import TensorInfo
     from xpuruntime.engines.onnxruntime.cuda import CudaModel
@@ -68,19 +67,19 @@ class CudaBinding(Binding):
         model = self._model
         arrays = {n: a for n, a in inputs.items() if not isinstance(a, tuple)}
         kind = kind_of_feeds(arrays)
-        self._kind: Kind = "tensor" if kind == "numpy" else kind
-        caller = model.foreign(stream, self._kind)
+        buffers = DeviceBuffers(model.device, model.stream, kind)
+        caller = model.foreign(stream, buffers.kind)
         check = model.check
         check.names({**dict.fromkeys(check.required), **inputs})
         self._io = model.session.io_binding()
         self._keep: list[Any] = []
         self._items: dict[str, DeviceArray] = {}
         wanted = [name for name in check.infos if name in check.required or name in inputs]
-        self.inputs = {name: self._input(check.infos[name], inputs.get(name)) for name in wanted}
+        self.inputs = {name: self._input(check.infos[name], inputs.get(name), buffers) for name in wanted}
         check.full(self._described)
         model.enter()
         self._copies: list[_Copy] = []
-        self.outputs = self._make_outputs(outputs)
+        self.outputs = self._make_outputs(outputs, buffers)
         self.graph = model.graph_refused or "off"
         self._graph_id: str | None = model.next_graph_id() if model.graphs and self._can_be_captured() else None
         options = model.run_options(sync=model.stream is None, graph_id=self._graph_id or "-1")
@@ -231,30 +230,9 @@ class CudaBinding(Binding):
     def _described(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         return {name: (item.dtype, item.shape) for name, item in self._items.items()}
 
-    def _input(self, info: TensorInfo, given: Any) -> Any:
-        from xpuruntime import _core
-
+    def _input(self, info: TensorInfo, given: Any, buffers: DeviceBuffers) -> Any:
         model = self._model
-        if given is None or isinstance(given, tuple):
-            shape = fixed_shape(info, given)
-            tensor = _core.Tensor.empty(shape, info.dtype, model.device, stream=model.stream)
-            array = as_kind(tensor, self._kind)
-            item = device_array(info.name, tensor, "tensor", model.device, model.stream)
-        else:
-            array = given
-            if kind_of(info.name, given) == "numpy":
-                msg = (
-                    f"input {info.name!r} is a NumPy array, whose memory cannot be bound on {model.device}; pass "
-                    "its shape, or a CUDA array"
-                )
-                raise InputError(msg)
-            item = device_array(info.name, given, kind_of(info.name, given), model.device, model.stream)
-        if not item.contiguous:
-            msg = (
-                f"input {info.name!r} is not C-contiguous, so its memory cannot be bound; pass a contiguous "
-                "array, or its shape"
-            )
-            raise InputError(msg)
+        array, item = buffers.input(info, given)
         self._items[info.name] = item
         self._keep.append((item, array))
         self._io.bind_input(
@@ -262,9 +240,7 @@ class CudaBinding(Binding):
         )
         return array
 
-    def _make_outputs(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        from xpuruntime import _core
-
+    def _make_outputs(self, given: Mapping[str, Any], buffers: DeviceBuffers) -> dict[str, Any]:
         model = self._model
         known_outputs(given, model.output_names)
         probe = raw_binding(self._io)
@@ -277,33 +253,18 @@ class CudaBinding(Binding):
             raise model.failed(error) from None
         capsules = model.take(probe)
         outputs: dict[str, Any] = {}
-        buffers: dict[str, DeviceArray] = {}
+        placed: dict[str, DeviceArray] = {}
         self._declared = {output.name: output.shape for output in model.session.get_outputs()}
         for name, capsule in zip(model.output_names, capsules, strict=True):
             expected = model.output(capsule, "tensor", self.stream)
-            if name in given:
-                array = given[name]
-                item = device_array(name, array, kind_of(name, array), model.device, model.stream)
-                if (item.dtype, item.shape) != (expected.dtype, tuple(expected.shape)):
-                    msg = (
-                        f"output {name!r} is {expected.dtype} {list(expected.shape)} for these inputs, got "
-                        f"{item.dtype} {list(item.shape)}"
-                    )
-                    raise InputError(msg)
-                if not item.contiguous:
-                    msg = f"output {name!r} must be C-contiguous to be bound"
-                    raise InputError(msg)
-            else:
-                tensor = _core.Tensor.empty(tuple(expected.shape), expected.dtype, model.device, stream=model.stream)
-                array = as_kind(tensor, self._kind)
-                item = device_array(name, tensor, "tensor", model.device, model.stream)
+            array, item = buffers.output(name, expected.dtype, tuple(expected.shape), given.get(name))
             self._keep.append((item, array))
             outputs[name] = array
-            for other, buffer in buffers.items():
+            for other, buffer in placed.items():
                 if overlap(item, buffer):
                     msg = f"the buffers of outputs {other!r} and {name!r} share memory; give each its own"
                     raise InputError(msg)
-            buffers[name] = item
+            placed[name] = item
             self._bind_output(name, item)
         return outputs
 

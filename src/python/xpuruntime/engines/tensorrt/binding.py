@@ -6,18 +6,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.arrays import kind_of, kind_of_feeds
+from xpuruntime.engines.arrays import kind_of_feeds
 from xpuruntime.engines.base import Binding
-from xpuruntime.engines.cuda_arrays import DeviceArray, as_kind, device_array
-from xpuruntime.engines.input_binding import closed_binding, fixed_shape, known_outputs
+from xpuruntime.engines.cuda_arrays import DeviceArray, DeviceBuffers
+from xpuruntime.engines.input_binding import closed_binding, known_outputs
 from xpuruntime.engines.tensorrt.handle import Slot, unfit
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xpuruntime.engines.arrays import Kind
-    from xpuruntime.engines.model import TensorInfo
     from xpuruntime.engines.tensorrt.model import TensorRtModel
 
 __all__ = ["TensorRtBinding"]
@@ -33,8 +31,7 @@ class TensorRtBinding(Binding):
 
         self._model = model
         kind = kind_of_feeds({name: array for name, array in inputs.items() if not isinstance(array, tuple)})
-        self._kind: Kind = "tensor" if kind == "numpy" else kind
-        caller = model.foreign(stream, self._kind)
+        caller = model.foreign(stream, "tensor" if kind == "numpy" else kind)
         check = model.check
         check.names({**dict.fromkeys(check.required), **inputs})
         known_outputs(outputs, model.output_names)
@@ -42,19 +39,19 @@ class TensorRtBinding(Binding):
             self._slot = Slot(model.handle)
             self.stream = self._slot.stream
             try:
-                self._bind(inputs, outputs)
+                self._bind(inputs, outputs, DeviceBuffers(model.device, self.stream, kind, unfit))
                 self._graph = self._capture(caller)
             except BaseException:
                 self._slot.close()
                 raise
         self.run = self._compile(caller)
 
-    def _bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+    def _bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], buffers: DeviceBuffers) -> None:
         model, slot = self._model, self._slot
         items: dict[str, DeviceArray] = {}
         bound: dict[str, Any] = {}
         for info in model.check.infos.values():
-            bound[info.name], items[info.name] = self._input(info, inputs.get(info.name))
+            bound[info.name], items[info.name] = buffers.input(info, inputs.get(info.name))
         self.inputs = bound
         model.check.full({name: (item.dtype, item.shape) for name, item in items.items()})
         made: dict[str, Any] = {}
@@ -63,51 +60,10 @@ class TensorRtBinding(Binding):
             if shape is None:
                 msg = f"the size of output {name!r} is known only after a run, so it has no fixed buffer; use run()"
                 raise InputError(msg)
-            made[name], item = self._output(name, shape, outputs.get(name))
+            made[name], item = buffers.output(name, model.borders[name].dtype, shape, outputs.get(name))
             self._keep.append(item)
             slot.address(name, item.pointer or 0)
         self.outputs = made
-
-    def _input(self, info: TensorInfo, given: Any) -> tuple[Any, DeviceArray]:
-        from xpuruntime import _core
-
-        if given is None or isinstance(given, tuple):
-            tensor = _core.Tensor.empty(
-                fixed_shape(info, given), info.dtype, self._model.device, stream=self._slot.stream
-            )
-            return as_kind(tensor, self._kind), self._described(info.name, tensor)
-        if kind_of(info.name, given) == "numpy":
-            msg = (
-                f"input {info.name!r} is a NumPy array, whose memory cannot be bound on {self._model.device}; pass its "
-                "shape, or a CUDA array"
-            )
-            raise InputError(msg)
-        return given, self._described(info.name, given)
-
-    def _output(self, name: str, shape: tuple[int, ...], given: Any) -> tuple[Any, DeviceArray]:
-        model = self._model
-        if given is None:
-            tensor = model.room(name, shape, self._slot.stream)
-            return as_kind(tensor, self._kind), self._described(name, tensor)
-        if kind_of(name, given) == "numpy":
-            msg = f"output {name!r} is a NumPy array, whose memory cannot be bound on {model.device}; pass a CUDA array"
-            raise InputError(msg)
-        item = self._described(name, given)
-        if (item.dtype, item.shape) != (model.borders[name].dtype, shape):
-            msg = (
-                f"output {name!r} is {model.borders[name].dtype} {list(shape)} for these inputs, got {item.dtype} "
-                f"{list(item.shape)}; pass such an array, or leave the output out"
-            )
-            raise InputError(msg)
-        return given, item
-
-    def _described(self, name: str, array: Any) -> DeviceArray:
-        item = device_array(name, array, kind_of(name, array), self._model.device, self._slot.stream)
-        reason = unfit(item)
-        if reason is not None:
-            msg = f"{name!r} {reason}, so its memory cannot be bound; pass a copy of it, or its shape"
-            raise InputError(msg)
-        return item
 
     def _capture(self, caller: Any) -> Any:
         """Return the captured graph, or ``None``; `graph` then says why."""
