@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Adapters of FlashAttention 4 and quack on tensors without data: their kernels are compiled for sm_90, and not launched.
+"""Adapters of FlashAttention 4 and quack on tensors without data: kernels are compiled for sm_90, and not launched.
 
 Everything but the launch is the real package: its checks, its compiler, and the tensors that it returns.
 """
@@ -62,9 +62,8 @@ CASES = [
 ]  # fmt: skip
 #: What adapters refuse that the packages refuse as well.
 REFUSED = [
-    ("fa4.attention", {name: (FP32, 2, 8, 128, 64) for name in "qkv"}, ATTENTION),
+    ("fa4.attention", dict.fromkeys("qkv", (FP32, 2, 8, 128, 64)), ATTENTION),
     ("quack.rms_norm", {"x": (BF16, 5, 4095), "weight": (BF16, 4095)}, NORM),
-    ("quack.grouped_matmul", {"x": (BF16, 100, 60), "weight": (BF16, 4, 60, 32), "offsets": (INT32, 4)}, {}),
 ]
 
 
