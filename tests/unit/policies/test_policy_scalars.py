@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""How the scalars of a file are read."""
+"""Fields with forms of their own: numbers, sizes, devices, shapes, artifacts."""
 
 from __future__ import annotations
 
 import pytest
 
-from xpuruntime.policies import Policy
+from xpuruntime.errors import PolicyError
+from xpuruntime.policies import ArtifactPolicy, DeviceSpec, ExecutionPolicy, Policy
 
 
 def test_words_that_yaml_would_turn_into_truth_values():
@@ -76,3 +77,121 @@ def test_json_text_of_all_kinds_is_read():
 def test_schema_line_is_optional_and_comments_are_fine():
     assert Policy.loads("# note\nschema: xpuruntime.policy/1  # version\n") == Policy() == Policy.loads("{}")
     assert Policy.loads("%YAML 1.2\n---\nmode: strict\n").mode == "strict"
+
+
+class TestShapes:
+    def test_canonical_forms(self):
+        given = {"b": [" 1 .. 512 ", "7", 8], "a": ("1..512..512", "4..4", "1..2..9"), "c": ()}
+        policy = ExecutionPolicy(shapes=given)
+        assert policy.shapes == {"a": ("1..512", 4, "1..2..9"), "b": ("1..512", 7, 8), "c": ()}
+        assert list(policy.shapes) == ["a", "b", "c"]
+        assert policy == ExecutionPolicy(shapes=dict(reversed(policy.shapes.items())))
+        assert hash(policy) == hash(ExecutionPolicy(shapes=policy.shapes))
+
+    def test_frozen_and_apart_from_what_was_given(self):
+        given = {"x": [1, 2]}
+        policy = ExecutionPolicy(shapes=given)
+        given["x"].append(3)
+        assert policy.shapes == {"x": (1, 2)}
+        with pytest.raises(TypeError, match="frozen"):
+            policy.shapes["x"] = (1,)
+
+    @pytest.mark.parametrize(
+        ("shapes", "message"),
+        [
+            ([1, 2], "ExecutionPolicy.shapes: expected a mapping of input to its dimensions"),
+            ({1: [1]}, "ExecutionPolicy.shapes: a key must be text, got the number 1"),
+            ({"x": [1.0]}, "ExecutionPolicy.shapes.x[0]: expected a size"),
+            ({"x": [2**63]}, "ExecutionPolicy.shapes.x[0]: the number 9223372036854775808 is out of range"),
+            ({"x": ["1\n..2"]}, "ExecutionPolicy.shapes.x[0]: '1\\n..2' holds the character U+000A"),
+            ({"x\x00": [1]}, "ExecutionPolicy.shapes: 'x\\x00' holds the character U+0000"),
+        ],
+    )
+    def test_refusals(self, shapes, message):
+        with pytest.raises(PolicyError) as error:
+            ExecutionPolicy(shapes=shapes)
+        assert str(error.value).startswith(message), str(error.value)
+
+
+class TestArtifacts:
+    @pytest.mark.parametrize("cache", ["off", "default", "./cache", "/var/cache", "C:\\cache", "~/cache", "a/"])
+    def test_words_and_folders(self, cache):
+        assert ArtifactPolicy(cache=cache).cache == cache
+
+    def test_a_path_is_its_text(self, tmp_path):
+        assert ArtifactPolicy(cache=tmp_path).cache == str(tmp_path)
+
+    @pytest.mark.parametrize("cache", ["on", "", " ", "cache", None, True, 3, b"./cache"])
+    def test_what_is_neither(self, cache):
+        with pytest.raises(PolicyError, match=r"ArtifactPolicy\.cache"):
+            ArtifactPolicy(cache=cache)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "index"),
+    [
+        ("cpu", "cpu", None),
+        ("cuda", "cuda", None),
+        ("cuda:0", "cuda", 0),
+        ("cuda:99", "cuda", 99),
+        ("gpu:1", "gpu", 1),
+        ("npu", "npu", None),
+        ("rocm:0", "rocm", 0),
+        ("metal", "metal", None),
+        ("dml:1023", "dml", 1023),
+        ("auto", "auto", None),
+    ],
+)
+def test_devices(text, kind, index):
+    spec = DeviceSpec.parse(text)
+    assert (spec.kind, spec.index, str(spec)) == (kind, index, text)
+    assert spec == DeviceSpec(kind=kind, index=index)
+    assert ExecutionPolicy(device=spec).device == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cuda:-1", "'cuda:-1' is not a device: its index is negative; write 'cuda:0' for the first"),
+        (
+            "cuda:x",
+            "'cuda:x' is not a device: its index is 'x', which is not a whole number; write 'cuda:0' for the first",
+        ),
+        ("cuda:", "'cuda:' is not a device: its index is '', which is not a whole number"),
+        ("cuda:00", "'cuda:00' is not a device: its index is '00', which is not a whole number"),
+        ("cuda: 0", "'cuda: 0' is not a device: its index is ' 0', which"),
+        ("cuda:٣", "'cuda:٣' is not a device: its index is '٣', which"),
+        ("cuda:1024", "'cuda:1024' is not a device: its index is above 1023"),
+        ("cuda:1:2", "'cuda:1:2' is not a device: its index is '1:2'"),
+        ("cuda:" + "9" * 10_000, "'cuda:999"),
+        (
+            "cudda:0",
+            "'cudda:0' is not a device; did you mean 'cuda:0'? Valid kinds: cpu, cuda, gpu, npu, rocm, metal, dml, auto.",  # noqa: E501
+        ),
+        ("CUDA:0", "'CUDA:0' is not a device; did you mean 'cuda:0'?"),
+        ("GPU", "'GPU' is not a device; did you mean 'gpu'?"),
+        ("tpu", "'tpu' is not a device; did you mean '"),
+        ("quantum", "'quantum' is not a device. Valid kinds: cpu,"),
+        ("", "'' is not a device. Valid kinds: cpu,"),
+        ("cpu:0", "'cpu:0' is not a device: 'cpu' takes no index; write 'cpu'"),
+        ("auto:1", "'auto:1' is not a device: 'auto' takes no index; write 'auto'"),
+        (0, "expected text such as 'cpu' or 'cuda:0', got int 0"),
+        (None, "expected text such as 'cpu' or 'cuda:0', got NoneType None"),
+    ],
+)
+def test_refusals(text, message):
+    with pytest.raises(PolicyError) as error:
+        DeviceSpec.parse(text)
+    assert str(error.value).startswith(message), str(error.value)
+    assert len(str(error.value)) < 300
+
+
+def test_constructor_refusals():
+    with pytest.raises(PolicyError, match=r"DeviceSpec\.index: 'cpu' takes no index; write 'cpu'"):
+        DeviceSpec(kind="cpu", index=0)
+    with pytest.raises(
+        PolicyError, match=r"DeviceSpec\.kind: 'cudda' is not a valid value; did you mean 'cuda'\? Valid kinds:"
+    ):
+        DeviceSpec(kind="cudda")
+    with pytest.raises(PolicyError, match="DeviceSpec: needs 'kind'"):
+        DeviceSpec(index=1)

@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-import test_index_page
-import test_serving_page
-import test_timings_page
-import test_tuning_page
-import test_verification_page
+import test_result_pages
 from chromium import axe_script
 
 import xpuruntime as xrt
@@ -99,8 +95,9 @@ def test_axe_finds_nothing(
     look: Callable[..., Browser], shown: Any, mixed: Report, axe: str, page: str, width: int, scheme: str
 ) -> None:
     others = {
-        "mixed": lambda: mixed, "tuning": test_tuning_page.result, "verification": test_verification_page.result,
-        "index": test_index_page.index, "timings": test_timings_page.page, "serving": test_serving_page.page,
+        "mixed": lambda: mixed, "tuning": test_result_pages.tuning,
+        "verification": test_result_pages.verification, "index": test_result_pages.index,
+        "timings": test_result_pages.benchmark, "serving": test_result_pages.served,
     }  # fmt: skip
     browser = look(others[page]() if page in others else shown[page])
     browser.resize(width, 900)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Generated inputs that a model does not take: the error says so, and how to give others."""
+"""Inputs of commands: files of arrays, generated ones, and those that a probe is given."""
 
 from __future__ import annotations
 
 import re
+import resource
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,12 +15,115 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
 
+import xpuruntime
 import xpuruntime as xrt_package
 from xpuruntime.engines.model import inspect_bytes
 from xpuruntime.engines.precision import probe_feeds
+from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from conftest import Result
+
+
+@pytest.fixture(scope="module")
+def bomb(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """1 MB that unpacks to 300 MiB."""
+    path = tmp_path_factory.mktemp("bomb") / "bomb.npz"
+    np.savez_compressed(path, image=np.zeros((300 << 18, 1), np.float32))
+    assert path.stat().st_size < 1 << 20
+    return path
+
+
+def test_bombs(xrt: Callable[..., Result], bomb: Path, digits: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for value in (f"@{bomb}", f"image=@{bomb}"):
+        result = xrt("run", digits, "--device", "cpu", "--input", value)
+        assert result.code == 2
+        assert "more than 32 times its size" in result.err
+    with pytest.raises(InputError, match="more than 32 times its size"):
+        xpuruntime.plan(digits, device="cpu", precision="int8", calibration=bomb)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+
+
+def test_compressed_arrays_are_read(xrt: Callable[..., Result], tmp_path: Path, digits: str) -> None:
+    path = tmp_path / "x.npz"
+    np.savez_compressed(path, image=np.zeros((2, 1, 8, 8), np.float32))
+    assert xrt("run", digits, "--device", "cpu", "--input", f"@{path}").code == 0
+
+
+def test_pickles(xrt: Callable[..., Result], tmp_path: Path, digits: str) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.array([{}, []], dtype=object), allow_pickle=True)
+    result = xrt("run", digits, "--input", f"@{path}")
+    assert result.code == 2
+    assert "plain arrays" in result.err
+
+
+def test_headers_of_huge_arrays(xrt: Callable[..., Result], tmp_path: Path, digits: str) -> None:
+    path = tmp_path / "x.npy"
+    for shape in ((10**13,), (4,) * 99, (2**62, 2**62), (-1,)):
+        with path.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+            file.write(bytes(16))
+        result = xrt("run", digits, "--input", f"@{path}")
+        assert result.code == 2, result.err
+
+
+@pytest.fixture
+def padded(tmp_path: Path) -> Path:
+    """Return a model that takes at least 65 samples: generated inputs have 8."""
+    nodes = [h.make_node("Pad", ["audio", "p"], ["a"], mode="reflect"), h.make_node("Sigmoid", ["a"], ["y"])]
+    border = (
+        [h.make_tensor_value_info("audio", T.FLOAT, ["batch", "samples"])],
+        [h.make_tensor_value_info("y", T.FLOAT, None)],
+    )
+    graph = h.make_graph(nodes, "g", *border, [nh.from_array(np.array([0, 0, 0, 64]), "p")])
+    path = tmp_path / "padded.onnx"
+    onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=9), path)
+    np.save(tmp_path / "audio.npy", np.linspace(-1, 1, 100, dtype=np.float32)[None])
+    return path
+
+
+@pytest.fixture
+def chosen(tmp_path: Path) -> dict[str, list[str]]:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("execution: {engine: onnxruntime, device: cpu, precision: fp16}\naccuracy: {rtol: 0.01}\n")
+    return {"option": ["-e", "onnxruntime", "-d", "cpu", "--precision", "fp16"], "policy": ["--policy", str(policy)]}
+
+
+@pytest.mark.parametrize("how", ["option", "policy"])
+def test_an_input_that_is_given_is_the_probe(
+    xrt: Any, padded: Path, tmp_path: Path, chosen: dict[str, list[str]], how: str
+) -> None:
+    result = xrt("run", padded, *chosen[how], "--input", f"audio=@{tmp_path / 'audio.npy'}", "--json")
+    assert result.code == 0, result.err
+    assert "inconclusive" not in result.err
+    found = result.json()
+    assert found["precision"] == "fp16"
+    assert found["probe_inputs"] == []
+    assert found["outputs"]["y"]["shape"] == [1, 164]
+
+
+def test_explain_compares_the_input_that_is_given(
+    xrt: Any, padded: Path, tmp_path: Path, chosen: dict[str, list[str]]
+) -> None:
+    result = xrt("explain", padded, *chosen["policy"], "--input", f"audio=@{tmp_path / 'audio.npy'}", "--json")
+    (seen,) = [observation for observation in result.json()["observations"] if observation["key"] == "accuracy.rtol"]
+    assert seen["status"] == "honoured"
+    assert "inconclusive" not in result.err
+
+
+def test_an_input_is_no_calibration(xrt: Any, digits: str, tmp_path: Path) -> None:
+    """int8 still asks for inputs to quantize with."""
+    np.save(tmp_path / "image.npy", np.ones((1, 1, 8, 8), np.float32))
+    given = ["-e", "onnxruntime", "-d", "cpu", "--precision", "int8", "--input", f"image=@{tmp_path / 'image.npy'}"]
+    result = xrt("run", digits, *given)
+    assert result.code != 0
+    assert "calibration" in result.err
+
 
 CPU = {"execution": {"engine": "onnxruntime", "device": "cpu"}}
 SAID = r"refuses the generated input images \[1, 3, 64, 64\], which is the likely cause: .*k argument \[300\]"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The memory of the process, as Linux tells it."""
+"""Processors' time and memory that the system allows a process, and the memory that it has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,34 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xpuruntime.runtime.cpu_and_memory import available_memory, process_memory, read_status
+from xpuruntime.runtime.cpu_and_memory import available_memory, cpu_quota, process_memory, read_status
+
+
+def test_the_least_of_the_groups_above_a_process(tmp_path: Path) -> None:
+    groups = tmp_path / "cgroup"
+    groups.write_text("0::/pods/one\n")
+    (tmp_path / "pods" / "one").mkdir(parents=True)
+    assert cpu_quota(tmp_path, groups) is None
+    (tmp_path / "pods" / "cpu.max").write_text("400000 100000\n")
+    assert cpu_quota(tmp_path, groups) == 4
+    (tmp_path / "pods" / "one" / "cpu.max").write_text("150000 100000\n")
+    assert cpu_quota(tmp_path, groups) == 1.5
+    (tmp_path / "pods" / "one" / "cpu.max").write_text("max 100000\n")
+    assert cpu_quota(tmp_path, groups) == 4
+
+
+def test_the_first_version(tmp_path: Path) -> None:
+    groups = tmp_path / "cgroup"
+    groups.write_text("3:cpu,cpuacct:/one\n2:memory:/two\n")
+    folder = tmp_path / "cpu" / "one"
+    folder.mkdir(parents=True)
+    (folder / "cpu.cfs_period_us").write_text("100000\n")
+    (folder / "cpu.cfs_quota_us").write_text("-1\n")
+    assert cpu_quota(tmp_path, groups) is None
+    (folder / "cpu.cfs_quota_us").write_text("50000\n")
+    assert cpu_quota(tmp_path, groups) == 0.5
+    assert cpu_quota(tmp_path, tmp_path / "nothing") is None
+
 
 STATUS = "Name:\tpython\nVmPeak:\t  900 kB\nVmHWM:\t   512 kB\nVmRSS:\t   300 kB\nThreads:\t3\n"
 
