@@ -21,6 +21,7 @@ __all__ = ["rows_product"]
 
 #: Rows of a weight of which a chip has about one program for each multiprocessor.
 _FEW = 2560
+_FETCH = False
 
 
 @gluon.jit
@@ -31,9 +32,25 @@ def _weights(at, start, k, K: gl.constexpr, STEP: gl.constexpr):
 
 
 @gluon.jit
+def _fetch(weight, first, COUNT: gl.constexpr, N: gl.constexpr, K: gl.constexpr, STEP: gl.constexpr):
+    """Have the later weights of a program on their way to L2."""
+    LINE: gl.constexpr = 64
+    LINES: gl.constexpr = triton.next_power_of_2((K - STEP + LINE - 1) // LINE)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [gl.num_warps(), 1], [1, 0])
+    n = gl.arange(0, 16, layout=gl.SliceLayout(1, LAYOUT))
+    n = gl.minimum(first + n % COUNT, N - 1) + n // COUNT * N
+    line = STEP + gl.arange(0, LINES, layout=gl.SliceLayout(0, LAYOUT)) * LINE
+    places = (weight + n[:, None].to(gl.int64) * K + gl.minimum(line, K - 1)[None, :]).to(gl.int64)
+    gl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def _rows_product(x, norm, weight, bias, residual, out, eps, M, N: gl.constexpr, K: gl.constexpr, NORM: gl.constexpr,
                   BIAS: gl.constexpr, RESIDUAL: gl.constexpr, GATED: gl.constexpr, ROWS: gl.constexpr,
-                  BLOCK_K: gl.constexpr, CHAINS: gl.constexpr, EARLY: gl.constexpr):  # fmt: skip
+                  BLOCK_K: gl.constexpr, CHAINS: gl.constexpr, FETCH: gl.constexpr,
+                  EARLY: gl.constexpr):  # fmt: skip
     """Weights are the tall operand, rows the narrow one. Each warp has shares of the columns, in chains of sums.
 
     A program has 16 rows of the weight; of a gated product, 8 of the gate and the same 8 of what it lets through.
@@ -60,6 +77,8 @@ def _rows_product(x, norm, weight, bias, residual, out, eps, M, N: gl.constexpr,
     there = (x_row < M)[None, None, :]
     # The first weights are on their way while the kernel in front still runs.
     ahead = _weights(at, 0, k, K, STEP)
+    if FETCH and STEP < K:
+        _fetch(weight, gl.program_id(0) * COUNT, COUNT, N, K, STEP)
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -114,5 +133,5 @@ def rows_product(x, weight, out, *, norm, bias, residual, gated, tiles=None) -> 
     _rows_product[triton.cdiv(count, 8 if gated else 16),](
         x, scale, weight, x if bias is None else bias, x if residual is None else residual, out, eps, rows, N=count,
         K=columns, NORM=norm is not None, BIAS=bias is not None, RESIDUAL=residual is not None, GATED=gated,
-        ROWS=max(8, triton.next_power_of_2(rows)), **tiles, **launched_early(x),
+        ROWS=max(8, triton.next_power_of_2(rows)), FETCH=_FETCH, **tiles, **launched_early(x),
     )  # fmt: skip
