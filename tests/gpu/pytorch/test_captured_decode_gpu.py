@@ -136,7 +136,7 @@ def test_memory_and_policies(model):
 
 def test_replays_have_the_rows_of_their_capture(model):
     captured = capture(model, compile=False, strict=True)
-    with xrt_torch.kernel_policy(matmul="cublasLt"):
+    with xrt_torch.kernel_policy(matmul="cublas.cublasLt"):
         captured.generate(PROMPT, max_new_tokens=10, do_sample=False)
         with xrt_torch.explain(root=model) as found:
             captured.generate(PROMPT, max_new_tokens=10, do_sample=False)

@@ -68,7 +68,8 @@ def capture_decode(
     fuse : bool
         Where no kernel policy is in force, which would name single operations: have decode steps of Llama-like models
         run five Triton kernels a layer, on CUDA devices; elsewhere, compute products of one input as one, q, k, v and
-        gate, up. A probe of each layer and batch size decides whether it is used; the report has a line for each.
+        gate, up. A probe of each layer and batch size decides whether it is used, and the time of a step whether a
+        product is computed by such a kernel or by cuBLAS; the report has a line for each.
         Weights become views of joined ones until `CapturedDecode.reset`; none is held twice.
     tolerance : float, optional
         By how much results of a layer and its kernels may differ in the probe, as a share of the largest magnitude.
