@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from xpuruntime import _core
-from xpuruntime.measuring.rounds import ROUNDS, KernelTiming, choose, replacing
+from xpuruntime.measuring.rounds import ROUNDS, KernelTiming, by_memory, choose, replacing
 from xpuruntime.measuring.statistics import LEAST_GAIN, Margin, compare, look_rounds
 from xpuruntime.policies import TuningPolicy
 
@@ -162,3 +162,35 @@ def test_the_core_looks_after_the_same_rounds(family: int, confidence: float) ->
 
 def test_all_tuners_have_the_same_margin() -> None:
     assert TuningPolicy().min_effect == LEAST_GAIN == pytest.approx(_core.compare_paired([1.0], [1.0], [1.0])["margin"])
+
+
+@pytest.mark.parametrize(
+    ("objective", "peaks", "chosen"),
+    [
+        ("time", {"own": 100, "faster": 100, "alike": 90, "slower": 10}, "alike"),
+        ("time", {"own": 100, "faster": 100, "alike": 99, "slower": 10}, "faster"),  # less than the least effect
+        ("time", {"own": 10, "faster": 100}, "faster"),
+        ("time", {}, "faster"),
+        ("memory", {"own": 100, "faster": 100, "alike": 90, "slower": 10}, "slower"),
+        ("memory", {"own": 100, "faster": 11, "alike": 90, "slower": 10.9}, "faster"),
+        ("memory", {"own": 10, "faster": 100, "alike": 90, "slower": 90}, "own"),
+        ("memory", {}, "faster"),
+    ],
+)
+def test_memory_decides_a_near_tie_or_where_it_is_the_objective(objective, peaks, chosen):
+    timings = [
+        KernelTiming("own", "", 100.0),
+        KernelTiming("faster", "", 50.0, 0.5, 0.49, 0.505, "faster"),
+        KernelTiming("alike", "", 50.5, 0.505, 0.5, 0.508, "faster"),
+        KernelTiming("slower", "", 150.0, 1.5, 1.4, 1.6, "slower"),
+    ]
+    found = by_memory(replacing(timings, rounds=9, seconds=1.0), peaks, TuningPolicy(objective=objective))
+    assert found.chosen.kernel == chosen
+    assert sorted(one.kernel for one in found.candidates) == ["alike", "faster", "own", "slower"]
+
+
+def test_what_ties_with_the_control_may_replace_it_by_memory():
+    timings = [KernelTiming("own", "", 100.0), KernelTiming("less", "", 101.0, 1.01, 1.0, 1.015, "tied")]
+    for peak, chosen in ((50, "less"), (100, "own")):
+        found = by_memory(replacing(timings, rounds=9, seconds=1.0), {"own": 100, "less": peak}, TuningPolicy())
+        assert found.chosen.kernel == chosen

@@ -31,7 +31,10 @@ YAML = [
     ),
     ("tuning: {min_effect: 2}", "1:22: tuning.min_effect: the number 2 is out of range; write '2%'"),
     ("tuning: {budget: 3}", "1:18: tuning.budget: the number 3 has no unit; write '3s' for seconds"),
-    ("tuning: {margin: 2%}", "1:10: unknown key 'margin' in tuning. Valid keys: min_effect, confidence, budget."),
+    (
+        "tuning: {margin: 2%}",
+        "1:10: unknown key 'margin' in tuning. Valid keys: min_effect, confidence, budget, objective.",
+    ),
     ("kernels: {tuning: {}}", "1:11: unknown key 'tuning' in kernels; it belongs in the top level of the file."),
     (
         "kernels: {precision: fp16}",

@@ -192,6 +192,35 @@ def test_logits_go_to_the_kernel_that_the_policy_gives_their_loss(word, dtype, m
         assert served.count(True) >= 2
 
 
+@pytest.mark.parametrize("objective", ["time", "memory"])
+def test_kernels_that_hold_less_are_chosen_where_memory_is_the_objective(objective, monkeypatch):
+    """The memory is what PyTorch's allocators tell: logits of all rows, or those of a part."""
+
+    def measure(candidates, device, eager, costs, rule, step):
+        native, *others = (name for name, _ in candidates)
+        found = [KernelTiming(native, "", 90.0)]
+        found += [KernelTiming(name, "", 180.0, 2.0, 1.9, 2.1, "slower") for name in others]
+        return replacing(found, rounds=7, seconds=rule.budget)
+
+    monkeypatch.setattr(tuning, "_measure", measure)
+    rows, columns, classes = 1024, 16, 2000
+    x, weight = torch.randn(rows, columns, requires_grad=True), torch.randn(classes, columns, requires_grad=True)
+    operands = {"x": x, "weight": weight, "target": torch.arange(rows)}
+    policy = xrt.KernelPolicy(
+        linear_cross_entropy="auto", matmul="torch", auto_strategy="best_performance", tuning={"objective": objective}
+    )
+    with xt.kernel_policy(policy):
+        perform("linear_cross_entropy", operands, {}).backward()
+    (found,) = CONTEXT.times.values()
+    peaks = {timing.kernel: timing.peak_bytes for timing in found.candidates}
+    if objective == "time":
+        assert found.chosen.kernel == "torch.linear_cross_entropy"
+        assert set(peaks.values()) == {None}
+    else:
+        assert found.chosen.kernel == min(peaks, key=peaks.get) != "torch.linear_cross_entropy"
+        assert peaks[found.chosen.kernel] < 4 * rows * classes < peaks["torch.linear_cross_entropy"]
+
+
 def test_attention_without_a_gradient_is_measured_too(measured):
     q, k, v = (torch.randn(1, heads, 8, 16) for heads in (2, 1, 1))
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

@@ -40,6 +40,8 @@ __all__ = [
     "Progress",
     "Replacement",
     "RoundTimes",
+    "alike",
+    "by_memory",
     "choose",
     "decided",
     "in_worker",
@@ -246,7 +248,7 @@ ROUNDS = (7, 61)
 
 
 class KernelTiming(NamedTuple):
-    """One kernel that was measured."""
+    """One kernel that was measured; `peak_bytes` is ``None`` where its memory was not."""
 
     kernel: str
     config: str
@@ -255,6 +257,7 @@ class KernelTiming(NamedTuple):
     low: float = 1.0
     high: float = 1.0
     verdict: str = "control"
+    peak_bytes: int | None = None
 
 
 class Replacement(NamedTuple):
@@ -322,6 +325,27 @@ def replacing(candidates: list[KernelTiming], *, rounds: int, seconds: float, ca
     )
     undecided = order[0].verdict == "control" and any(one.verdict == "inconclusive" for one in order)
     return Replacement(tuple(order), rounds, seconds, undecided, cancelled)
+
+
+def alike(found: Replacement, rule: TuningPolicy) -> list[KernelTiming]:
+    """Return the candidates whose memory may decide: those that surely take about as long as the first, or all."""
+    if rule.objective == "memory":
+        return list(found.candidates)
+    most = found.chosen.ratio * (1 + rule.min_effect)
+    return [one for one in found.candidates if one is found.chosen or (one.verdict != "control" and one.high <= most)]
+
+
+def by_memory(found: Replacement, peaks: Mapping[str, int], rule: TuningPolicy) -> Replacement:
+    """Return what was measured, with the bytes that kernels hold at most, and the one first that is to run by these."""
+    rows = [one._replace(peak_bytes=peaks.get(one.kernel) or None) for one in found.candidates]
+    known = [(one.peak_bytes, one) for one in alike(found._replace(candidates=tuple(rows)), rule) if one.peak_bytes]
+    if not known:
+        return found
+    most = min(peak for peak, _ in known) / (1 - rule.min_effect)
+    chosen = next(one for peak, one in known if peak <= most)
+    if rows[0].peak_bytes is None or chosen is rows[0]:
+        return found._replace(candidates=tuple(rows))
+    return found._replace(candidates=(chosen, *(one for one in rows if one is not chosen)), undecided=False)
 
 
 def _settled(comparisons: Mapping[str, RatioComparison]) -> bool:

@@ -130,9 +130,10 @@ def _open_store() -> TuningCache | None:
 
 def rule_suffix(rule: TuningPolicy) -> str:
     """Return what a key ends in where kernels replace others by another rule than the usual one."""
+    text = "" if rule.objective == _USUAL.objective else f";objective={rule.objective}"
     if (rule.min_effect, rule.confidence) == (_USUAL.min_effect, _USUAL.confidence):
-        return ""
-    return f";min_effect={rule.min_effect:.6g};confidence={rule.confidence:.6g}"
+        return text
+    return f"{text};min_effect={rule.min_effect:.6g};confidence={rule.confidence:.6g}"
 
 
 def _kernels(op: str, device: str) -> tuple[tuple[str, str], ...]:

@@ -334,17 +334,26 @@ class KernelRule(PolicyValue, frozen=True, kw_only=True):
                     raise refused.under(*(("use",) if single else ("use", index))) from None
 
 
+#: What measured kernels are chosen by.
+OBJECTIVES = ("time", "memory")
+
+
 class TuningPolicy(PolicyValue, frozen=True, kw_only=True):
     """How ``auto_strategy: best_performance`` measures kernels, and when one replaces another.
 
     Attributes
     ----------
     min_effect : float
-        Share by which a kernel has to be faster than the one that would run otherwise: 0.02, or ``"2%"`` in a file.
+        Share by which a kernel has to be faster than the one that would run otherwise, or need less memory: 0.02, or
+        ``"2%"`` in a file.
     confidence : float
         One minus the chance that any candidate of one operation falsely replaces that one, from 0.5 to 0.9999.
     budget : float
         Seconds that measuring one operation may take; what is undecided by then replaces nothing. ``"3s"`` in a file.
+    objective : {"time", "memory"}
+        What PyTorch's operations choose by. Memory is the most bytes of tensors that a call holds, its gradient
+        included; among kernels that need about as little, time decides, and among those that take about as long,
+        memory.
 
     Examples
     --------
@@ -359,3 +368,6 @@ class TuningPolicy(PolicyValue, frozen=True, kw_only=True):
         Number(0.5, 0.9999, "Confidence of all decisions about one operation together."), default=0.99
     )
     budget: Accepts[float, float | str] = field(Duration("Time that measuring one operation may take."), default=3.0)
+    objective: str = field(
+        Choice(OBJECTIVES, "What kernels of PyTorch's operations are chosen by.", what="objectives"), default="time"
+    )

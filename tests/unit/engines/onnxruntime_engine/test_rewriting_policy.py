@@ -14,6 +14,7 @@ import xpuruntime as xrt
 from xpuruntime import _core
 from xpuruntime.engines.onnxruntime.rewriting import loading
 from xpuruntime.engines.onnxruntime.rewriting.rules import module_of
+from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.measuring.rounds import KernelTiming, Replacement, replacing
 from xpuruntime.measuring.tuning_watch import watch_tuning
 from xpuruntime.policies import TuningPolicy
@@ -330,6 +331,12 @@ def test_what_is_pinned_is_not_measured(tmp_path: Path) -> None:
     assert len(measured) == 1
     assert "LayerNormalization_m" in measured[0]
     assert {unit.kernel for unit in report.units if unit.op == "MatMul"} == {"cpu.blas"}
+
+
+def test_memory_is_no_objective_here(tmp_path: Path) -> None:
+    tuning = {"objective": "memory"}
+    with pytest.raises(UnsupportedOperationError, match=r"times alone.*objective: time"):
+        session(fixed(), tmp_path, mode="strict", kernels={}, auto_strategy="best_performance", tuning=tuning)
 
 
 def test_sizes_that_are_open_are_not_measured(tmp_path: Path) -> None:

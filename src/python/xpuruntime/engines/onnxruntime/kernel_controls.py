@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.control_builder import ControlBuilder
     from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
-    from xpuruntime.policies import KernelRule
+    from xpuruntime.policies import KernelPolicy, KernelRule
 
 __all__ = [
     "CUDA_BF16_OPS",
@@ -67,7 +67,8 @@ class KernelKeys:
         self._settings = settings = settings.replace(capability=capability)
         self._query = RuleQuery(self._policy, request.device, settings.arch)
         self._why_not = _why_not(request, settings)
-        tune = self._policy.auto_strategy == "best_performance" and self._why_not is None
+        self._why_not_tuned = self._why_not or _why_not_tuned(self._policy)
+        tune = self._policy.auto_strategy == "best_performance" and self._why_not_tuned is None
         self._found = self._find(capability, tune=tune) if self._why_not is None else FoundRewrites()
         self._settings = settings.replace(
             tune=tune,
@@ -80,8 +81,8 @@ class KernelKeys:
         for op in self._policy.preferences:
             self._short_form(op)
         self._rules()
-        if self._policy.auto_strategy == "best_performance" and self._why_not is not None:
-            self._book.add("kernels.auto_strategy", "-", "unsupported", *self._why_not)
+        if self._policy.auto_strategy == "best_performance" and self._why_not_tuned is not None:
+            self._book.add("kernels.auto_strategy", "-", "unsupported", *self._why_not_tuned)
         elif self._settings.tune:
             self._book.add(
                 "kernels.auto_strategy",
@@ -337,6 +338,13 @@ def _why_not(request: Request, settings: OnnxRuntimeSettings) -> tuple[str, str]
         )
     if request.purpose == "compile" or request.artifact is not None:
         return "a compiled graph holds ONNX Runtime's own operators", "open the model itself, where the key holds"
+    return None
+
+
+def _why_not_tuned(policy: KernelPolicy) -> tuple[str, str] | None:
+    """Return why nothing is measured, and the fix; ``None`` where that can be done."""
+    if policy.tuning.objective == "memory":
+        return "sessions are compared by their times alone", "state tuning: {objective: time}"
     return None
 
 

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import statistics
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.measuring.rounds import Sampler
 
-__all__ = ["StepCost", "StepLag", "host_sampler", "on_device", "time_on_cuda"]
+__all__ = ["StepCost", "StepLag", "host_sampler", "on_device", "peak_bytes", "time_on_cuda"]
 
 #: Fewest and most launches that are queued before the device may begin with them.
 _FEWEST, _MOST = 3, 50
@@ -120,6 +122,27 @@ def time_on_cuda(run: Callable[[], Any], device: Any, count: int, *, cold: bool 
 
 def _cache_bytes(device: Any) -> int:
     return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+def peak_bytes(run: Callable[[], Any], device: Any) -> int:
+    """Return the most bytes of tensors that a call makes and holds on a device; zero where that cannot be seen.
+
+    PyTorch's profiler tells of each allocation, those in threads of autograd included, and one runs at a time.
+    """
+    from xpuruntime.pytorch.explanation.attribution import Profiler
+
+    if _private_api.profiler_flag() or _private_api.profiler_enabled():
+        return 0
+    recorder = Profiler([torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+    with thread_policy(None), recorder:
+        run()
+    sizes = [
+        (event.start_ns(), event.nbytes())
+        for event in recorder.events()
+        if event.name() == "[memory]" and (event.device_type().name == "CUDA") is (device.type == "cuda")
+    ]
+    held = itertools.accumulate(size for _, size in sorted(sizes, key=operator.itemgetter(0)))
+    return max(held, default=0)
 
 
 class StepLag:

@@ -17,7 +17,7 @@ import torch
 from xpuruntime import _core
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning
-from xpuruntime.measuring.rounds import KernelTiming, Replacement, choose
+from xpuruntime.measuring.rounds import KernelTiming, Replacement, alike, by_memory, choose
 from xpuruntime.measuring.tuning_watch import TuningStep
 from xpuruntime.ops import tuned_records
 from xpuruntime.ops.plugins import facts_of_kernel
@@ -28,7 +28,7 @@ from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT, forget_tuned_routes
 from xpuruntime.pytorch.dispatch.route import Route
 from xpuruntime.pytorch.dispatch.route_cost import route_cost
-from xpuruntime.pytorch.dispatch.step_cost import StepCost, StepLag, host_sampler, on_device
+from xpuruntime.pytorch.dispatch.step_cost import StepCost, StepLag, host_sampler, on_device, peak_bytes
 from xpuruntime.runtime import profiler as trace_events
 
 if TYPE_CHECKING:
@@ -226,12 +226,29 @@ def _measured_once(
                 if route is None:
                     return _CANCELLED
                 costs = {name: route * n for name, _ in candidates[1:] if (n := passes.get(name, 1))}
+                peaks: dict[str, int] = {}
                 once = _measure(candidates, device, mark[2], costs, rule, step)
+                once = _by_memory(once, candidates, device, rule, peaks)
                 if mark[2] and device.type == "cuda" and not once.cancelled:  # a graph may be captured of it later on
                     by_device = _measure(candidates, device, False, {}, rule, TuningStep("torch", what))
+                    by_device = _by_memory(by_device, candidates, device, rule, peaks)
                     _keep((*mark[:2], False), by_device, device, known=True)
                 _keep(mark, once, device, known=route < math.inf)  # last, since other ranks go on then
     return once
+
+
+def _by_memory(
+    found: Replacement,
+    candidates: Sequence[tuple[str, Callable[[], Any]]],
+    device: Any,
+    rule: TuningPolicy,
+    peaks: dict[str, int],
+) -> Replacement:
+    """Let memory decide among the candidates that take about as long, or among all; `peaks` are those known by now."""
+    wanted = [] if found.cancelled else [one.kernel for one in alike(found, rule)]
+    if len(wanted) > 1:
+        peaks |= {name: peak_bytes(run, device) for name, run in candidates if name in wanted and name not in peaks}
+    return by_memory(found, peaks, rule) if len(wanted) > 1 else found
 
 
 def _keep(mark: tuple[str, str, bool], found: Replacement, device: Any, *, known: bool) -> None:
