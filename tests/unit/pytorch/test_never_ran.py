@@ -55,6 +55,23 @@ def test_a_module_that_computes_an_operation_by_others_is_a_gap_and_a_deviation(
     assert xt.coverage_gaps(strict(**{op: "torch"}), module=model) == ()
 
 
+@pytest.mark.parametrize("stated", [{"dtype": "bf16"}, {"m": ">1000"}, {"phase": "decode"}, {"device": "cuda:0"}])
+def test_a_rule_whose_conditions_hold_for_no_call_is_noted_and_no_deviation(stated):
+    policy = strict(rules=[{"match": {"op": "matmul", **stated}, "use": "cpu.reference"}])
+    with xt.kernel_policy(policy), xt.explain() as found:
+        torch.nn.Linear(8, 8)(torch.randn(4, 8)).sum().backward()
+    ((name, value),) = stated.items()
+    assert found.notes == (f"kernels.rules[0] (op: matmul, {name}: {value}) decided no call that was seen",)
+    found.require()
+
+
+def test_a_compiled_root_is_asked_for_its_modules():
+    model = torch.compile(torch.nn.Linear(8, 8), backend="aot_eager")
+    with xt.kernel_policy(rms_norm="cpu.reference"), xt.explain(root=model) as found:
+        model(torch.randn(4, 8))
+    assert "0 calls obey" in found.never_ran[0]
+
+
 def test_a_module_that_calls_them_is_none():
     policy = strict(rms_norm="cpu.reference", layer_norm="cpu.reference", attention="cpu.reference")
     model = torch.nn.Sequential(Calls(""), torch.nn.RMSNorm(8), torch.nn.LayerNorm(8), torch.nn.Softmax(-1))

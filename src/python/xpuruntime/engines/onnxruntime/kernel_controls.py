@@ -21,6 +21,7 @@ from xpuruntime.engines.onnxruntime.rewriting.rules import (
     xpuruntime_threads,
 )
 from xpuruntime.engines.written_out import absence, written_out
+from xpuruntime.policies.kernel_rules import RuleMatch
 from xpuruntime.policies.kinds import share_text
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ class KernelKeys:
                 self._precision(key)
             elif chosen and self._query.names_kernel(rule.match.op, use):
                 present = rule.match.op is None or self._present(rule.match.op)
-                if present and self._why_not is None and not self._query.may_match(rule):
+                if present and self._why_not is None and not self._query.may_match(rule.match):
                     self._idle(key, rule)
                 else:
                     self._rewritten(key, use, present=present, what=rule.match.op or "operation that it is for")
@@ -247,15 +248,19 @@ class KernelKeys:
         self._settings = self._settings.replace(keep_fp32=tuple(keep))
 
     def _idle(self, key: str, rule: KernelRule) -> None:
-        """Add the control of a rule that is for no node of the model."""
-        phase = rule.match.phase
-        if phase in ("train", "backward"):
-            self._book.add(key, "-", "enforced", f"the rule is for phase {phase}, and a session infers")
-            return
-        values = {name: getattr(rule.match, name) for name in rule.match.__struct_fields__ if name != "op"}
-        words = ", ".join(f"{name}: {value}" for name, value in values.items() if value is not None)
+        """Add the control of a rule that is for no node of the model.
+
+        Where it states a path that the model lacks, it asks for what is not there. Other conditions may hold of other
+        models, devices and phases that the policy is for.
+        """
+        stated = rule.match.stated_fields()
+        words = ", ".join(f"{name}: {value}" for name, value in stated.items())
         reason = f"no node of the model is one that the rule is for, which states {words}"
-        self._book.add(key, "-", "advisory", reason, "state what `xrt plan` shows of the nodes, or leave the rule out")
+        path = RuleMatch(**{name: value for name, value in stated.items() if name in ("op", "module", "node")})
+        if self._query.may_match(path):
+            self._book.add(key, "-", "enforced", reason)
+        else:
+            self._book.add(key, "-", "advisory", reason, "state a name that `xrt plan` shows, or leave the rule out")
 
     def _precision(self, key: str) -> None:
         self._book.add(

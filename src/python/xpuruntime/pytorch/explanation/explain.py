@@ -135,6 +135,7 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
         if self._claimed.storage is not None and self._root is not None and not partial:
             traffic = traffic_of(self._claimed, self._root, rows, attribution.modules)
         notes = [*unmatched, *never_ran, *generation.switches, *wrong, *recorder.asking.adapted()]
+        notes += () if partial else recorder.asking.met_no_call(rows)
         if attribution.kind == "cpu" and any(row.device.startswith("cuda") for row in rows):
             notes.append(
                 "kernels ran on CUDA and the profiler saw none of them, so the times are those of the CPU: CUPTI may "

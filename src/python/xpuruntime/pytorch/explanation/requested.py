@@ -63,7 +63,8 @@ class RequestedKernels:
     def never_ran(self, rows: Sequence[Row], root: torch.nn.Module | None) -> tuple[str, ...]:
         """Return a sentence for each operation of which a policy names a kernel, and of which no call was seen.
 
-        Rules that state a size, a type, a device or a phase may meet no call, and are no such request. Products of
+        Rules that state a size, a type, a device or a phase may meet no call, which `met_no_call` says, and are no such
+        request. Products of
         integers are no calls of matmul here. Where it cannot be seen what ran, the sentence begins with
         ``"inconclusive"`` and names what hides it.
         """
@@ -73,13 +74,26 @@ class RequestedKernels:
         found: dict[str, str] = {}
         for active in self._active.values():
             kernels = active.policy.kernels
+            at = active.root if root is None else root
             for op in sorted(DEFAULT_ID):
                 source = next((key for key, use in _named(kernels, op) if requests_other_kernel(op, use)), None)
                 if source is not None and op not in seen:
                     hidden = _hiding(rows, op)
                     sentence = _inconclusive(op, source, hidden) if hidden else ""
-                    found.setdefault(op, sentence or _never(op, source, others.get(op, ""), root or active.root))
+                    found.setdefault(op, sentence or _never(op, source, others.get(op, ""), at))
         return tuple(found.values())
+
+    def met_no_call(self, rows: Sequence[Row]) -> tuple[str, ...]:
+        """Return a sentence for each rule with a size, a type, a device or a phase that decided none of the calls."""
+        sources = {row.source for row in rows}
+        found: dict[str, None] = {}
+        for kernels in self._policies.values():
+            for rule in kernels.compiled_rules.rules:
+                stated = rule.rule.match.stated_fields()
+                if rule.use and rule.source not in sources and not stated.keys() <= {"op", "module", "node"}:
+                    words = ", ".join(f"{name}: {value}" for name, value in stated.items())
+                    found[f"{rule.source} ({words}) decided no call that was seen"] = None
+        return tuple(found)
 
     def asked(self, facts: CallFacts) -> tuple[tuple[str, ...], str, bool]:
         """Return what is asked for a call, the key that asks, and whether that is sure.

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from xpuruntime import _core
     from xpuruntime.ops.decision_log import Decision
-    from xpuruntime.policies import KernelPolicy, KernelRule
+    from xpuruntime.policies import KernelPolicy
+    from xpuruntime.policies.kernel_rules import RuleMatch
 
 __all__ = [
     "DOMAIN",
@@ -172,9 +173,9 @@ class RuleQuery:
             rest = f"sizes of {', '.join(others)} go to the default choice of xpuruntime's dispatcher"
         return KernelRequest(named[0].use, named[0].source, tuple(one.source for one in named), rest)
 
-    def may_match(self, rule: KernelRule) -> bool:
+    def may_match(self, match: RuleMatch) -> bool:
         """Whether a rule by itself is, or may be at some size, for a node that was asked about."""
-        conditions = conditions_of(rule.match)
+        conditions = conditions_of(match)
         return any(certainty_of(conditions, facts) != "no" for facts in self._queried)
 
     def is_free(self, candidate: RewriteCandidate) -> bool:
