@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["OVERRIDES"]
+__all__ = ["ACTIVATIONS", "OVERRIDES", "projections_of"]
 
 #: Names of the projections of the gate, of what it multiplies, and of the product; or of both of the former, and that.
 _PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("gate_up_proj", "down_proj"))
 #: Name of the method by which experts of transformers compute the unit, of gate and input beside each other.
 _GATE = "_apply_gate"
-_ACTIVATIONS = ("act_fn", "activation_fn", "act")
+ACTIVATIONS = ("act_fn", "activation_fn", "act")
 _UNKNOWN = "it is no product of SiLU or GELU of a gate with its input that this library knows"
 _lock = threading.RLock()
 _known: weakref.WeakKeyDictionary[type, dict[Any, str]] = weakref.WeakKeyDictionary()
@@ -50,7 +50,7 @@ def _own_forward(kind: type) -> FunctionType | None:
     forward = kind.__dict__.get("forward")
     if not isinstance(forward, FunctionType) or forward.__code__.co_argcount != 2 or kind.__module__[:6] == "torch.":
         return None
-    return forward if _projections(code_names(kind, forward)) else None
+    return forward if projections_of(code_names(kind, forward)) else None
 
 
 def _own_gate(kind: type) -> FunctionType | None:
@@ -59,7 +59,8 @@ def _own_gate(kind: type) -> FunctionType | None:
     return gate if isinstance(gate, FunctionType) and gate.__code__.co_argcount == 2 else None
 
 
-def _projections(names: frozenset[str]) -> tuple[str, ...]:
+def projections_of(names: frozenset[str]) -> tuple[str, ...]:
+    """Return the projections of a gated unit among the names in the code of a class; empty: it is none."""
     return next((some for some in _PROJECTIONS if names.issuperset(some)), ())
 
 
@@ -68,7 +69,7 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
         return _form_of(original, kind, activation, approximate, training)
 
     def projections(kind: Any) -> tuple[str, ...]:
-        return _projections(code_names(kind, original))
+        return projections_of(code_names(kind, original))
 
     for constant in (form, projections):
         _private_api.mark_constant(constant)
@@ -81,7 +82,7 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         x = operands[0]
         activation = None
-        for name in _ACTIVATIONS:
+        for name in ACTIVATIONS:
             if activation is None:
                 activation = getattr(self, name, None)
         approximate = getattr(activation, "approximate", None)
@@ -144,7 +145,7 @@ def _in_thread(*args: Any) -> str:
 
 def _recognize(original: Any, kind: Any, activation: Any, approximate: Any, training: bool) -> str:
     """Run the forward of a class with small projections, and compare the bits with each form."""
-    names = _projections(code_names(kind, original))
+    names = projections_of(code_names(kind, original))
     x = torch.sin(torch.arange(32.0, device="cpu") ** 2).view(1, 4, 8) * 3
     named = code_names(kind, original)
     op = "swiglu" if "silu" in named else "geglu" if "gelu" in named else ""
@@ -160,7 +161,7 @@ def _recognize(original: Any, kind: Any, activation: Any, approximate: Any, trai
             function = activation(**more) if isinstance(activation, type) else activation
             one = torch.ones_like(x)
             op = next((text for text, form in _FORMS.items() if torch.equal(form(x, one), function(x))), "")
-            for name in _ACTIVATIONS:
+            for name in ACTIVATIONS:
                 setattr(made, name, function)
         seen = original(made, x.clone())
     except Exception:

@@ -180,6 +180,9 @@ _OPERATORS: dict[str, UncoveredKernel] = {
     },
     **{name: UncoveredKernel("rms_norm", _NO_OVERRIDE)
        for name in ("_fused_rms_norm", "_fused_rms_norm_backward", "rms_norm")},
+    "cross_entropy_loss": UncoveredKernel("cross_entropy", NOT_REACHED),
+    **{name: UncoveredKernel("softmax", NOT_REACHED)
+       for name in ("softmax", "_softmax", "_safe_softmax", "_softmax_backward_data")},
 }  # fmt: skip
 
 #: What the name of a kernel means; the first that fits.
@@ -391,7 +394,7 @@ def title_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def norm_by_operators(kind: type, forward: FunctionType) -> str | None:
+def norm_by_operators(kind: type, forward: FunctionType | None = None) -> str | None:
     """Return the norm that a forward of a class may compute by elementwise operators."""
     op = _operation(code_names(kind, forward))
     return op if op in ("layer_norm", "rms_norm") else None

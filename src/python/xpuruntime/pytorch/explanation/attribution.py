@@ -8,14 +8,16 @@ import contextlib
 import os
 import warnings
 from collections import defaultdict
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError
-from xpuruntime.policies.kernel_rules import FAMILIES
+from xpuruntime.policies.kernel_rules import FAMILIES, TENSOR_OPS
 from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.coverage.model_operations import kind_of_rest, operation_of_model
 from xpuruntime.pytorch.coverage.operation_table import (
     NOT_REACHED,
     UNKNOWN,
@@ -29,10 +31,10 @@ from xpuruntime.pytorch.coverage.operation_table import (
     uncovered_operator,
 )
 from xpuruntime.pytorch.explanation.requested import COMPILED
-from xpuruntime.pytorch.explanation.timeline import Timeline
+from xpuruntime.pytorch.explanation.timeline import BACKWARD, Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
     from xpuruntime.pytorch.explanation.timeline import DeviceEvent, HostEvent
@@ -176,6 +178,7 @@ class UnattributedCalls(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     reason: str
+    kind: str = ""
 
 
 class Called(NamedTuple):
@@ -200,14 +203,29 @@ class TimeAttribution(NamedTuple):
     modules: dict[str, int]
 
 
-def attribute_events(events: list[Any], kinds: Sequence[RecordedCalls]) -> TimeAttribution:
-    """Read what the profiler recorded, of calls of some kinds and besides."""
-    return _Joining(Timeline(events), kinds).result()
+#: Operations whose gradient PyTorch computes by operators that are no call of their own.
+_SPELLED = frozenset((*TENSOR_OPS, "rms_norm", "layer_norm", "attention"))
+
+
+def attribute_events(
+    events: list[Any], kinds: Sequence[RecordedCalls], modules: Mapping[str, torch.nn.Module] = MappingProxyType({})
+) -> TimeAttribution:
+    """Read what the profiler recorded, of calls of some kinds and besides; `modules` are those that ran, by path."""
+    return _Joining(Timeline(events), kinds, modules).result()
 
 
 class _Joining:
-    def __init__(self, timeline: Timeline, kinds: Sequence[RecordedCalls]) -> None:
+    def __init__(
+        self, timeline: Timeline, kinds: Sequence[RecordedCalls], modules: Mapping[str, torch.nn.Module]
+    ) -> None:
         self._timeline = timeline
+        self._module_of_path = modules
+        #: What ran around the calls of a kind.
+        self._around: dict[int, AttributedTime] = defaultdict(AttributedTime)
+        self._adapted: dict[tuple[str, str], dict[str, RecordedCalls]] = defaultdict(dict)
+        for seen in kinds:
+            if seen.op in _SPELLED and seen.count:
+                self._adapted[seen.op, seen.module].setdefault(seen.phase, seen)
         self._kinds = kinds
         self._functions = autograd_functions()
         self._triton: dict[str, tuple[TritonFunction, ...]] | None = None
@@ -227,6 +245,10 @@ class _Joining:
             self._take_work(work)
         for key, graphs in self._replays.items():
             self._rest[key].count = len(graphs)
+        for called, share in self._calls.items():
+            around = self._around.pop(called.kind, None)
+            for name, ns in () if around is None else around.kernels.items():
+                share.add(name, ns)
         return TimeAttribution(kind, dict(self._calls), dict(self._rest), self._overhead, dict(self._modules))
 
     def _take(self, node: HostEvent, *, timed: bool) -> None:
@@ -260,6 +282,11 @@ class _Joining:
             elif timed:
                 self._share(preparing).add(node.name, node.own)
             return
+        following = self._followed(node)
+        if following is not None:
+            if timed:
+                following.add(node.name, node.own)
+            return
         uncovered = self._uncovered_share(node)
         if uncovered is not None:
             outer, what = uncovered
@@ -274,7 +301,8 @@ class _Joining:
         elif self._only_leads(node):
             self._overhead += node.own
         elif timed and not node.annotation:
-            other = self._other("autograd engine" if node.name.startswith("autograd::engine") else node.name)
+            engine = node.name.startswith("autograd::engine")
+            other = self._other("autograd engine") if engine else self._rest_of(node, node.name)
             other.add(node.name, node.own)
             other.count += 1
 
@@ -298,6 +326,10 @@ class _Joining:
             if call is not None:
                 self._share(call).add(work.name, work.duration)
                 return
+            following = self._followed(node)
+            if following is not None:
+                following.add(work.name, work.duration)
+                return
             uncovered = self._uncovered_share(node)
             if uncovered is not None:
                 self._rest[self._key(*uncovered)].add(work.name, work.duration)
@@ -320,7 +352,7 @@ class _Joining:
             names = " or ".join(map(str, sources))
             share = self._rest[UnattributedCalls("unknown", UNKNOWN + " or ".join(owners), names, "", "", (), (), "")]
         else:
-            share = self._other(work.name if operator is None else operator)
+            share = self._rest_of(node, work.name if operator is None else operator)
         share.add(work.name, work.duration)
         share.count += 1
 
@@ -346,16 +378,50 @@ class _Joining:
             self._keys[id(call)] = key
         return self._calls[key]
 
-    def _other(self, name: str) -> AttributedTime:
+    def _followed(self, node: HostEvent) -> AttributedTime | None:
+        """Return the share of the gradient of recorded calls that have none of their own."""
+        made = self._timeline.forward_of(node)
+        call = None if made is None else made.call
+        if call is None or self._kinds[call.kind].op not in _SPELLED:
+            return None
+        seen, uncovered = self._kinds[call.kind], self._uncovered_share(node)
+        if seen.op == "attention" and uncovered is not None and uncovered[1].op != "softmax":
+            return None
+        return self._calls[Called(call.kind, "", seen.module, "backward", seen.shapes, seen.dtypes)]
+
+    def _rest_of(self, node: HostEvent | None, name: str) -> AttributedTime:
+        """Return the share of an operator that is no operation: of one that its module spells out, or of its kind."""
+        if node is None or operation_of(name) is not None:
+            return self._other(name)
+        path = self._timeline.module_of(node)
+        spelled = operation_of_model(self._module_of_path, path, name)
+        if spelled is None:
+            return self._other(name, tuple(one.name for one in node.upward()))
+        operator, what = spelled
+        phase = "backward" if node.in_backward else node.phase
+        adapted = self._adapted.get((what.op, path))
+        if adapted is not None:  # its class goes to a kernel, around which it casts and multiplies
+            return self._around[(adapted.get(phase) or next(iter(adapted.values()))).number]
+        return self._rest[UnattributedCalls("uncovered", what.op, operator, path, phase, (), (), what.reason)]
+
+    def _other(self, name: str, around: tuple[str, ...] = ()) -> AttributedTime:
         op = operation_of(name) or ""
         what: Literal["unknown", "other"] = "unknown" if op.startswith(UNKNOWN) else "other"
-        return self._rest[UnattributedCalls(what, op, name, "", "", (), (), "")]
+        kind = "" if op else kind_of_rest(name, around)
+        return self._rest[UnattributedCalls(what, op, name, "", "", (), (), "", kind)]
 
     def _key(self, node: HostEvent, uncovered: UncoveredKernel) -> UnattributedCalls:
         shapes, dtypes = _arguments(node)
         module = self._timeline.module_of(node)
         return UnattributedCalls(
-            "uncovered", uncovered.op, node.name, module, node.phase, shapes, dtypes, uncovered.reason
+            "uncovered",
+            uncovered.op,
+            node.name.removeprefix(BACKWARD),
+            module,
+            node.phase,
+            shapes,
+            dtypes,
+            uncovered.reason,
         )
 
     def _uncovered_share(self, node: HostEvent) -> tuple[HostEvent, UncoveredKernel] | None:
@@ -365,14 +431,29 @@ class _Joining:
         found = None if node.parent is None else self._uncovered_share(node.parent)
         if found is None:
             uncovered = uncovered_operator(node.name) or _compiled(node.name) or self._functions.get(node.name)
-            escaped = uncovered is not None and not self._leads(node, uncovered) and not _cut_short(node, uncovered)
+            escaped = (
+                uncovered is not None
+                and not self._leads(node, uncovered)
+                and not _cut_short(node, uncovered)
+                and not self._asks_for_shapes(node, uncovered)
+            )
             found = (node, uncovered) if uncovered is not None and escaped else None
+        if found is None and (made := self._timeline.forward_of(node)) is not None:
+            before = self._uncovered_share(made)  # of which this is the gradient
+            if before is not None and before[1].op in TENSOR_OPS:
+                found = (node, before[1])
         self._uncovered[id(node)] = found
         return found
 
     def _leads(self, node: HostEvent, what: UncoveredKernel) -> bool:
         """Say whether an operator leads to a call of the same operation that was recorded: it has not escaped then."""
         return any(self._kinds[kind].op == what.op for kind in node.below or ())
+
+    def _asks_for_shapes(self, node: HostEvent, what: UncoveredKernel) -> bool:
+        """Say whether this library runs an operator without data, to learn what a kernel of another package returns."""
+        if what.op not in TENSOR_OPS:
+            return False
+        return any(one.name.startswith("xpuruntime::") or self._leads(one, what) for one in node.upward())
 
     def _only_leads(self, node: HostEvent) -> bool:
         """Say whether an operator was called again by its own name or another's before it was recorded, or cut short.

@@ -88,7 +88,7 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
 
     def _enter(self) -> Explanation:
         self._found = Explanation()
-        ranges = _Ranges([])
+        ranges = _Ranges([], {})
         self._recorder = CallRecorder(ranges.of_call)
         self._recorder.note_policy()
         active = active_policy()
@@ -122,7 +122,7 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
     __exit__ = _core.guarded(_exit, RecordedBlock._abandon)
 
     def _finish(self, watch: Watch, *, partial: bool) -> None:
-        attribution = attribute_events(watch.profiler.events(), self._recorder.kinds)
+        attribution = attribute_events(watch.profiler.events(), self._recorder.kinds, watch.modules)
         recorder = self._recorder
         rows = build_rows(recorder.kinds, attribution, served_since(self._before), recorder.asking)
         rows = (*rows, *rows_of_replays(self._replays))
@@ -173,6 +173,8 @@ class Watch:
     ) -> None:
         self._recorder, self.profiler, self._root, self._ranges = recorder, profiler, root, ranges
         self.generation = GenerationWatch()
+        #: Of which a forward ran, by path.
+        self.modules: dict[str, torch.nn.Module] = {} if ranges is None else ranges.modules
         self._undo: list[Callable[[], Any]] = []
 
     def start(self) -> None:
@@ -235,15 +237,17 @@ class _Ranges(threading.local):
     A range that ends under another profiler than it began under writes into memory of the first, which is freed.
     """
 
-    def __init__(self, threads: list[list[tuple[int, Any]]]) -> None:
+    def __init__(self, threads: list[list[tuple[int, Any]]], modules: dict[str, torch.nn.Module]) -> None:
         #: Of this thread, each with how many modules run inside of it.
         self._open: list[tuple[int, Any]] = []
         threads.append(self._open)
         self._threads = threads
+        self.modules = modules
 
-    def enter(self) -> None:
-        """Begin the range of the module whose forward begins."""
+    def enter(self, module: torch.nn.Module) -> None:
+        """Begin the range of a module whose forward begins."""
         path, number = module_paths.running(), _core.running_modules()
+        self.modules[path] = module
         self.close(number - 1)
         opened = _private_api.RecordFunctionFast(f"{MODULE}{path}")
         self._open.append((number, opened))  # before it begins, so that it is ended wherever an interruption comes
@@ -275,9 +279,9 @@ def _module_ranges(ranges: _Ranges) -> list[Any]:
     """Put a range with its path around each module's forward; returns what takes the hooks away."""
 
     # Arguments are left untouched; see the hooks of module_paths.
-    def enter(_module: Any, _args: Any) -> None:
+    def enter(module: Any, _args: Any) -> None:
         if not module_paths.is_traced():
-            ranges.enter()
+            ranges.enter(module)
 
     def leave(_module: Any, _args: Any, _output: Any) -> None:
         if not module_paths.is_traced():

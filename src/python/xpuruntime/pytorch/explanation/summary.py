@@ -81,6 +81,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     kv : str
         Of an attention outside of training, the range of the lengths of its keys and values, such as ``"33..64"``, as
         rules take it.
+    kind : str
+        Of ``"other"``, what it does: ``"optimizer"``, ``"gradient accumulation"``, ``"loss"``, ``"copy"`` (casts
+        included), ``"elementwise"``, ``"reduction"``, ``"indexing"``, ``"embedding"``, ``"fill"``, ``"random"``,
+        ``"communication"``, or on the CPU ``"view"`` and ``"dispatch"``; empty where its name does not tell.
     """
 
     op: str
@@ -99,6 +103,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     time_us: float
     kv: str = ""
+    kind: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -344,6 +349,7 @@ def _of_rest(key: UnattributedCalls, share: AttributedTime, kind: str, asking: R
         reason=reason,
         count=share.count,
         time_us=share.ns / 1000,
+        kind=key.kind,
     )
 
 

@@ -155,16 +155,23 @@ def _others(rows: list[Row], total: float) -> RenderableType:
     from rich.text import Text
 
     shown = table(
-        "operations that no policy can affect", ("operator", ">count", ">time", ">share"), widths=_WIDTHS, dense=True
+        "operations that no policy can affect",
+        ("kind", "operator", ">count", ">time", ">share"),
+        widths=_WIDTHS,
+        dense=True,
     )
     for row in rows[:_TOP_OTHER]:
         shown.add_row(
-            Text(short_kernel(row.operator)), str(row.count), duration_text(row.time_us), _share(row.time_us, total)
+            Text(row.kind or "-"),
+            Text(short_kernel(row.operator)),
+            str(row.count),
+            duration_text(row.time_us),
+            _share(row.time_us, total),
         )
     if len(rows) > _TOP_OTHER:
         rest = sum(row.time_us for row in rows[_TOP_OTHER:])
         count = sum(row.count for row in rows[_TOP_OTHER:])
-        shown.add_row(f"{len(rows) - _TOP_OTHER} more", str(count), duration_text(rest), _share(rest, total))
+        shown.add_row(f"{len(rows) - _TOP_OTHER} more", "", str(count), duration_text(rest), _share(rest, total))
     return shown
 
 

@@ -15,7 +15,7 @@ from xpuruntime.runtime.profiler import TUNING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["MODULE", "RANGE", "DeviceEvent", "HostEvent", "Timeline"]
+__all__ = ["BACKWARD", "MODULE", "RANGE", "DeviceEvent", "HostEvent", "Timeline"]
 
 #: Before the number of a kind of calls, in the name of a range.
 RANGE = "xpuruntime#"
@@ -25,7 +25,7 @@ MODULE = "xpuruntime@"
 #: CUPTI's records of calls into the CUDA runtime and driver. PyTorch 2.13 has a type for them, 2.11 has not.
 _API = re.compile(r"(cuda|cu|hip)[A-Z]")
 _COMPILING = ("dynamo", "entire_frame_compile", "entire_backward_compile")
-_BACKWARD = "autograd::engine::evaluate_function: "
+BACKWARD = "autograd::engine::evaluate_function: "
 
 
 class HostEvent:
@@ -76,14 +76,14 @@ class HostEvent:
     @property
     def in_backward(self) -> bool:
         """Whether it ran inside of a backward pass."""
-        return any(node.name.startswith(_BACKWARD) for node in self.upward())
+        return any(node.name.startswith(BACKWARD) for node in self.upward())
 
     @property
     def phase(self) -> str:
         """Which phase it belongs to, as `context.phase` has it."""
         recorded = False
         for node in self.upward():
-            if node.name.startswith(_BACKWARD):
+            if node.name.startswith(BACKWARD):
                 return "train" if recorded else "backward"
             recorded = recorded or (node.sequence >= 0 and not node.forward)
         return "train" if recorded else "infer"
@@ -132,7 +132,7 @@ class Timeline:
         self.nodes = [node for nodes in threads.values() for node in nodes]
         self._starts = {thread: [node.start for node in nodes] for thread, nodes in threads.items()}
         self._threads = threads
-        self._paths = _paths(threads)
+        self._made = _made(threads)
         self.work = [self._work(event, launches, made, resources) for event in device]
 
     def module_of(self, node: HostEvent) -> str:
@@ -140,9 +140,17 @@ class Timeline:
         for one in node.upward():
             if one.module is not None:
                 return one.module
-            if one.sequence >= 0 and one.name.startswith(_BACKWARD):
-                return self._paths.get((one.forward, one.sequence), "")
+            if one.sequence >= 0 and one.name.startswith(BACKWARD):
+                made = self._made.get((one.forward, one.sequence))
+                return "" if made is None else next((up.module for up in made.upward() if up.module is not None), "")
         return ""
+
+    def forward_of(self, node: HostEvent) -> HostEvent | None:
+        """Return the operator of the forward whose backward something is; ``None``: it is none, or not known."""
+        for one in node.upward():
+            if one.sequence >= 0 and one.name.startswith(BACKWARD):
+                return self._made.get((one.forward, one.sequence))
+        return None
 
     def _work(
         self, event: Any, launches: dict[int, Any], made: dict[int, tuple[HostEvent, int]], resources: dict[int, int]
@@ -195,16 +203,16 @@ def _nest(nodes: list[HostEvent]) -> None:
         open_.append(node)
 
 
-def _paths(threads: dict[int, list[HostEvent]]) -> dict[tuple[int, int], str]:
-    """Return thread and sequence number of a node of autograd to the path of the module in whose forward it was made.
+def _made(threads: dict[int, list[HostEvent]]) -> dict[tuple[int, int], HostEvent]:
+    """Return thread and sequence number of a node of autograd to the operator of the forward that made it.
 
     Every operator has the number of the node that comes next. The last one with a number has made that node: those
     before have made none, and may be of another module.
     """
-    paths: dict[tuple[int, int], str] = {}
+    made: dict[tuple[int, int], HostEvent] = {}
     for thread, nodes in threads.items():
         for node in nodes:
             if node.sequence < 0 or node.forward:  # or it is such a node itself, that runs
                 continue
-            paths[thread, node.sequence] = next((one.module for one in node.upward() if one.module is not None), "")
-    return paths
+            made[thread, node.sequence] = node
+    return made
