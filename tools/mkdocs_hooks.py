@@ -18,8 +18,9 @@ PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 MODULES = "<!-- modules -->"
 PACKAGE = ROOT / "src" / "python" / "xpuruntime"
 KOREAN = "ko/"
-#: How much a page counts in a search, by the begin of its path; others, such as guides, count double.
-BOOSTS = {"reference/python/": 0.4, "reference/": 1.0, "design/": 0.7, "results/": 0.3, "changelog": 0.1}
+#: How much a page counts in a search, by the begin of its path; others, such as guides, count double, and tables of
+#: results not at all.
+BOOSTS = {"reference/python/": 0.2, "reference/": 1.0, "design/": 0.4, "changelog": 0.1}
 #: Korean pages whose English page lies elsewhere than beside its folder.
 MOVED = {"names.md": "reference/names.md"}
 
@@ -46,7 +47,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     Search puts guides before pages of the design, and these before the members of the API.
     """
     boosts = (boost for start, boost in BOOSTS.items() if page.file.src_uri.startswith(start))
-    page.meta.setdefault("search", {"boost": next(boosts, 2.0)})
+    found = {"exclude": True} if page.file.src_uri.startswith("results/") else {"boost": next(boosts, 2.0)}
+    page.meta.setdefault("search", found)
     if MODULES in markdown:
         return markdown.replace(MODULES, "\n".join(modules()))
     source = PAGES.get(page.file.src_uri)
