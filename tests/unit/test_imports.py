@@ -161,7 +161,7 @@ def test_the_cycle_test_can_fail(tmp_path):
     ("file", "test"),
     [
         ("errors.py", "test_errors.py"),  # imports the module
-        ("locks/relock.py", "cli/test_generated_inputs.py"),  # uses a public name of it
+        ("locks/relock.py", "cli/test_inputs.py"),  # uses a public name of it
         (
             "engines/onnxruntime/rewriting/norm.py",
             "engines/onnxruntime_engine/test_rewriting_norms.py",
