@@ -237,10 +237,10 @@ def test_a_turn_lasts_until_the_energy_counter_moves(tmp_path, monkeypatch):
 
     monkeypatch.setattr(runner, "open_meter", lambda device: Counter())
     monkeypatch.setattr(runner, "_ENERGY_BLOCK", 1e-9)
-    monkeypatch.setattr(runner, "_ENERGY_MOST", 0.05)
     made = Runner(demo_job(tmp_path, objective="energy"))
     assert made.check()["passed"]
     assert made.turn() == {"figure": 6.0 / 3, "wrong": ""}, "in three blocks of one run"
+    monkeypatch.setattr(runner, "_ENERGY_MOST", 0.0)
     with pytest.raises(UnsupportedOperationError, match="stood still for 0"):
         made.turn()
     made.close()
