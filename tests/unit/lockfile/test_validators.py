@@ -22,7 +22,7 @@ import pytest
 import xpuruntime as xrt
 from xpuruntime.lockfile.differences import compare_identities
 from xpuruntime.lockfile.drift import ValidatorKind, drift_error, lacking
-from xpuruntime.lockfile.entries import compiler_packages, libraries_of
+from xpuruntime.lockfile.engine_dependencies import compiler_packages, libraries_of
 from xpuruntime.lockfile.records import CallEntry, Identity, LockedModel, UnitEntry, Validator
 from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
 from xpuruntime.ops import plugins

@@ -113,7 +113,7 @@ def _ended(what: str, failure: WorkerFailure) -> str:
 
 def _with_package(facts: EngineFacts, packages: tuple[Package, ...]) -> EngineFacts:
     """Return the facts of an engine whose probe ended the process with the package that brings it, and what to do."""
-    from xpuruntime.lockfile.entries import packages_of
+    from xpuruntime.lockfile.engine_dependencies import packages_of
 
     if facts.loadable or facts.version is not None or facts.fix is not None:
         return facts

@@ -11,7 +11,7 @@ import msgspec
 
 from xpuruntime.evidence.difference import Difference
 from xpuruntime.lockfile.drift import NOT_IN_LOCK, DriftCode, ValidatorKind, lacking, shown
-from xpuruntime.lockfile.entries import variables_of
+from xpuruntime.lockfile.engine_dependencies import variables_of
 from xpuruntime.lockfile.records import (
     SHAPES_ID,
     CallEntry,

@@ -18,7 +18,7 @@ from xpuruntime.errors import InputError
 from xpuruntime.evidence.difference import Difference
 from xpuruntime.lockfile.consistency import model_facts
 from xpuruntime.lockfile.drift import DriftCode, ValidatorKind, shown
-from xpuruntime.lockfile.entries import (
+from xpuruntime.lockfile.engine_dependencies import (
     CORE,
     OWN_KERNELS,
     compiler_packages,

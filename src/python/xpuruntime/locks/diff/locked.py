@@ -18,7 +18,7 @@ from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.inference.locked import shapes_that_fit
 from xpuruntime.lockfile.differences import compare_identities, compare_stated
 from xpuruntime.lockfile.drift import DriftCode
-from xpuruntime.lockfile.entries import of_kernel
+from xpuruntime.lockfile.engine_dependencies import of_kernel
 from xpuruntime.lockfile.records import Lock
 from xpuruntime.lockfile.rules import policy_of
 from xpuruntime.locks.diff.recorded import narrowed, of_lock, of_report

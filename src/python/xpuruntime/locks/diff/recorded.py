@@ -11,7 +11,8 @@ import msgspec
 
 from xpuruntime.evidence.report_building import influential_variables
 from xpuruntime.lockfile.drift import ValidatorKind
-from xpuruntime.lockfile.entries import CORE, call_entries, compilers_of, packages_of, unit_entries, variables_of
+from xpuruntime.lockfile.engine_dependencies import CORE, compilers_of, packages_of, variables_of
+from xpuruntime.lockfile.entries import call_entries, unit_entries
 from xpuruntime.lockfile.records import SHAPES_ID, Identity, Lock, LockedPlan, LockedShapes, Validator
 from xpuruntime.lockfile.rules import PLACES, policy_record
 from xpuruntime.policies import Policy
