@@ -156,6 +156,13 @@ def test_the_fastest_of_an_installed_package_runs_forward_and_backward(work, op,
     assert len(measured) == (2 if op == "rms_norm" else 1)  # its gradient is an operator of its own
     rows = {row.phase: (row.resolved, row.source) for row in report.rows if row.op == op}
     assert rows == dict.fromkeys(("train", "backward"), (word, f"kernels.{op}"))
+    seen = [
+        [name for name, _, _ in row.measured]
+        for row in report.rows
+        if (row.op, row.phase) == (op, "train") and op != "attention"
+    ]
+    assert op == "attention" or seen
+    assert all(names[0] == word and sorted(names) == sorted(measured[0]) for names in seen), seen
     for result, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(result, wanted)
 
@@ -211,6 +218,9 @@ def test_kernels_that_hold_less_are_chosen_where_memory_is_the_objective(objecti
     )
     with xt.kernel_policy(policy):
         perform("linear_cross_entropy", operands, {}).backward()
+        with xt.explain() as report:
+            perform("linear_cross_entropy", operands, {}).backward()
+    row = next(row for row in report.rows if row.op == "linear_cross_entropy")
     (found,) = CONTEXT.times.values()
     peaks = {timing.kernel: timing.peak_bytes for timing in found.candidates}
     if objective == "time":
@@ -219,6 +229,7 @@ def test_kernels_that_hold_less_are_chosen_where_memory_is_the_objective(objecti
     else:
         assert found.chosen.kernel == min(peaks, key=peaks.get) != "torch.linear_cross_entropy"
         assert peaks[found.chosen.kernel] < 4 * rows * classes < peaks["torch.linear_cross_entropy"]
+        assert {name: peak for name, _, peak in row.measured} == peaks
 
 
 def test_attention_without_a_gradient_is_measured_too(measured):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from xpuruntime.ops.call_context import CallContext
+    from xpuruntime.pytorch.dispatch.route import Measured
 
 __all__ = [
     "call_by_backend",
@@ -346,7 +347,7 @@ def _settle(
     bound = {place.kernel.id: place for place in packages if not provider_rejection(place, call, exact)}
     others = [] if fixed or call.backward else [id_ for id_ in others_of_pytorch(call) if id_ != route.kernel]
     best: str | None = route.kernel
-    times: tuple[tuple[str, float], ...] = ()
+    times: tuple[Measured, ...] = ()
     if call.backward:  # of a graph that has the xpuruntime operator: the forward is done
         best = xrt_kernel[0] if xrt_kernel else route.kernel
     elif xrt_kernel or others or bound:

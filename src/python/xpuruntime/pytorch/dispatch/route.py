@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.pytorch.providers.bound import BoundKernel
 
-__all__ = ["BY_CALL", "NATIVE_NAMES", "Route", "facts_of_call", "place_for", "reason_of", "refuse"]
+__all__ = ["BY_CALL", "NATIVE_NAMES", "Measured", "Route", "facts_of_call", "place_for", "reason_of", "refuse"]
 
 #: Operation to the kernel names that mean a kernel of PyTorch's own, each with the id it goes by.
 NATIVE_NAMES: dict[str, dict[str, str]] = {
@@ -94,6 +94,10 @@ def _device(device: torch.device | str | None) -> tuple[Fact[str], Fact[str]]:
     return f"cuda:{made.index or 0}", arch_of(made)
 
 
+#: A kernel that was measured, the microseconds of a call, and the most bytes that it holds, where that is known.
+Measured: TypeAlias = tuple[str, float, int | None]
+
+
 class Route:
     """Which kernel serves calls of one kind. Immutable but for `place`'s own memory of choices."""
 
@@ -114,7 +118,7 @@ class Route:
         module: str = "",
         phase: str = "",
         tuned: bool = False,
-        times: tuple[tuple[str, float], ...] = (),
+        times: tuple[Measured, ...] = (),
     ) -> None:
         self.op = op
         self.asked = asked

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from xpuruntime.ops.call_context import CallContext
     from xpuruntime.ops.torch_kernels import TorchKernel
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+    from xpuruntime.pytorch.dispatch.route import Measured
     from xpuruntime.pytorch.providers.bound import BoundKernel
 
 __all__ = [
@@ -132,7 +133,7 @@ def keep_tuned(
     route: Route,
     kernel: str,
     place: CallContext | BoundKernel | None,
-    times: tuple[tuple[str, float], ...],
+    times: tuple[Measured, ...],
 ) -> Route:
     """Return a route by the kernel that measured times have chosen, kept unless that was for a graph."""
     tuned = Route(
@@ -284,13 +285,13 @@ def _hooks_hidden() -> AbstractContextManager[Any]:
     return hidden
 
 
-def measured(op: str, key: str, device: Any, *, active: CompiledPolicy | None = None) -> tuple[tuple[str, float], ...]:
-    """Return the ids and the microseconds that `pick` chooses by, as far as they are known; its arguments."""
+def measured(op: str, key: str, device: Any, *, active: CompiledPolicy | None = None) -> tuple[Measured, ...]:
+    """Return what `pick` chooses by, as far as it is known; its arguments."""
     rule = _USUAL if active is None else active.policy.kernels.tuning
     mark = _mark(op, key, device, rule)
     lag = CONTEXT.lags.get(mark)
     found = CONTEXT.times.get((*mark[:2], False) if lag is not None and lag.behind else mark)
-    return () if found is None else tuple((candidate.kernel, candidate.microseconds) for candidate in found.candidates)
+    return () if found is None else tuple((one.kernel, one.microseconds, one.peak_bytes) for one in found.candidates)
 
 
 def _mark(op: str, key: str, device: Any, rule: TuningPolicy) -> tuple[str, str, bool]:

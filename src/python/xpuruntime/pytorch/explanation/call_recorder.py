@@ -92,8 +92,8 @@ class RecordedCalls:
     """Calls of one kind."""
 
     __slots__ = (
-        "asked", "by_switch", "count", "device", "dtypes", "first_duration_ns", "first_ns", "kernel", "kv", "module",
-        "name", "native", "number", "op", "phase", "reason", "shapes", "site", "source", "status", "thread",
+        "asked", "by_switch", "count", "device", "dtypes", "first_duration_ns", "first_ns", "kernel", "kv", "measured",
+        "module", "name", "native", "number", "op", "phase", "reason", "shapes", "site", "source", "status", "thread",
     )  # fmt: skip
 
     def __init__(
@@ -120,6 +120,7 @@ class RecordedCalls:
         self.kernel = DEFAULT_ID[op]
         self.status = "default"
         self.reason = ""
+        self.measured = () if route is None else route.times
         if products_of_any_type(name) and is_no_float(self.dtypes):
             self.reason = NO_FLOATS
         elif route is not None:

@@ -71,6 +71,7 @@ class GraphCalls:
                 count=count * replays,
                 time_us=0.0,
                 kv=seen.kv,
+                measured=seen.measured,
             )
 
 

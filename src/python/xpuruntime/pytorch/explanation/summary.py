@@ -85,6 +85,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         Of ``"other"``, what it does: ``"optimizer"``, ``"gradient accumulation"``, ``"loss"``, ``"copy"`` (casts
         included), ``"elementwise"``, ``"reduction"``, ``"indexing"``, ``"embedding"``, ``"fill"``, ``"random"``,
         ``"communication"``, or on the CPU ``"view"`` and ``"dispatch"``; empty where its name does not tell.
+    measured : tuple of (str, float, int or None)
+        Kernels that were measured for such calls, the chosen one first: each with the microseconds of a call, and with
+        the most bytes that it holds where memory was to decide. Where one kernel serves forward and gradient, both are
+        of these together. Empty for attention that another kernel than PyTorch's serves.
     """
 
     op: str
@@ -104,6 +108,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     time_us: float
     kv: str = ""
     kind: str = ""
+    measured: tuple[tuple[str, float, int | None], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -279,6 +284,7 @@ def _of_calls(seen: RecordedCalls, key: Called, share: AttributedTime, kind: str
         count=min(share.count, seen.count),
         time_us=share.ns / 1000,
         kv=seen.kv,
+        measured=seen.measured,
     )
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+    from xpuruntime.pytorch.dispatch.route import Measured
     from xpuruntime.pytorch.providers.operations import Operation
 
 __all__ = ["define", "perform", "rms_norm", "takes"]
@@ -314,8 +315,21 @@ def _observed(op: str, name: str, place: BoundKernel, run: Callable[..., Any], t
     asked = (stated,) if isinstance(stated, str) else tuple(stated or ())
     stated = place.word in asked or "auto" in asked
     source = f"kernels.{op}" if stated else "kernels.rules" if _by_rule(active, op) else BY_CALL
-    route = Route(op, asked if stated else (place.word,), source, place.kernel.id, place=place)
+    times = () if active is None else _times(active, op, place, tensors)
+    route = Route(op, asked if stated else (place.word,), source, place.kernel.id, place=place, times=times)
     return CONTEXT.observer.call(name, op, route, run, tuple(tensors), {})
+
+
+def _times(active: CompiledPolicy, op: str, place: BoundKernel, tensors: Sequence[Tensor]) -> tuple[Measured, ...]:
+    """Return what a kernel was chosen by for tensors of these shapes and types."""
+    kinds = [(tuple(map(int, x.shape)), x.dtype) for x in tensors]
+    tuned = [(key, route) for key, route in list(active.routes.items()) if route.tuned and route.place is place]
+    found = (
+        route.times
+        for key, route in tuned
+        if route.op == op and [(shape, dtype) for shape, _, dtype, _ in key[-len(kinds) :]] == kinds
+    )
+    return next(found, ())
 
 
 def _by_rule(active: CompiledPolicy | None, op: str) -> bool:

@@ -145,7 +145,7 @@ class CallDecisions:
 
     def _measured(self, call: SeenCall, route: Route) -> KernelDecision:
         """Return that PyTorch's own kernel was measured to be no slower than xpuruntime's."""
-        times = dict(route.times)
+        times = {name: spent for name, spent, _ in route.times}
         own = times.get(route.kernel)
         candidates = [_served(route.kernel, own)]
         for name, spent in times.items():
@@ -177,8 +177,9 @@ class CallDecisions:
         notes = record.notes
         if route.tuned:
             name = DEFAULT_ID[call.op]
-            own = dict(route.times).get(name)
-            other = min((spent for kernel, spent in route.times if kernel != name), default=0.0)
+            times = {kernel: spent for kernel, spent, _ in route.times}
+            own = times.get(name)
+            other = min((spent for kernel, spent in times.items() if kernel != name), default=0.0)
             if own and other:
                 text = f"takes {own / other:.2f} times as long as xpuruntime's"
                 candidates.append(_candidate(name, True, text, own))
