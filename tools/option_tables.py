@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Write ``docs/reference/{options,operators,file-keys}.md``, the tables of options, operators and keys, from the code.
+"""Write pages of ``docs/reference`` from the code: options, operators, keys, kernels of packages, and advisories.
 
 ``python tools/option_tables.py`` writes; ``--check`` only says whether the pages are up to date (``make lint``).
 """
@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +38,7 @@ from xpuruntime.engines.qnn.options import SOCS
 from xpuruntime.engines.qnn.options import TARGET_OPTIONS as QNN_TARGET_OPTIONS
 from xpuruntime.engines.tensorrt.options import BUILD_OPTIONS, RUN_OPTIONS, TEXT_OPTIONS
 from xpuruntime.engines.torch.names import OPTIONS as TORCH_OPTIONS
+from xpuruntime.policies.advisories import ADVISORIES
 from xpuruntime.policies.compound_kinds import Nested
 from xpuruntime.serving.batching.settings import BatchSettings, NamedOf
 from xpuruntime.serving.models.model_settings import ModelSettings
@@ -258,10 +261,118 @@ def file_keys_page() -> str:
     return "".join(sections)
 
 
+KERNELS_INTRO = """\
+# Kernels of {title}
+
+<!-- Written by tools/option_tables.py from the adapters of the package. Do not edit. -->
+
+{text}
+
+    {install}
+
+Versions that the adapters take: {versions}.
+
+With another version, or without the package, `prefer` passes the kernels over and `strict` refuses, with this command.
+A [lock](../guides/kernel-providers.md#locks) holds the versions, the file lists and the environment variables
+{variables}.
+
+| word | operation | limits | in a CUDA graph | where determinism is stated |
+|---|---|---|---|---|
+"""
+#: Page to the module of the adapters, the name of the package, and what it is good at.
+PACKAGES = {
+    "kernels-liger": ("liger", "Liger", """\
+Liger has Triton kernels for training, forward and backward. It is best at the memory of a step: with
+`liger.linear_cross_entropy` the [step of a language
+model](../guides/pytorch-coverage.md#losses-without-logits) took 3.4 GiB instead of 13.1. Its kernels run on any card of
+Triton's, and on the CPU in fp32 and fp16 by Triton's interpreter. Where `torch.compile` may fuse a norm, a gated unit
+or RoPE, it is usually faster. Gated units, RoPE and cross entropy write over their inputs, so they get copies."""),
+    "kernels-quack": ("quack", "quack", """\
+quack has CuTe kernels for Hopper and Blackwell, forward and backward. It is best at norms and losses in CUDA graphs,
+where a norm comes within 5 % of a copy; in eager code a call takes [about
+100 µs](../results/benchmarks/kernels.md#kernels-of-other-packages). Its products of groups need no copies for either
+gradient. Each kernel is compiled at its first call, untuned, so that the same call runs the same kernel."""),
+    "kernels-flash-attention": ("flash", "FlashAttention 4", """\
+FlashAttention 4 is best at long sequences: in eager code its forward was the fastest of [three
+sizes](../results/benchmarks/kernels.md#kernels-of-other-packages) from 4,096 tokens on. For short ones it may be far
+behind cuDNN, gradients above all, so let `auto` measure it. The way that PyTorch has to it expects two results and
+gets five, so it is called directly."""),
+    "kernels-flashinfer": ("flashinfer", "FlashInfer", """\
+FlashInfer has kernels for inference, which its first call compiles with `nvcc`. It is made for decoding: attention of a
+single query, and writes of keys and values into a cache, for which each sequence of a static cache is a page. It has no
+gradients, and its functions are no operators of PyTorch's. **No call was served by it on a GPU yet.**"""),
+}  # fmt: skip
+ADVISORIES_INTRO = """\
+# Known errors of kernels
+
+<!-- Written by tools/option_tables.py from policies/advisories.py. Do not edit. -->
+
+Rows hold for the versions and devices that they name. `xrt doctor --kernels` prints those of a machine, `auto` avoids
+them, a named kernel is passed over with a warning, and `strict` refuses it. [A file can add
+more](../guides/kernel-providers.md#advisories).
+
+| id | kernels | what is wrong | versions and devices | instead |
+|---|---|---|---|---|
+"""
+
+
+def said(fact: bool | str) -> str:
+    """Return a fact of a kernel as a cell: yes, or why not."""
+    return "yes" if fact is True else str(fact)
+
+
+def kernels_page(name: str) -> str:
+    """Return the page of the kernels of a package."""
+    module, title, text = PACKAGES[name]
+    kernels = import_module(f"xpuruntime.pytorch.providers.{module}").KERNELS
+    versions = dict.fromkeys(f"`{stated}`" for kernel in kernels for stated in kernel.distributions)
+    variables = dict.fromkeys(f"`{stated}`" for kernel in kernels for stated in kernel.environment)
+    intro = KERNELS_INTRO.format(
+        title=title, text=text, install=kernels[0].install, versions=", ".join(versions), variables=", ".join(variables)
+    )
+    words = ((", ".join(f"`{word}`" for word in (*kernel.families, kernel.id)), kernel) for kernel in kernels)
+    rows = [
+        f"| {word} | `{kernel.op}` | {kernel.limits} | {said(kernel.capturable)} | {said(kernel.deterministic)} |"
+        for word, kernel in words
+    ]
+    return intro + "\n".join(rows) + "\n"
+
+
+def advisories_page() -> str:
+    """Return the page of known errors of kernels."""
+    rows = []
+    for row in ADVISORIES:
+        stated = [f"{name} {versions}" for name, versions in row.packages]
+        stated += [f"{name} {span(bounds)}" for name, bounds in (("torch", row.torch), ("cuDNN", row.cudnn)) if bounds]
+        stated.append(", ".join(row.archs) or "all devices")
+        if row.gradient:
+            stated.append("gradients")
+        instead = row.fix or f"`kernels: {{{row.op}: auto}}`"
+        names = ", ".join(f"`{kernel}`" for kernel in row.kernels)
+        what = f"{row.wrong} ([{reference(row.reference)}]({row.reference}))"
+        rows.append(f"| `{row.id}` | {names} | {what} | {'; '.join(stated)} | {instead} |")
+    return ADVISORIES_INTRO + "\n".join(rows) + "\n"
+
+
+def span(bounds: Any) -> str:
+    """Return a span of versions as a cell."""
+    first, last = (None if one is None else ".".join(map(str, one)) for one in bounds)
+    return f"from {first} on" if last is None else f"{first} to {last}"
+
+
+def reference(address: str) -> str:
+    """Return the short name of a thread on GitHub."""
+    owner, repository, _, number = address.removeprefix("https://github.com/").split("/")
+    return f"{owner}/{repository}#{number}"
+
+
 def main() -> int:
     """Write or check the pages."""
     stale = 0
     pages = {"options.md": options_page(), "operators.md": operators_page(), "file-keys.md": file_keys_page()}
+    pages["kernel-advisories.md"] = advisories_page()
+    if find_spec("torch") is not None:
+        pages |= {f"{name}.md": kernels_page(name) for name in PACKAGES}
     for name, text in pages.items():
         path = FOLDER / name
         if path.is_file() and path.read_text(encoding="utf-8") == text:
