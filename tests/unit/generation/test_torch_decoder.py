@@ -113,12 +113,6 @@ def test_rules_of_one_phase(llama_folder: Path):
     assert "cpu.reference" not in ran["prefill"]
 
 
-def test_an_operation_that_is_no_call_is_not_honoured(llama_folder: Path):
-    with xrt.GenerationSession(llama_folder, {"kernels": {"layer_norm": "cpu.reference"}}) as session:
-        found = {one.key: one for one in session.explain(PROMPT, runs=1).observations}["kernels.layer_norm"]
-    assert found.status == "unobservable", found
-
-
 def test_types_of_the_weights(llama_folder: Path):
     with xrt.GenerationSession(llama_folder, {"execution": {"precision": "bf16"}}) as session:
         report = session.explain(PROMPT, runs=1)
@@ -305,3 +299,20 @@ def test_weights_of_another_configuration_are_refused(llama_folder: Path, copy_o
     change(other, "config.json", intermediate_size=80)
     with pytest.raises(xrt.XpuRuntimeError):
         xrt.GenerationSession(other)
+
+
+def test_a_key_that_no_call_is_for_is_a_deviation(llama_folder: Path) -> None:
+    rules = [
+        {"match": {"op": "matmul", "module": "nowhere.*"}, "use": "cpu.reference"},
+        {"match": {"op": "matmul", "dtype": "bf16"}, "use": "cpu.reference"},
+    ]
+    policy = {**STRICT, "kernels": {"matmul": "cpu.blas", "layer_norm": "cpu.vectorised", "rules": rules}}
+    with xrt.GenerationSession(llama_folder, policy=policy) as opened:
+        opened.generate(PROMPT, 3)
+        report = opened.explain()
+    seen = {one.key: one for one in report.observations}
+    assert seen["kernels.layer_norm"].status == seen["kernels.rules[0]"].status == "substituted"
+    assert seen["kernels.layer_norm"].reason.startswith("kernels.layer_norm names a kernel for layer_norm, and no call")
+    assert seen["kernels.rules[1]"].status == "unobservable"  # a condition may hold of other models
+    assert seen["kernels.matmul"].status == "honoured"
+    assert report.headline == "2 deviations"

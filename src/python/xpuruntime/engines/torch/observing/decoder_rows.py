@@ -120,13 +120,18 @@ def _keys(model: DecoderModel, rows: list[Row], found: Explanation) -> dict[str,
         if control.enforceability == "unsupported" or control.key == "kernels.auto_strategy":
             continue
         if control.key.startswith("kernels."):
-            seen[control.key] = _kernel_seen([row for row in rows if model.pins.keys.get(row.source) == control.key])
+            of_key = [row for row in rows if model.pins.keys.get(row.source) == control.key]
+            said = (sentence.partition(" ") for sentence in (*found.never_ran, *found.unmatched))
+            idle = next((rest for source, _, rest in said if model.pins.keys.get(source) == control.key), "")
+            seen[control.key] = _kernel_seen(of_key, idle and f"{control.key} {idle}")
         elif control.key.startswith("execution.weights.") and not control.key.endswith(".exclude"):
             seen[control.key] = _weights_seen(control.key, found)
     return seen
 
 
-def _kernel_seen(rows: list[Row]) -> KeySeen:
+def _kernel_seen(rows: list[Row], idle: str) -> KeySeen:
+    if not rows and idle:
+        return KeySeen(observed="-", status="substituted", reason=idle)
     if not rows:
         return KeySeen(
             observed="-", status="unobservable", reason="no call of the observed runs was one that it is for"
