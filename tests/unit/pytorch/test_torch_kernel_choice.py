@@ -18,8 +18,10 @@ xt = pytest.importorskip("xpuruntime.pytorch")
 
 import torch_kernels as package  # noqa: E402 - it needs PyTorch
 
+from xpuruntime.measuring.tuning_watch import watch_tuning  # noqa: E402
 from xpuruntime.pytorch.dispatch import tuning  # noqa: E402
 from xpuruntime.pytorch.dispatch.context import CONTEXT  # noqa: E402
+from xpuruntime.pytorch.providers import canary  # noqa: E402
 from xpuruntime.pytorch.providers.operators import perform  # noqa: E402
 
 F = torch.nn.functional
@@ -264,6 +266,22 @@ def test_a_kernel_that_raises_is_left_out_with_a_warning(monkeypatch):
     expected = F.rms_norm(x, (80,), weight, 1e-6)
     with xt.kernel_policy(fastest(rms_norm="auto")), pytest.warns(xrt.XpuRuntimeWarning, match="no tile fits"):
         torch.testing.assert_close(F.rms_norm(x, (80,), weight, 1e-6), expected)
+
+
+def test_a_comparison_is_bounded_where_no_policy_names_the_kernel(measured, monkeypatch):
+    seen = []
+    with xt.kernel_policy(fastest(swiglu="auto")):
+        with watch_tuning(progress=seen.append, cancel=lambda: any("comparing" in one.operation for one in seen)):
+            unit()
+        assert measured == []
+        assert any(one.operation == f"comparing {UNIT} with float64" for one in seen)
+        monkeypatch.setattr(canary, "_MOST_SECONDS", 0.0)
+        with pytest.warns(xrt.XpuRuntimeWarning, match=r"was not through after 0 s. Fix: name it in the policy"):
+            perform("swiglu", {"gate": torch.randn(3, 8), "up": torch.randn(3, 8)}, {})
+        assert measured == []
+    with xt.kernel_policy(xrt.Policy(mode="strict", kernels={"swiglu": UNIT})), xt.explain() as report:
+        perform("swiglu", {"gate": torch.randn(3, 8), "up": torch.randn(3, 8)}, {})
+    assert {row.resolved for row in report.rows if row.op == "swiglu"} == {UNIT}
 
 
 def test_a_kernel_may_keep_out(measured, monkeypatch):

@@ -344,7 +344,8 @@ def _settle(
     fixed = bool(call.unfit) or call.dropout_p > 0 or moved
     xrt_kernel = [] if fixed else [id_ for id_ in _xpuruntime_kernels_for(call, exact) if id_ not in skip]
     packages = [] if fixed or call.backward else automatic_kernels("attention", call.q.device, deterministic=exact)
-    bound = {place.kernel.id: place for place in packages if not provider_rejection(place, call, exact)}
+    with tuning.as_tuning():
+        bound = {place.kernel.id: place for place in packages if not provider_rejection(place, call, exact)}
     others = [] if fixed or call.backward else [id_ for id_ in others_of_pytorch(call) if id_ != route.kernel]
     best: str | None = route.kernel
     times: tuple[Measured, ...] = ()

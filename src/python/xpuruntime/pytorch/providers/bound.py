@@ -24,8 +24,8 @@ from xpuruntime.ops.torch_kernels import (
 )
 from xpuruntime.policies.advisories import AdvisedCall, Platform, advisories, holding
 from xpuruntime.pytorch.dispatch import context
-from xpuruntime.pytorch.dispatch.context import thread_policy
-from xpuruntime.pytorch.providers.canary import canary_rejection
+from xpuruntime.pytorch.dispatch.context import CONTEXT, thread_policy
+from xpuruntime.pytorch.providers.canary import ComparisonEnded, canary_rejection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,10 +94,13 @@ class BoundKernel:
         """Return why it cannot serve a call; empty where it can."""
         if context.capturing() and self.kernel.capturable is not True:
             return f"it cannot be captured into a CUDA graph: {self.kernel.capturable}"
-        key = (compares(), call.key)
+        key = (compares(), CONTEXT.thread.measuring, call.key)
         found = self._answers.get(key)
         if found is None:
-            found = self._rejection(call)
+            try:
+                found = self._rejection(call)
+            except ComparisonEnded as ended:
+                return str(ended)
             with self._lock:
                 if len(self._answers) >= _MOST:
                     self._answers.clear()

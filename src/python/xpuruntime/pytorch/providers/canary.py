@@ -13,20 +13,22 @@ from __future__ import annotations
 import math
 import threading
 import time
+import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.errors import XpuRuntimeError, XpuRuntimeWarning
 from xpuruntime.evidence.tolerances import KERNEL_TOLERANCES
 from xpuruntime.measuring.rounds import KernelTiming, Replacement
+from xpuruntime.measuring.tuning_watch import TuningStep
 from xpuruntime.ops import tuned_records
 from xpuruntime.ops.plugins import facts_of_kernel
 from xpuruntime.ops.torch_kernels import CANARY_VARIABLE, Saved, canary_facts
 from xpuruntime.policies import TuningPolicy
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import thread_policy
-from xpuruntime.pytorch.dispatch.tuning import as_tuning
+from xpuruntime.pytorch.dispatch.tuning import as_tuning, measuring
 from xpuruntime.pytorch.providers.operations import OPERATIONS
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.ops.torch_kernels import Operand, TorchCall, TorchKernel
 
-__all__ = ["CASES", "NOT_COMPARED", "canary_rejection"]
+__all__ = ["CASES", "NOT_COMPARED", "ComparisonEnded", "canary_rejection"]
 
 #: What evidence says of a call that is served without the comparison.
 NOT_COMPARED = f"not compared with float64: {CANARY_VARIABLE} is off"
@@ -52,9 +54,15 @@ _VIEWED = 65
 _ALONE = 200
 
 _PASSED = "passed"
+#: Seconds that the comparison of a kernel may take that no policy names.
+_MOST_SECONDS = 60.0
 
 _lock = threading.RLock()
 _verdicts: dict[Any, str] = {}
+
+
+class ComparisonEnded(Exception):  # noqa: N818 - it is no error
+    """A comparison was ended by `watch_tuning`, so that nothing is known of the kernel."""
 
 
 class Case(NamedTuple):
@@ -83,7 +91,8 @@ def canary_rejection(kernel: TorchKernel, call: TorchCall, describe: Callable[..
     if kernel.by_kind:
         kind += f";{[(_order(one), [size == 1 for size in one.shape]) for one in call.operands.values()]}"
     key = f"canary;{kernel.id};{kind};{_device_name(call.device)}"
-    mark = (kernel, key)
+    automatic, late = measuring(), False
+    mark = (kernel, key, automatic)  # what is left out for its time alone serves where a policy names it
     with _lock:
         if mark in _verdicts:
             return _verdicts[mark]
@@ -95,13 +104,44 @@ def canary_rejection(kernel: TorchKernel, call: TorchCall, describe: Callable[..
             verdict = known.candidates[0].config.removeprefix(_PASSED)
         else:
             begun = time.perf_counter()
-            verdict, lasting = _apart(lambda: _verdict(kernel, call, describe, cases, dtype, learns), call.device)
+            ends = _Ends(kernel) if automatic else None
+            verdict, lasting = _apart(lambda: _verdict(kernel, call, describe, cases, dtype, learns, ends), call.device)
             seconds = time.perf_counter() - begun
+            if ends is not None and ends.cancelled:
+                raise ComparisonEnded(verdict)
+            late = ends is not None and ends.late
             if lasting:
                 timing = KernelTiming(kernel.id, verdict or _PASSED, seconds * 1e6)
                 tuned_records.keep(key, held_by, Replacement((timing,), 1, seconds, undecided=False))
-        _verdicts[mark] = verdict
+        _verdicts.update({(kernel, key, way): verdict for way in ((True,) if late else (False, True))})
         return verdict
+
+
+class _Ends:
+    """Says when the comparison of a kernel that no policy names is to end: by a watch, or after so many seconds."""
+
+    def __init__(self, kernel: TorchKernel) -> None:
+        self.cancelled = self.late = False
+        self._kernel = kernel
+        self._step = TuningStep("torch", f"comparing {kernel.id} with float64")
+        self._begun = time.monotonic()
+
+    def __call__(self, cases: int) -> str:
+        """Return why it ends after so many cases; empty where it goes on."""
+        seconds = time.monotonic() - self._begun
+        self.cancelled = self._step(1, cases, 0, seconds)
+        if self.cancelled:
+            return "its comparison with float64 was ended by watch_tuning"
+        self.late = seconds >= _MOST_SECONDS
+        if not self.late:
+            return ""
+        why = f"its comparison with float64, compiling included, was not through after {_MOST_SECONDS:.0f} s"
+        warnings.warn(
+            f"{self._kernel.id} is not measured: {why}. Fix: name it in the policy, which waits for it",
+            XpuRuntimeWarning,
+            stacklevel=2,
+        )
+        return why
 
 
 def _device_name(device: str) -> str:
@@ -140,6 +180,7 @@ def _verdict(
     cases: Callable[..., Iterator[Case]],
     dtype: torch.dtype,
     learns: bool,
+    ends: Callable[[int], str] | None,
 ) -> tuple[str, bool]:
     generator = torch.Generator().manual_seed(0)
 
@@ -147,7 +188,9 @@ def _verdict(
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).to(call.device)
 
     compared = False
-    for case in cases(random, call):
+    for number, case in enumerate(cases(random, call)):
+        if ends is not None and (why := ends(number)):
+            return why, False
         attributes = {**call.attributes, **case.attributes}
         described = {phase: describe(call.op, phase, case.operands, attributes) for phase in ("infer", "train")}
         try:

@@ -213,11 +213,12 @@ def _settle(
 ) -> Route:  # fmt: skip
     """Let measured times choose; of a call whose gradient will be asked for, forward and backward together."""
     device = tensors[0].device
-    places = {
-        place.kernel.id: place
-        for place in automatic_kernels(op, device, deterministic=exact)
-        if not _rejection(place, tensors, names, attributes, records, exact)
-    }
+    with tuning.as_tuning():
+        places = {
+            place.kernel.id: place
+            for place in automatic_kernels(op, device, deterministic=exact)
+            if not _rejection(place, tensors, names, attributes, records, exact)
+        }
     if not places:
         route.open = False
         active.keep(known, route)
