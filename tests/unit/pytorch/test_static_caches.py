@@ -162,6 +162,23 @@ def test_a_layer_that_writes_in_its_own_way_is_refused(hf, package, monkeypatch)
         hf.cache_utils.StaticLayer(4).update(new, new)
 
 
+def test_measured_kernels_write_the_cache_that_they_are_measured_on_as_the_model_does(hf, package):
+    package()
+    chunks = [(torch.randn(2, 2, count, 4), torch.randn(2, 2, count, 4)) for count in (3, 1)]
+    policy = xrt.KernelPolicy(cache_update="auto", auto_strategy="best_performance")
+
+    def written():
+        layer = hf.cache_utils.StaticLayer(8)
+        for chunk in chunks:
+            layer.update(*chunk)
+        return layer.keys, layer.values, layer.cumulative_length
+
+    plain = written()
+    with xt.kernel_policy(policy), xt.explain() as found:
+        assert all(map(torch.equal, written(), plain))
+    assert {status for _, _, status in rows_of(found)} == {"honoured"}
+
+
 def operands(dtype=torch.float32):
     torch.manual_seed(0)
     keys, values = torch.randn(2, 3, 8, 4, dtype=dtype), torch.randn(2, 3, 8, 5, dtype=dtype)
