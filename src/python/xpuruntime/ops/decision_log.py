@@ -263,8 +263,8 @@ def _of_torch(kernel: TorchKernel, device_type: str) -> KernelInfo:
     facts = plugin_facts(backend) or {}
     return KernelInfo(
         id=kernel.id, op=kernel.op, backend=backend, device_type=device_type, description=kernel.description,
-        limits=kernel.limits, families=kernel.families, automatic=kernel.automatic, available=not reason, reason=reason,
-        version=facts.get("version", ""),
+        limits=kernel.limits, families=kernel.families, automatic=kernel.automatic in (True, device_type),
+        available=not reason, reason=reason, version=facts.get("version", ""),
     )  # fmt: skip
 
 
