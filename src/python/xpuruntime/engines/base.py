@@ -308,8 +308,8 @@ def missing_cuda_device(device: str, machine: Machine) -> Refusal | None:
     if not machine.cuda:
         reason = f"{device} was not found: {machine.cuda_reason or 'no CUDA device'}"
         return Refusal(VerdictCode.DEVICE_MISSING, reason)
-    if int(device.partition(":")[2] or 0) not in {one.index for one in machine.cuda}:
-        have = ", ".join(f"cuda:{one.index}" for one in machine.cuda)
+    if int(device.partition(":")[2] or 0) not in {gpu.index for gpu in machine.cuda}:
+        have = ", ".join(f"cuda:{gpu.index}" for gpu in machine.cuda)
         return Refusal(VerdictCode.DEVICE_MISSING, f"{device} was not found: this machine has {have}")
     return None
 

@@ -74,13 +74,13 @@ def _text(name: str, host: np.ndarray[Any, Any], log: ConversionLog) -> np.ndarr
     if host.dtype.kind in "US":
         log.add(f"input {name!r} converted to Python strings", "the engine takes no fixed-width strings")
         host = host.astype(object)
-    if not any(isinstance(one, bytes) for one in host.flat):
+    if not any(isinstance(element, bytes) for element in host.flat):
         return host
     log.add(f"input {name!r} decoded from UTF-8", "the engine takes no bytes in place of strings")
     text: np.ndarray[Any, Any] = host.copy()
     try:
-        for at, one in enumerate(host.flat):
-            text.flat[at] = one.decode() if isinstance(one, bytes) else one
+        for at, element in enumerate(host.flat):
+            text.flat[at] = element.decode() if isinstance(element, bytes) else element
     except UnicodeDecodeError as error:
         msg = f"input {name!r} has bytes that are not UTF-8 text: {error.reason} at byte {error.start}"
         raise InputError(msg, fix="pass str, or text encoded as UTF-8") from None
@@ -304,8 +304,8 @@ class InputValidator:
             raise InputError(msg)
         many = isinstance(value, (list, tuple))
         found = []
-        for one in value if many else (value,):
-            host = host_array(info, one)
+        for item in value if many else (value,):
+            host = host_array(info, item)
             self.check(name, type_name(host, info), host.shape)
             found.append(self.contiguous(name, host, strict=strict, log=log))
         return found if many else found[0]

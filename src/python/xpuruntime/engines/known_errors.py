@@ -167,7 +167,11 @@ def known_errors(engine: str) -> tuple[KnownError, ...]:
 def not_swept(engine: str, version: str | None) -> str | None:
     """Say that nobody compared the operators of an engine's version; ``None`` where somebody did, or has no table."""
     swept = _table(engine).swept
-    if not swept or version is None or any(_numbers(version)[: len(_numbers(one))] == _numbers(one) for one in swept):
+    if (
+        not swept
+        or version is None
+        or any(_numbers(version)[: len(_numbers(rule))] == _numbers(rule) for rule in swept)
+    ):
         return None
     return (
         f"{engine} {version} was not swept for silent errors: the known ones are of {', '.join(swept)}. "
@@ -191,7 +195,7 @@ def nodes_with_errors(
 ) -> list[tuple[str, KnownError]]:
     """Return the nodes of a model that rows are about, by name, with their row."""
     ops = {name.rpartition(":")[2] for name in model.ops}
-    saturating = [one for one in errors if one.saturates] if saturates_on(features) else []
+    saturating = [error for error in errors if error.saturates] if saturates_on(features) else []
     saturated = [(name, error) for error in saturating for name in saturating_nodes(model)]
     wanted = [one for one in errors if not one.saturates and (model.functions or ops.intersection(one.ops))]
     if not wanted:
@@ -291,7 +295,7 @@ def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mappi
         return False
     if error.opsets is not None and not error.opsets[0] <= opset <= error.opsets[1]:
         return False
-    given = {one.name: one for one in node.attribute}
+    given = {attribute.name: attribute for attribute in node.attribute}
     for name, wrong in error.attributes.items():
         if name not in given or (wrong and _value(given[name]) not in wrong):
             return False
@@ -386,7 +390,9 @@ def _nodes(
         small = node.op_type in _OF_SIZES or (bool(read) and all(value.lies_in(_EXACT) for value in read))
         span = read[0].span if node.op_type in _MOVING and read else _EXACT if small else None
         constant = node.op_type == "Constant" or (bool(read) and all(value.constant for value in read))
-        for tensor in (one.t for one in node.attribute if node.op_type == "Constant" and one.name == "value"):
+        for tensor in (
+            attribute.t for attribute in node.attribute if node.op_type == "Constant" and attribute.name == "value"
+        ):
             span = _span(tensor)
         for name in filter(None, node.output):
             # Inference does not know operators of vendors: nearly all make what they read.

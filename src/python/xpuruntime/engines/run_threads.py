@@ -117,7 +117,7 @@ class RunThreads:
 
     def in_child(self) -> None:
         """Fail what the threads had to do; see `xpuruntime.runtime.process_forks`."""
-        futures = [future for one in self._futures.values() if (future := one()) is not None]
+        futures = [future for reference in self._futures.values() if (future := reference()) is not None]
         self._begin()
         for future in futures:
             future.lose()

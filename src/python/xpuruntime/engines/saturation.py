@@ -45,15 +45,16 @@ def saturating_nodes(model: ModelInfo) -> list[str]:
 
     nodes: list[str] = []
     for graph in graphs(model.named_proto()):
-        tensors: dict[str, Any] = {one.name: one for one in graph.initializer if one.data_type == _INT8}
+        tensors: dict[str, Any] = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == _INT8}
         for node in graph.node:
             for attribute in node.attribute if node.op_type == "Constant" else ():
                 if attribute.name == "value" and attribute.t.data_type == _INT8:
                     tensors[node.output[0]] = attribute.t
         large = {
             name
-            for name, one in tensors.items()
-            if one.data_location != 1 and np.abs(numpy_helper.to_array(one).astype(np.int16)).max(initial=0) > _FITS
+            for name, tensor in tensors.items()
+            if tensor.data_location != 1
+            and np.abs(numpy_helper.to_array(tensor).astype(np.int16)).max(initial=0) > _FITS
         }
         if not large:
             continue

@@ -158,8 +158,8 @@ class _Search:
 
     def _norm(self, index: int) -> str | None:
         """Return which norm the root of a mean of squares belongs to; its result divides or multiplies."""
-        mean = next((one for one in self._near(index) if self.words[one] in _MEANS), None)
-        if mean is None or not any(self.words[one] in ("div", "mul", "reciprocal") for one in self._below(index)):
+        mean = next((node for node in self._near(index) if self.words[node] in _MEANS), None)
+        if mean is None or not any(self.words[node] in ("div", "mul", "reciprocal") for node in self._below(index)):
             return None
         if self.words[mean] in ("var", "var_mean"):
             return "layer_norm"
@@ -175,5 +175,7 @@ class _Search:
     def _near(self, index: int) -> list[int]:
         """Return what a node reads, also through the addition of an epsilon, a clip, or a cast."""
         above = self._above(index)
-        passed = [up for one in above if self.words[one] in ("add", "max", "clip", "cast") for up in self._above(one)]
+        passed = [
+            up for node in above if self.words[node] in ("add", "max", "clip", "cast") for up in self._above(node)
+        ]
         return [*above, *passed]

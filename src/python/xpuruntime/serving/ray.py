@@ -245,7 +245,7 @@ def _unused(settings: ServeSettings) -> list[str]:
 
 _COLUMNS = ArgumentType(
     "a mapping of input to the name of a column",
-    lambda value: isinstance(value, Mapping) and all(isinstance(one, str) for one in value.values()),
+    lambda value: isinstance(value, Mapping) and all(isinstance(item, str) for item in value.values()),
 )
 
 

@@ -90,8 +90,8 @@ def without_folders(value: Any) -> Any:
     if isinstance(value, str):
         return _FOLDER.sub(lambda match: "" if Path(match[0]).is_dir() else match[0], value)
     if isinstance(value, Mapping):
-        return {key: without_folders(one) for key, one in value.items()}
-    return [without_folders(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {key: without_folders(item) for key, item in value.items()}
+    return [without_folders(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 _logger = named_logger("xpuruntime.serving")
@@ -115,7 +115,7 @@ def failure_of(error: BaseException) -> ServingError:
     if isinstance(error, concurrent.futures.CancelledError):
         return ServingError(Status.CANCELLED, "the request was cancelled")
     if isinstance(error, XpuRuntimeError):
-        status = next((one for kind, one in _STATUS if isinstance(error, kind)), Status.INTERNAL)
+        status = next((status_ for kind, status_ in _STATUS if isinstance(error, kind)), Status.INTERNAL)
         return ServingError(status, without_folders(str(error)))
     _logger.error("a request failed", exc_info=error)
     return ServingError(

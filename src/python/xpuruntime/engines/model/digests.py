@@ -91,7 +91,7 @@ def model_digest(info: ModelInfo) -> str:
 def external_digests(info: ModelInfo) -> dict[str, str]:
     """Return file of external data to its SHA-256, in hex. Raises as `model_digest`."""
     digests = {}
-    for file in sorted(info.external_files, key=lambda one: one.location):
+    for file in sorted(info.external_files, key=lambda file_: file_.location):
         path = Path(info.base_dir or ".") / file.location
         try:
             facts = path.stat()

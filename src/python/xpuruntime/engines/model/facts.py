@@ -251,7 +251,9 @@ class _Draws:
         from onnx import numpy_helper
 
         stored = self.constants.get(name, [])
-        return bool(stored) and not any(one.data_location or numpy_helper.to_array(one).any() for one in stored)
+        return bool(stored) and not any(
+            tensor.data_location or numpy_helper.to_array(tensor).any() for tensor in stored
+        )
 
     @functools.cached_property
     def constants(self) -> dict[str, list[onnx.TensorProto]]:
@@ -260,7 +262,9 @@ class _Draws:
         for graph in (*graphs(self.model), *self.model.functions):
             for node in graph.node:
                 if node.op_type == "Constant":
-                    stored += [(node.output[0], one.t) for one in node.attribute if one.name == "value"]
+                    stored += [
+                        (node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value"
+                    ]
         found: dict[str, list[onnx.TensorProto]] = {}
         for name, tensor in stored:
             found.setdefault(name, []).append(tensor)

@@ -211,8 +211,8 @@ def _changed(tensor: TensorInfo, ranges: tuple[ShapeRange | None, ...]) -> tuple
     """Return the sizes that the policy fixes and the model does not."""
     before = tensor.shape if tensor.shape is not None else (None,) * len(ranges)
     return tuple(
-        one.min if one is not None and one.fixed and not isinstance(size, int) else None
-        for one, size in zip(ranges, before, strict=False)
+        bounds.min if bounds is not None and bounds.fixed and not isinstance(size, int) else None
+        for bounds, size in zip(ranges, before, strict=False)
     )
 
 
@@ -220,10 +220,12 @@ def _limited(tensor: TensorInfo, ranges: tuple[ShapeRange | None, ...] | None) -
     if ranges is None:
         return tensor
     before = tensor.shape if tensor.shape is not None else (None,) * len(ranges)
-    shape = tuple(one.min if one is not None and one.fixed else size for one, size in zip(ranges, before, strict=True))
+    shape = tuple(
+        bounds.min if bounds is not None and bounds.fixed else size for bounds, size in zip(ranges, before, strict=True)
+    )
     limits = tuple(
-        (one.min, one.max) if one is not None and not isinstance(size, int) else known
-        for one, size, known in zip(ranges, before, tensor.limits or (None,) * len(ranges), strict=True)
+        (range_.min, range_.max) if range_ is not None and not isinstance(size, int) else known
+        for range_, size, known in zip(ranges, before, tensor.limits or (None,) * len(ranges), strict=True)
     )
     return msgspec.structs.replace(tensor, shape=shape, limits=limits if any(limits) else ())
 
@@ -251,7 +253,7 @@ def batch_axes(inputs: Sequence[TensorInfo]) -> tuple[str | None, dict[str, int]
         return None, {}
     key = leading[0].shape[0]
     if not isinstance(key, str):
-        return None, {one.name: 0 for one in leading if one.shape and one.shape[0] is None}
+        return None, {tensor.name: 0 for tensor in leading if tensor.shape and tensor.shape[0] is None}
     return key, {input_.name: input_.shape.index(key) for input_ in inputs if input_.shape and key in input_.shape}
 
 
@@ -320,8 +322,8 @@ def _marked(tensor: TensorInfo, axis: int | None, size: int) -> TensorInfo:
     limits = tensor.limits or (None,) * len(tensor.shape)
     return msgspec.structs.replace(
         tensor,
-        shape=tuple(size if place == axis else one for place, one in enumerate(tensor.shape)),
-        limits=tuple((1, size) if place == axis else one for place, one in enumerate(limits)),
+        shape=tuple(size if place == axis else size_ for place, size_ in enumerate(tensor.shape)),
+        limits=tuple((1, size) if place == axis else limit for place, limit in enumerate(limits)),
     )
 
 
@@ -329,5 +331,5 @@ def _opened(tensor: TensorInfo) -> TensorInfo:
     axis = fixed_axes((tensor,)).get(tensor.name)
     if axis is None or tensor.shape is None:
         return tensor
-    shape = tuple(OPEN if place == axis else one for place, one in enumerate(tensor.shape))
+    shape = tuple(OPEN if place == axis else size for place, size in enumerate(tensor.shape))
     return msgspec.structs.replace(tensor, shape=shape)

@@ -256,7 +256,7 @@ class KeyOutcomes:
 
     def _mode(self) -> None:
         asked = self._job.stated["mode"]
-        less = [one.key for one in self._found.values() if one.outcome != "kept"]
+        less = [outcome.key for outcome in self._found.values() if outcome.outcome != "kept"]
         reason = f"not every key is kept: {', '.join(less[:4])}" if less else "every other key is kept"
         self._found["mode"] = KeyOutcome(
             key="mode",

@@ -53,7 +53,7 @@ def compiled_for(settings: OnnxRuntimeSettings, machine: Machine, device: str) -
     }
     if settings.provider != "CPUExecutionProvider":
         index = int(device.partition(":")[2] or 0)
-        found = next((one for one in machine.cuda if one.index == index), None)
+        found = next((gpu for gpu in machine.cuda if gpu.index == index), None)
         target["cuda"] = facts.detail.get("cuda", "")
         target["compute capability"] = "" if found is None else ".".join(map(str, found.compute_capability))
     return target

@@ -106,7 +106,9 @@ class CpuModel(HostModel):
             raise self._failed(error) from None
         given = {tensor.data_ptr for tensor in tensors.values()}
         shared = (_core.Tensor.from_dlpack(value) for value in results)
-        return [one.copy() if one.data_ptr in given else one for one in shared]  # an output that is an input
+        return [
+            tensor.copy() if tensor.data_ptr in given else tensor for tensor in shared
+        ]  # an output that is an input
 
     def _observed_feeds(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
         ready, _ = self.ready(feeds)

@@ -219,7 +219,7 @@ class CudaBinding(Binding):
         elif not fits(item.shape, self._declared[name]):
             self._copies.append(_Copy(name, None, item))
             return
-        elif any(overlap(item, one) for one in self._items.values()):
+        elif any(overlap(item, input_) for input_ in self._items.values()):
             tensor = _core.Tensor.empty(item.shape, item.dtype, model.device, stream=model.stream)
             self._copies.append(_Copy(name, tensor.data_ptr, item))
             item = device_array(name, tensor, "tensor", model.device, model.stream)

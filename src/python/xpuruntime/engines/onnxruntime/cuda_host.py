@@ -73,7 +73,7 @@ class HostRuns:
         xpuruntime pool, where it takes no stream.
         """
         info = model.info
-        types = {one.dtype for one in (*model.check.infos.values(), *info.outputs)}
+        types = {tensor.dtype for tensor in (*model.check.infos.values(), *info.outputs)}
         known = {output.name for output in info.outputs}.issuperset(model.output_names)
         if model.stream is None or model.passed or not known or not types <= _DTYPES:
             return None

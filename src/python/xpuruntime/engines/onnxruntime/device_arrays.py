@@ -128,7 +128,7 @@ def new_turn() -> Any:
     """Return the lock of a new session."""
     turn = threading.Lock()
     with _lock:
-        _turns[:] = [one for one in _turns if one() is not None]
+        _turns[:] = [reference for reference in _turns if reference() is not None]
         _turns.append(weakref.ref(turn))
     return turn
 
@@ -192,7 +192,7 @@ class capturing_alone:  # noqa: N801 - used like a function
             return False
         _capturing.add(self)
         _waiting.discard(self)
-        self._sessions = [turn for one in _turns if (turn := one()) is not None]
+        self._sessions = [turn for reference in _turns if (turn := reference()) is not None]
         return True
 
     def _leave(self, *_: object) -> None:

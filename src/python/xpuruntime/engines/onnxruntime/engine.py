@@ -131,10 +131,13 @@ class OnnxRuntimeEngine(PackagedEngine[OnnxRuntimeSettings]):
         if kind == "cuda":
             return {
                 **CUDA_OPTIONS,
-                **{name: one for name, one in SESSION_OPTIONS.items() if name.startswith("ep.cuda.")},
+                **{name: option for name, option in SESSION_OPTIONS.items() if name.startswith("ep.cuda.")},
             }
         if kind == "cpu":
-            return {**CPU_OPTIONS, **{name: one for name, one in SESSION_OPTIONS.items() if not name.startswith("ep.")}}
+            return {
+                **CPU_OPTIONS,
+                **{name: option for name, option in SESSION_OPTIONS.items() if not name.startswith("ep.")},
+            }
         return {}
 
     def operator_schemas(self) -> Sequence[Any]:

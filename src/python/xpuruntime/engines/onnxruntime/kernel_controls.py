@@ -74,7 +74,7 @@ class KernelKeys:
         self._settings = settings.replace(
             tune=tune,
             rewrites={rewrite.node: str(rewrite) for rewrite in self._found.rewrites},
-            left={one.node: str(one) for one in self._found.left},
+            left={node.node: str(node) for node in self._found.left},
         )
 
     def resolve(self) -> OnnxRuntimeSettings:
@@ -179,7 +179,7 @@ class KernelKeys:
 
     @functools.cached_property
     def _kinds(self) -> set[str]:
-        return {rewrite.kind for rewrite in self._found.rewrites} | {one.kind for one in self._found.left}
+        return {rewrite.kind for rewrite in self._found.rewrites} | {node.kind for node in self._found.left}
 
     @functools.cached_property
     def _op_types(self) -> set[str]:
@@ -354,12 +354,12 @@ def _why_not_tuned(policy: KernelPolicy) -> tuple[str, str] | None:
 
 
 def _counted(done: Sequence[Rewrite]) -> str:
-    ops = ", ".join(dict.fromkeys(f"xpuruntime.{one.op}" for one in done))
+    ops = ", ".join(dict.fromkeys(f"xpuruntime.{rewrite.op}" for rewrite in done))
     return f"{len(done)} {'node' if len(done) == 1 else 'nodes'} as {ops}"
 
 
 def _held(done: Sequence[Rewrite], *, strict: bool) -> str:
-    rest = list(dict.fromkeys(one.rest for one in done if one.rest))
+    rest = list(dict.fromkeys(rewrite.rest for rewrite in done if rewrite.rest))
     text = "xpuruntime operators, which xpuruntime's dispatcher serves; the evidence says which kernel ran"
     if rest:
         text += f". {'; '.join(rest)}"
@@ -369,7 +369,7 @@ def _held(done: Sequence[Rewrite], *, strict: bool) -> str:
 
 
 def _named(left: Sequence[UnrewrittenNode]) -> str:
-    shown = "; ".join(f"{one.node!r}: {one.reason}" for one in left[:_NAMED])
+    shown = "; ".join(f"{node.node!r}: {node.reason}" for node in left[:_NAMED])
     return shown + (f"; and {len(left) - _NAMED} more" if len(left) > _NAMED else "")
 
 

@@ -195,7 +195,7 @@ class OnnxRuntimeExporter(NativeExporter):
             command=TRITON_COMMAND,
             notes=(
                 *_rewritten(settings),
-                *(f"the backend does not pass {one} on" for one in _not_passed_on(settings)),
+                *(f"the backend does not pass {entry} on" for entry in _not_passed_on(settings)),
                 f"the version of ONNX Runtime is that of the server; the lock has {self.job.version}",
                 "without --disable-auto-complete-config the server may switch its dynamic batcher on",
             ),

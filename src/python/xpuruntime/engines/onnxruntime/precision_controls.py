@@ -217,7 +217,7 @@ def _packed_products(model: ModelInfo, *, cuda: bool) -> Iterator[_PackedProduct
         }
         for node in graph.node:
             if node.op_type == "MatMulNBits":
-                numbers = {str(one.name): int(one.i) for one in node.attribute}
+                numbers = {str(attribute.name): int(attribute.i) for attribute in node.attribute}
                 integers = not cuda and quantizes_activations(node.op_type, numbers)
                 storage, group = f"int{numbers.get('bits', 4)}", numbers.get("block_size")
                 yield _PackedProduct(node.name, storage, "int8" if integers else "float", group)
@@ -239,7 +239,7 @@ def integer_nodes(request: Request) -> str:
     if "MatMulNBits" in ops:
         for graph in graphs(model.named_proto()):
             for node in graph.node:
-                numbers = {str(one.name): int(one.i) for one in node.attribute}
+                numbers = {str(attribute.name): int(attribute.i) for attribute in node.attribute}
                 if node.op_type == "MatMulNBits" and quantizes_activations(node.op_type, numbers):
                     found.append(f"{node.name!r} (MatMulNBits, accuracy_level 4)")
     return ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")

@@ -152,7 +152,7 @@ def _weights(info: ModelInfo) -> dict[str, int]:
     forms: Counter[str] = Counter()
     for node in proto.graph.node:
         if node.op_type == "MatMulNBits":
-            stated = {one.name: one.i for one in node.attribute}
+            stated = {attribute.name: attribute.i for attribute in node.attribute}
             sizes = (f"{name}={stated.get(name, 0)}" for name in ("bits", "block_size", "accuracy_level"))
             forms[" ".join((node.op_type, *sizes))] += 1
         elif node.op_type in ("MatMul", "Gemm") and any(name in types for name in node.input[:2]):

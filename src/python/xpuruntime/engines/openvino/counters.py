@@ -70,7 +70,7 @@ class Counted:
         counts = [self.counts[name] for name in names]
         found = []
         for number, spent in enumerate(self.spent):
-            bounds = [one.of_run(number) for one in counts]
+            bounds = [count.of_run(number) for count in counts]
             least, most = (sum(pair[i] for pair in bounds) for i in (0, 1))
             if most - least > _COARSE * spent:
                 return ()
@@ -86,7 +86,7 @@ class Counted:
         counts = [self.counts[name] for name in names]
         found = []
         for number, spent in enumerate(self.spent):
-            most = sum(one.of_run(number)[1] + 1 for one in counts)
+            most = sum(count.of_run(number)[1] + 1 for count in counts)
             if spent <= 2 * min(self.spent) or most >= spent / 2:
                 found.append(spent)
         return found or self.spent
@@ -224,9 +224,9 @@ class _Sharing:
                     self.readers.setdefault(self.makers[name], []).append(index)
 
         self.followers: dict[str, list[Executed]] = {}
-        for one in executed:
-            for name in one.above:
-                self.followers.setdefault(name, []).append(one)
+        for step in executed:
+            for name in step.above:
+                self.followers.setdefault(name, []).append(step)
 
     def run(self) -> Shares:
         mentioned = self._mentioned()
@@ -249,7 +249,7 @@ class _Sharing:
         """
         best: dict[int, tuple[bool, bool, bool, bool, bool, int]] = {}
         still: set[int] = set()
-        named = [(*one.mentioned, *self._layers_of(position)) for position, one in enumerate(self.executed)]
+        named = [(*node.mentioned, *self._layers_of(position)) for position, node in enumerate(self.executed)]
         for position, one in enumerate(self.executed):
             for index, last in named[position]:
                 if index >= len(self.nodes):
@@ -265,9 +265,9 @@ class _Sharing:
                     best[index] = rank
         for index, (*_, position) in best.items():
             self.owner[index] = -position
-        for position, one in enumerate(self.executed):
+        for position, node in enumerate(self.executed):
             helped = sorted({i for i, _ in named[position] if self.owner.get(i, position) != position})
-            if helped and not one.still:
+            if helped and not node.still:
                 self.shares.serves[position] = helped
         for index in still - set(best):
             self.shares.folded[index] = COMPUTED

@@ -149,12 +149,12 @@ def _refuse_device(device: str, facts: EngineFacts) -> Refusal | None:
 
     kind, _, index = device.partition(":")
     have = [our_device(word) for word in facts.providers]
-    if device in have or (not index and any(one.startswith(f"{kind}:") for one in have)):
+    if device in have or (not index and any(other.startswith(f"{kind}:") for other in have)):
         return None
     if index == "0" and kind in have:
         return None
     named = ", ".join(have) or "none"
-    if any(one.partition(":")[0] == kind for one in have):
+    if any(other.partition(":")[0] == kind for other in have):
         return Refusal(VerdictCode.DEVICE_MISSING, f"{device} was not found: OpenVINO has {named}")
     why = facts.broken.get(kind.upper(), f"OpenVINO has no {kind.upper()} here")
     return Refusal(VerdictCode.DEVICE_MISSING, f"{device} was not found: {why}")

@@ -220,7 +220,7 @@ class _Opener:
                 f"{', '.join(self.core.get_property(settings.device, 'OPTIMIZATION_CAPABILITIES'))}"
             )
             raise UnsupportedOperationError(msg, engine="openvino", device=device)
-        ran = [str(one) for one in compiled.get_property("EXECUTION_DEVICES")]
+        ran = [str(word) for word in compiled.get_property("EXECUTION_DEVICES")]
         if not all(one.partition(".")[0] == settings.device.partition(".")[0] for one in ran):
             msg = (
                 f"{path}: {settings.device} was asked for, and OpenVINO compiled the model for {', '.join(ran)}. "
@@ -253,7 +253,7 @@ def _there(core: Any, word_: str, device: str) -> None:
     """Refuse a device that OpenVINO does not list: compiling for it fails with a message about something else."""
     kind, _, index = word_.partition(".")
     try:
-        indices = [str(one) for one in core.get_property(kind, "AVAILABLE_DEVICES")]
+        indices = [str(number) for number in core.get_property(kind, "AVAILABLE_DEVICES")]
     except RuntimeError as error:
         raise translate(error, doing=f"opening the {kind} plugin", device=device) from None
     if not indices or (index and index not in indices and (index, indices) != ("0", [""])):

@@ -31,7 +31,7 @@ def run(script: str, inputs: str, outputs: str, folder: str) -> dict[str, Any]:
     for _ in range(_RUNS):
         native.run(counted, feeds)
     version = str(importlib.import_module("openvino").__version__).partition("-")[0]
-    devices = ", ".join(str(one) for one in compiled.get_property("EXECUTION_DEVICES"))
+    devices = ", ".join(str(device) for device in compiled.get_property("EXECUTION_DEVICES"))
     return {"facts": {"version": version, "device": devices}, "graph": graph_facts(counted)}
 
 

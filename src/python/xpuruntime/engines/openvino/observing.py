@@ -63,7 +63,7 @@ def observe(
     units = joiner.all()
     run_us, units_us = joiner.sums()
     notes += joiner.notes
-    ran = [one for one in executed if not one.still]
+    ran = [node for node in executed if not node.still]
     return Observed(
         units=tuple(units),
         boundaries=_boundaries(executed, joiner),
@@ -74,7 +74,7 @@ def observe(
         units_us=units_us,
         outside_us=outside,
         cut_us=joiner.cut_us,
-        live=_live(executed, [(one, unit.id) for one, unit in zip(ran, units, strict=False)]),
+        live=_live(executed, [(node, unit.id) for node, unit in zip(ran, units, strict=False)]),
     )
 
 
@@ -92,14 +92,14 @@ def units_of(
 def _live(executed: Sequence[Executed], ran: Sequence[tuple[Executed, str]]) -> tuple[LiveBytes, ...]:
     """Return what is live around each executed node; nothing where a shape is open, so that its size is not known."""
     steps = []
-    for one, unit in ran:
-        if one.time_us is None and one.kernel is None and one.above:
-            steps.append(UnitMemory(unit=unit, reads=one.above, views={one.name: one.above[0]}))
-        elif one.made is None:
+    for node, unit in ran:
+        if node.time_us is None and node.kernel is None and node.above:
+            steps.append(UnitMemory(unit=unit, reads=node.above, views={node.name: node.above[0]}))
+        elif node.made is None:
             return ()
         else:
-            steps.append(UnitMemory(unit=unit, reads=one.above, makes={one.name: one.made}))
-    outputs = {name for one in executed if one.kind in ("Output", "Result") for name in one.above}
+            steps.append(UnitMemory(unit=unit, reads=node.above, makes={node.name: node.made}))
+    outputs = {name for node in executed if node.kind in ("Output", "Result") for name in node.above}
     return live_bytes(steps, outputs)
 
 
@@ -138,7 +138,7 @@ class _Units:
 
     def all(self) -> list[Unit]:
         """Return the units in the order they ran, then those that do not run."""
-        units = [self._unit(i, one) for i, one in enumerate(self.executed) if not one.still]
+        units = [self._unit(i, node) for i, node in enumerate(self.executed) if not node.still]
         units += [self._folded(index, why) for index, why in sorted(self.shares.folded.items())]
         if self.shares.inferred:
             first = self.info.nodes[min(self.shares.inferred)].name
@@ -161,9 +161,9 @@ class _Units:
     def _cut(self) -> None:
         """Sum up what whole microseconds hide, and say what has no time for that reason."""
         self.notes.append(_TIMES)
-        counted = [(one, self.counted.counts[one.name]) for one in self.executed if self._counts(one)]
+        counted = [(node, self.counted.counts[node.name]) for node in self.executed if self._counts(node)]
         self.cut_us = float(sum(found.high - found.low + 1 for _, found in counted))
-        short = [one.name for one, _ in counted if self.time(one) is None]
+        short = [node.name for node, _ in counted if self.time(node) is None]
         if short:
             self.notes.append(
                 f"{len(short)} unit(s), such as {name_without_numbers(short[0])!r}, have no time: they took less than "
@@ -192,7 +192,7 @@ class _Units:
         """Return wall times of runs, and what all units took of each, or, where that is too coarse, of a mean one."""
         if not self.runs or self.counted.broken:
             return (), ()
-        timed = [one.name for one in self.executed if not one.still and self.time(one) is not None]
+        timed = [node.name for node in self.executed if not node.still and self.time(node) is not None]
         each = self.counted.sums_of_runs(timed)
         if each:
             return tuple(self.counted.spent), each
@@ -307,8 +307,8 @@ class _Units:
 def _types_of_sources(info: ModelInfo) -> dict[str, str]:
     """Return the precision of each input and weight of the model."""
     types = {input_.name: precision_name(input_.dtype) for input_ in info.inputs}
-    for one in info.named_proto().graph.initializer:
-        types[one.name] = precision_of(one.data_type)
+    for tensor in info.named_proto().graph.initializer:
+        types[tensor.name] = precision_of(tensor.data_type)
     return types
 
 
@@ -331,13 +331,13 @@ def _has_source(info: ModelInfo) -> bool:
 def _boundaries(executed: Sequence[Executed], units: _Units) -> tuple[Boundary, ...]:
     """Return the inserted changes of type and layout, by kind and what they change."""
     groups: dict[tuple[Literal["cast", "layout"], str], list[Executed]] = {}
-    for position, one in enumerate(executed):
-        if one.still or one.kind not in ("Reorder", "Convert") or not units.inserted(position):
+    for position, node in enumerate(executed):
+        if node.still or node.kind not in ("Reorder", "Convert") or not units.inserted(position):
             continue
-        if one.reads != one.writes and one.reads and one.writes:
-            groups.setdefault(("cast", f"{one.reads} -> {one.writes} on {units.device}"), []).append(one)
+        if node.reads != node.writes and node.reads and node.writes:
+            groups.setdefault(("cast", f"{node.reads} -> {node.writes} on {units.device}"), []).append(node)
         else:
-            groups.setdefault(("layout", f"{one.kind} on {units.device}"), []).append(one)
+            groups.setdefault(("layout", f"{node.kind} on {units.device}"), []).append(node)
     found = []
     for (kind, where), members in sorted(groups.items()):
         times = [t for member in members if (t := units.time(member)) is not None]

@@ -62,7 +62,7 @@ def main_precision(tensors: Iterable[tuple[str | None, int]]) -> str | None:
     operator nor the condition of a Where say in what precision it computes. ``None`` where none is known.
     """
     known = [(elements, name in FLOATS, name) for name, elements in tensors if name is not None]
-    return max(known, key=lambda one: one[:2])[2] if known else None
+    return max(known, key=lambda entry: entry[:2])[2] if known else None
 
 
 def meets(wanted: str | None, ran: str) -> bool:
@@ -111,7 +111,7 @@ def other_floats(model: ModelInfo, precisions: Collection[str]) -> str:
     proto = model.named_proto() if model.format == "onnx" else None
     if proto is None or not _stated(model, proto) & set(precisions):
         return ""
-    stated = {one.name: one.data_type for one in proto.graph.initializer}
+    stated = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
     types = model_precisions(
         proto, stated | {graph_input.name: graph_input.type.tensor_type.elem_type for graph_input in proto.graph.input}
     )
@@ -126,7 +126,7 @@ def other_floats(model: ModelInfo, precisions: Collection[str]) -> str:
 
 def _stated(model: ModelInfo, proto: onnx.ModelProto) -> set[str]:
     words = {input_.dtype for input_ in (*model.inputs, *model.outputs)} | set(model.weights)
-    numbers = {one.data_type for graph in graphs(proto) for one in graph.initializer}
+    numbers = {tensor.data_type for graph in graphs(proto) for tensor in graph.initializer}
     for graph in graphs(proto):
         for node in graph.node:
             for attribute in node.attribute:

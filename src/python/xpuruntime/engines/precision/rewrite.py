@@ -156,7 +156,7 @@ class Rewriter:
         ONNX Runtime infers that cached keys and values with new ones behind them are as long as those before, and
         writes them in their place where both are no inputs and results of the model.
         """
-        for value in [one for one in graph.output if one.name == result]:
+        for value in [output for output in graph.output if output.name == result]:
             copy = graph.value_info.add()
             copy.CopyFrom(value)
             copy.name, tensor = made, copy.type.tensor_type

@@ -165,7 +165,7 @@ def _opened(
         "the session runs in a process of its own",
         "this process holds another QNN chip, or was forked from one that holds QNN",
     )
-    return WorkerSession(worker, number, reply["outputs"]), [msgspec.convert(one, Placed) for one in reply["placed"]]
+    return WorkerSession(worker, number, reply["outputs"]), [msgspec.convert(node, Placed) for node in reply["placed"]]
 
 
 def refused(error: Exception, source: ModelSource, opening: Opening, settings: QnnSettings) -> XpuRuntimeError:
@@ -200,12 +200,12 @@ def _reasons(source: ModelSource, opening: Opening) -> tuple[list[Any], list[str
 
 def _verify(placed: Sequence[Placed], source: ModelSource, opening: Opening, settings: QnnSettings) -> None:
     """Refuse a session whose nodes did not go where the policy lets them."""
-    away = [one for one in placed if one.provider != PROVIDER]
+    away = [node for node in placed if node.provider != PROVIDER]
     strays = [one for one in away if not _allowed(one, settings.allow_cpu_ops)]
     if strays or (placed and len(away) == len(placed)):  # none at all: the graph was folded to constants
         rejected, faults = _reasons(source, opening)
         names = {stray.name for stray in strays}
-        told = [one for one in rejected if one.name in names or not strays]
+        told = [node for node in rejected if node.name in names or not strays]
         raise refusal(told or rejected, faults, label=source.label, where=str(settings.target))
 
 

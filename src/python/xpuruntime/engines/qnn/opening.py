@@ -166,7 +166,7 @@ def _device() -> Any:
 def _devices(ort: Any) -> list[Any]:
     """Return the provider's devices, an NPU before others."""
     found = [device for device in ort.get_ep_devices() if device.ep_name == PROVIDER]
-    return sorted(found, key=lambda one: one.device.type != ort.OrtHardwareDeviceType.NPU)
+    return sorted(found, key=lambda device: device.device.type != ort.OrtHardwareDeviceType.NPU)
 
 
 _GREETING = b"LIBNATIVE:"

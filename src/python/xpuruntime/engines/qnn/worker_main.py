@@ -58,11 +58,11 @@ def receive(stream: BinaryIO) -> tuple[dict[str, Any], dict[str, Any]] | None:
     except msgspec.DecodeError:
         return None
     arrays: dict[str, Any] = {}
-    for one in head.pop("arrays"):
-        array = np.empty(one["shape"], np.dtype(one["dtype"]))
+    for header in head.pop("arrays"):
+        array = np.empty(header["shape"], np.dtype(header["dtype"]))
         if array.size and not _fill(stream, array.reshape(-1)):
             return None
-        arrays[one["name"]] = array.tobytes() if one["bytes"] else array
+        arrays[header["name"]] = array.tobytes() if header["bytes"] else array
     return head, arrays
 
 

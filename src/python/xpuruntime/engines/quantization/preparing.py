@@ -154,7 +154,7 @@ def _give_rows_of_bias(proto: onnx.ModelProto) -> None:
         weight, bias = weights.get(node.input[1]), weights.get(node.input[2])
         if weight is None or bias is None:
             continue
-        facts = {one.name: one for one in node.attribute}
+        facts = {attribute.name: attribute for attribute in node.attribute}
         columns = weight.dims[0 if "transB" in facts and facts["transB"].i else 1]
         beta = facts["beta"].f if "beta" in facts else 1.0
         alpha = facts["alpha"].f if "alpha" in facts else 1.0
@@ -223,7 +223,7 @@ def _regions(source: onnx.ModelProto, prepared: onnx.ModelProto) -> dict[str, tu
     for node in prepared.graph.node:
         group = groups[next(output for output in node.output if output)]
         ends = [output for one in group for output in one.output if output in kept]
-        holder = next((one for one in group if one.op_type in HEAVY), group[-1])
+        holder = next((member for member in group if member.op_type in HEAVY), group[-1])
         regions[node.name] = _between(makers, kept, ends) if holder is node else ()
     return regions
 

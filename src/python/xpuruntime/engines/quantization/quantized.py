@@ -132,7 +132,7 @@ def _quantize(
         *prepared.notes,
         *_folded(prepared),
     ]
-    for (op, reason), count in Counter((one.op, one.reason) for one in left).most_common(20):
+    for (op, reason), count in Counter((node.op, node.reason) for node in left).most_common(20):
         notes.append(f"left in floats: {op}: {reason}" + (f" ({count} nodes)" if count > 1 else ""))
     names = [node.name for node in model.nodes]
     notes += [

@@ -195,7 +195,7 @@ def _outside_images(proto: onnx.ModelProto) -> set[str]:
         if node.name not in inside:
             inside[node.name] = False
             inside[node.name] = node.op_type in _CONVOLUTIONS or all(
-                from_convolution(one) for one in node.input if one in makers
+                from_convolution(input_) for input_ in node.input if input_ in makers
             )
         return inside[node.name]
 

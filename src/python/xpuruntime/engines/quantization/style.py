@@ -158,7 +158,7 @@ def source_tensor(name: str, tensors: Iterable[str]) -> str | None:
     """Return the value of the source that a value of the quantized graph stands for; ``None`` where there is none."""
     known = tensors if isinstance(tensors, (set, frozenset, dict)) else set(tensors)
     while name not in known:
-        ending = next((one for one in _ENDINGS if name.endswith(one)), None)
+        ending = next((ending_ for ending_ in _ENDINGS if name.endswith(ending_)), None)
         if ending is None:
             return None
         name = name.removesuffix(ending)

@@ -87,7 +87,7 @@ def _targets(
         return (chip,)
     if chip is not None:
         return targets_of(chip, product, facts)
-    return tuple(one for one in known if int(one.partition(".")[0]) >= _OLDEST_DEFAULT)
+    return tuple(capability for capability in known if int(capability.partition(".")[0]) >= _OLDEST_DEFAULT)
 
 
 def _precision(request: Request, product: TensorRtProduct, builder: ControlBuilder) -> dict[str, Any]:

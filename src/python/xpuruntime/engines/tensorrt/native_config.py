@@ -74,7 +74,7 @@ class TrtexecExporter(NativeExporter):
         settings = self.settings_as(TensorRtSettings)
         write_model(prepare(self.job.request, settings, ConversionLog()), folder, also=(_SCRIPT, _ARGUMENTS, RECORD))
         arguments = self._arguments(settings)
-        shown = " \\\n  ".join(shlex.quote(one) for one in ("trtexec", *arguments))
+        shown = " \\\n  ".join(shlex.quote(argument) for argument in ("trtexec", *arguments))
         text = f'#!/bin/sh\n# Written by xrt export from the lock {self.job.digest}\nset -e\ncd "$(dirname "$0")"\n'
         (folder / _SCRIPT).write_text(f"{text}exec {shown}\n", encoding="utf-8")
         (folder / _SCRIPT).chmod(0o755)
@@ -109,7 +109,9 @@ class TrtexecExporter(NativeExporter):
         sizes = [f"{pool}:{_kib(int(size))}K" for pool, size in pools.items() if size is not None]
         arguments += [f"--memPoolSize={','.join(sizes)}"] if sizes else []
         for place, word in enumerate(("min", "opt", "max")):
-            shapes = [f"{name}:{'x'.join(map(str, one[place]))}" for name, one in sorted(settings.profiles.items())]
+            shapes = [
+                f"{name}:{'x'.join(map(str, profile[place]))}" for name, profile in sorted(settings.profiles.items())
+            ]
             arguments += [f"--{word}Shapes={','.join(shapes)}"] if shapes else []
         arguments += [f"{flag}={options[name]}" for name, flag in _SAME.items() if name in options]
         if "profiling_verbosity" not in options:

@@ -155,7 +155,7 @@ def _sizes(engine: Any, name: str) -> str:
     shape = tuple(engine.get_tensor_shape(name))
     if all(size >= 0 for size in shape):
         return f"[{', '.join(map(str, shape))}]"
-    least, best, largest = (tuple(one) for one in engine.get_tensor_profile_shape(name, 0))
+    least, best, largest = (tuple(sizes) for sizes in engine.get_tensor_profile_shape(name, 0))
     return f"[{', '.join(str(ShapeRange(*sizes)) for sizes in zip(least, best, largest, strict=True))}]"
 
 

@@ -152,5 +152,5 @@ def _makes_new(node: Any) -> bool:
     if name in _COMPOSITES:
         return True
     composite = _private_api.has_kernel(target.name(), "CompositeImplicitAutograd")
-    aliases = any(one.alias_info is not None for one in schema.returns)
+    aliases = any(result.alias_info is not None for result in schema.returns)
     return not composite and not aliases and name not in _VIEWS

@@ -323,9 +323,13 @@ def why_not(op: str, kernel_name: str, *, cuda: bool) -> str:
     name = kernel_name.partition("@")[0]
     ids = kernel_ids(op, name)
     # What this build lacks, such as CUDA's, is known all the same.
-    known = ids or [one for one, (ops, _) in KERNEL_IDS.items() if op in ops and name in (one, *one.split("."))]
+    known = ids or [
+        kernel_id
+        for kernel_id, (ops, _) in KERNEL_IDS.items()
+        if op in ops and name in (kernel_id, *kernel_id.split("."))
+    ]
     kind = "cuda" if cuda else "cpu"
-    if known and all(_DEVICES.get(one.partition(".")[0], kind) != kind for one in known):
+    if known and all(_DEVICES.get(kernel_id.partition(".")[0], kind) != kind for kernel_id in known):
         return f"{kernel_name} does not run on {kind}"
     if not ids:
         return f"there is no kernel {kernel_name} for {op}"

@@ -99,10 +99,10 @@ class TorchModel(LoadedModel):
             except KeyError:
                 return slow(feeds, stream)
             key = []
-            for one in tensors:
-                if type(one) is not tensor or one.device != where or one.requires_grad:
+            for input_ in tensors:
+                if type(input_) is not tensor or input_.device != where or input_.requires_grad:
                     return slow(feeds, stream)
-                key.append((one.shape, one.dtype))
+                key.append((input_.shape, input_.dtype))
             if tuple(key) not in seen:
                 found = slow(feeds)
                 self.check.remember(tuple(key))

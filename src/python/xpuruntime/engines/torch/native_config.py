@@ -97,7 +97,7 @@ class TorchExporter(NativeExporter):
         seen = {source.names[name]: types for name, types in ran.items() if name in source.names}
         units = []
         for node in self.job.request.model.nodes:
-            kinds = {torch_precision(getattr(torch, one)) for one in seen.get(node.name, ())}
+            kinds = {torch_precision(getattr(torch, dtype)) for dtype in seen.get(node.name, ())}
             precision = "->".join(sorted(kinds)) or None
             units.append(
                 Unit(

@@ -248,7 +248,7 @@ class Batcher:
         left = self._scheduler.unsettled()
         for entry in left:
             self._scheduler.cancel(entry)
-        freed = [one for one in self._scheduler.take_ready() if one.outcome != "cancelled"]
+        freed = [ready for ready in self._scheduler.take_ready() if ready.outcome != "cancelled"]
         self._answering += len(left) + len(freed)
         self._work.notify_all()
         self._timer.notify_all()

@@ -100,7 +100,7 @@ def copy_parts(made: np.ndarray[Any, Any], parts: Iterable[tuple[Place, np.ndarr
         for share in (shares[0], *shares[1 + len(helping) :]):
             _copy_all(made, share)
     finally:
-        failures = [one.exception() for one in helping]  # none writes any more
+        failures = [entry.exception() for entry in helping]  # none writes any more
     for failure in failures:
         if failure is not None:
             raise failure
@@ -246,7 +246,7 @@ def _for_engine(info: InputLayout, array: np.ndarray[Any, Any]) -> Any:
     if info.datatype == "BYTES":
         engine = np.empty(array.shape, object)
         try:
-            engine.reshape(-1)[:] = [_text(one) for one in array.reshape(-1)]
+            engine.reshape(-1)[:] = [_text(element) for element in array.reshape(-1)]
         except UnicodeDecodeError as error:
             raise ServingError(
                 Status.INVALID_ARGUMENT,
@@ -302,7 +302,9 @@ def _plain(array: Any, datatype: str) -> np.ndarray[Any, Any]:
     made: np.ndarray[Any, Any] = np.asarray(array)
     if datatype == "BYTES":
         texts = np.empty(made.shape, object)
-        texts.reshape(-1)[:] = [one.encode() if isinstance(one, str) else bytes(one) for one in made.reshape(-1)]
+        texts.reshape(-1)[:] = [
+            element.encode() if isinstance(element, str) else bytes(element) for element in made.reshape(-1)
+        ]
         return texts
     return made.view(np.uint16) if datatype == "BF16" else made
 

@@ -79,7 +79,7 @@ class ConformanceResult(Document, frozen=True, kw_only=True):
         if self.failed:
             return 1
         answered = (check for check in self.checks if check.outcome == "pass" and check.name.startswith("infer "))
-        return 0 if any(one.name.rpartition(": ")[2] in _ANSWERED for one in answered) else 4
+        return 0 if any(output.name.rpartition(": ")[2] in _ANSWERED for output in answered) else 4
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group

@@ -227,12 +227,12 @@ class Limits(NamedTuple):
             "source": self.source,
             "curve": [
                 {
-                    "batch_size": one.rows,
-                    "median_us": round(one.median_us),
-                    "longest_us": round(one.longest_us),
-                    "runs": one.runs,
+                    "batch_size": point.rows,
+                    "median_us": round(point.median_us),
+                    "longest_us": round(point.longest_us),
+                    "runs": point.runs,
                 }
-                for one in self.curve
+                for point in self.curve
             ],
         }
 
@@ -244,7 +244,7 @@ def measure_curve(
     *_, sizes = warmup_sizes(layout)
     most = max(batching.max_batch_size, 1)
     rows = (most,) if batching.shapes == "fixed" else batch_sizes(most)
-    return time_batches(runner, lambda one: batch_feeds(session, layout, one, sizes), rows)
+    return time_batches(runner, lambda point: batch_feeds(session, layout, point, sizes), rows)
 
 
 def locked_curve(lock: Lock | None, layout: Layout, batching: BatchSettings) -> tuple[BatchTime, ...] | str:
@@ -262,9 +262,9 @@ def locked_curve(lock: Lock | None, layout: Layout, batching: BatchSettings) -> 
             if size < largest:
                 return f"the lock has times of {name!r} with {size} elements, and it is padded to {largest}"
     if batching.shapes == "fixed":
-        found = tuple(time_ for time_ in times if time_.rows == most)
+        found = tuple(time for time in times if time.rows == most)
         return found or f"the lock has no times of {most} rows, which every execution has"
-    return tuple(time_ for time_ in times if time_.rows <= most) or f"the lock has no times of {most} rows or fewer"
+    return tuple(time for time in times if time.rows <= most) or f"the lock has no times of {most} rows or fewer"
 
 
 def curve_of(
@@ -299,9 +299,9 @@ def choose_limits(curve: Sequence[BatchTime], p99: float, source: str = "") -> L
     p99_us = 1e6 * p99
     fitting = [one for one in curve if 2 * one.longest_us <= p99_us]
     if not fitting:
-        least = min(curve, key=lambda one: one.rows)
+        least = min(curve, key=lambda point: point.rows)
         return Limits(p99, False, least.rows, 0, tuple(curve), source)
-    best = max(fitting, key=lambda one: one.rows)
+    best = max(fitting, key=lambda point: point.rows)
     delay_us = max(0.0, min(best.median_us, p99_us - 2 * best.longest_us))
     return Limits(p99, True, best.rows, int(delay_us) if best.rows > 1 else 0, tuple(curve), source)
 
@@ -374,22 +374,22 @@ class MemoryBudget:
 
     def _permanent(self, device: str) -> int:
         """Return bytes of the models that are never evicted."""
-        return sum(size for one, (where, size) in self._held.items() if where == device and not self._may_go(one))
+        return sum(size for held, (where, size) in self._held.items() if where == device and not self._may_go(held))
 
     def _evict_one(self, device: str) -> bool:
         """Unload the least recently used model that nobody uses; return whether there was one."""
-        candidates = [one for one, (where, _) in self._held.items() if where == device and self._may_go(one)]
-        for one in sorted(candidates, key=lambda candidate: candidate.last_used):
-            if one.try_evict():
-                self._held.pop(one, None)
+        candidates = [held for held, (where, _) in self._held.items() if where == device and self._may_go(held)]
+        for held in sorted(candidates, key=lambda candidate: candidate.last_used):
+            if held.try_evict():
+                self._held.pop(held, None)
                 self.evictions += 1
                 return True
         return False
 
     def _refusal(self, model: Evictable, device: str, size: int, limit: int) -> ServingError:
         others = [
-            f"{one.name} {bytes_text(held)}{' (kept)' if one.name in self._settings.keep else ''}"
-            for one, (where, held) in self._held.items()
+            f"{slot.name} {bytes_text(held)}{' (kept)' if slot.name in self._settings.keep else ''}"
+            for slot, (where, held) in self._held.items()
             if where == device
         ]
         return ServingError(

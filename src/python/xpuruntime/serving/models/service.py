@@ -303,7 +303,7 @@ class Models:
             slot = self._slot(model)
             found = [slot.version(version)] if version else list(slot.loaded)
         else:
-            found = [one for slot in self._slots.values() for one in slot.loaded]
+            found = [served for slot in self._slots.values() for served in slot.loaded]
         return {"model_stats": [_statistics(one) for one in found]}
 
     def evidence(self, model: str, kind: str, version: str = "") -> Mapping[str, Any]:

@@ -275,7 +275,7 @@ class ServeSettings(PolicyValue, frozen=True, kw_only=True):
 
         self.replace(access_log=None).relocated(keep)
         log = None if self.access_log == "-" else self.access_log
-        refuse_overwriting({"access_log": log}, [("a file", one) for one in read if kind_of(one) == "file"])
+        refuse_overwriting({"access_log": log}, [("a file", line) for line in read if kind_of(line) == "file"])
 
     def in_folder(self, folder: os.PathLike[str]) -> Self:
         """Return settings whose paths start at a folder."""

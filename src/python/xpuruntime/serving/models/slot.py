@@ -51,7 +51,7 @@ class Pending:
         """Take a request, and load the model unless that goes on already."""
         future: Future[InferResponse] = Future()
         with self._lock:
-            self._waiting = [one for one in self._waiting if not one[1].done()]
+            self._waiting = [waiter for waiter in self._waiting if not waiter[1].done()]
             if self._limit and len(self._waiting) >= self._limit:
                 raise ServingError(
                     Status.RESOURCE_EXHAUSTED,
@@ -103,8 +103,8 @@ class Pending:
             with self._lock:
                 if not self._loading:
                     return
-                late = [one for one in self._waiting if _is_late(one[0], now)]
-                self._waiting = [one for one in self._waiting if not _is_late(one[0], now)]
+                late = [request for request in self._waiting if _is_late(request[0], now)]
+                self._waiting = [request for request in self._waiting if not _is_late(request[0], now)]
             for _, future in late:
                 fail(future, _late_error(self._name))
 
@@ -186,13 +186,13 @@ class ModelSlot:
     @property
     def versions(self) -> tuple[int, ...]:
         """The versions that are served, oldest first."""
-        return tuple(sorted(one.version for one in self.loaded))
+        return tuple(sorted(version.version for version in self.loaded))
 
     def refused(self, request: InferRequest, error: ServingError) -> None:
         """Count a request that was refused before it was read, for the version that it names."""
-        for one in self.loaded:
-            if request.version in ("", str(one.version)):
-                one.refused(error)
+        for version in self.loaded:
+            if request.version in ("", str(version.version)):
+                version.refused(error)
                 return
 
     def infer(self, request: InferRequest, *, inline: bool = False) -> InferResponse | Future[InferResponse]:
@@ -237,8 +237,8 @@ class ModelSlot:
                 return True, ""  # the next request loads it
             return False, f"model {self.name!r}: {self._reason}"
         chosen = (self._of(loaded, version),) if version else loaded
-        for one in chosen:
-            good, reason = one.progress()
+        for served in chosen:
+            good, reason = served.progress()
             if not good:
                 return False, reason
         return True, ""
@@ -248,8 +248,8 @@ class ModelSlot:
         loaded = self.loaded
         if loaded:
             return [
-                {"name": self.name, "version": str(one.version), "state": "READY", "reason": ""}
-                for one in sorted(loaded, key=lambda one: one.version)
+                {"name": self.name, "version": str(served.version), "state": "READY", "reason": ""}
+                for served in sorted(loaded, key=lambda version: version.version)
             ]
         return [{"name": self.name, "version": "", "state": self._state, "reason": self._reason}]
 
@@ -296,7 +296,7 @@ class ModelSlot:
         old = self.loaded
         self._failed_at, self._closed, self._asleep, self.withdrawn = None, False, False, False
         self.failure = None
-        self.loaded = tuple(sorted(new, key=lambda one: -one.version))
+        self.loaded = tuple(sorted(new, key=lambda version: -version.version))
         self._state, self._reason = "READY", ""
         self.last_used = time.monotonic()
         new.clear()
@@ -306,9 +306,9 @@ class ModelSlot:
         """Release the versions of a load that failed or was interrupted before they were served."""
         if self._state == "LOADING":
             self._state, self._reason = "UNAVAILABLE", "its loading was interrupted"
-        for one in made:
-            if one not in self.loaded:
-                one.close()
+        for version in made:
+            if version not in self.loaded:
+                version.close()
         if self._session is None:
             self._hold(self.loaded)
 
@@ -328,7 +328,7 @@ class ModelSlot:
             return False
         try:
             loaded = self.loaded
-            if self._session is not None or any(one.batcher.unanswered for one in loaded):
+            if self._session is not None or any(version.batcher.unanswered for version in loaded):
                 return False
             self._asleep = True
             self._put_away("it was evicted for another model; the next request loads it")
@@ -363,7 +363,7 @@ class ModelSlot:
     def _hold(self, loaded: Sequence[ServedVersion]) -> None:
         """Have the memory of these versions counted, and of no others."""
         if loaded:
-            self._budget.hold(self, loaded[0].device, sum(one.memory["bytes"] for one in loaded))
+            self._budget.hold(self, loaded[0].device, sum(version.memory["bytes"] for version in loaded))
         else:
             self._budget.release(self)
 
@@ -386,7 +386,7 @@ class ModelSlot:
         )
         locked = locked_size(load_lock(settings.lock), where.device, settings) if settings.lock is not None else 0
         size = sum(self._sizes.get(version) or locked or size_on_disk(path) for version, path in paths.items())
-        size += sum(one.memory["bytes"] for one in self.loaded)
+        size += sum(version.memory["bytes"] for version in self.loaded)
         self._budget.hold(self, where.device, size)
         return where.device
 
@@ -413,16 +413,16 @@ class ModelSlot:
         return BackgroundCall(functools.partial(self._retire, old, drain), f"xpuruntime-close-{self.name}")
 
     def _retire(self, old: Sequence[ServedVersion], drain: float | None = None) -> None:
-        for one in old:
-            one.drain(self.settings.max_execution + _GRACE if drain is None else drain)
-            one.close()
+        for version in old:
+            version.drain(self.settings.max_execution + _GRACE if drain is None else drain)
+            version.close()
 
     def _of(self, loaded: Sequence[ServedVersion], version: str) -> ServedVersion:
         if not version:
             return loaded[0]
-        for one in loaded:
-            if str(one.version) == version:
-                return one
+        for served in loaded:
+            if str(served.version) == version:
+                return served
         raise ServingError(
             Status.NOT_FOUND,
             f"model {self.name!r} has no version {version[:32]!r}; it has {', '.join(map(str, self.versions))}. "

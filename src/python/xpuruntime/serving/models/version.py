@@ -325,7 +325,7 @@ class ServedVersion:
                 "xrt_batch_size": max(one.batch.rows for one in ran),
                 "xrt_executions": len(ran),
                 "xrt_dispatch": ran[-1].batch.reason,
-                "xrt_padded": sum(one.padding for one in ran) / whole if whole else 0.0,
+                "xrt_padded": sum(part.padding for part in ran) / whole if whole else 0.0,
                 "xrt_queue_us": int((job.began - job.entry.arrived) * 1e6),
                 "xrt_compute_us": sum(execution.compute_ns for execution in job.executions) // 1000,
             }

@@ -53,7 +53,9 @@ class ModelsCollector:
 
     def collect(self) -> Iterator[Any]:
         """Yield the families."""
-        found = [(one, one.statistics.snapshot()) for slot in self._models.slots.values() for one in slot.loaded]
+        found = [
+            (version, version.statistics.snapshot()) for slot in self._models.slots.values() for version in slot.loaded
+        ]
         if "xrt" in self._dialects:
             yield from _counted(found)
             yield from _states(self._models, [one for one, _ in found])
@@ -110,15 +112,15 @@ def _states(models: Models, loaded: Sequence[ServedVersion]) -> Iterator[Any]:
     oldest = GaugeMetricFamily("xrt_queue_oldest_seconds", "How long the oldest request has waited.", labels=_KEYS)
     memory = GaugeMetricFamily("xrt_model_memory_bytes", "Size of a model.", labels=[*_KEYS, "device", "source"])
     info = InfoMetricFamily("xrt_model", "What a model runs under.", labels=_KEYS)
-    for one in loaded:
-        at, state = _labels(one), one.batcher.state()
+    for version in loaded:
+        at, state = _labels(version), version.batcher.state()
         waiting.add_metric(at, state.waiting)
         running.add_metric(at, state.running)
         oldest.add_metric(at, state.oldest_wait)
-        memory.add_metric([*at, one.memory["device"], one.memory["source"]], one.memory["bytes"])
-        plan = one.session.plan
-        lock = one.lock.digest if one.lock is not None else ""
-        facts = {"engine": plan.engine, "device": one.devices, "precision": plan.precision, "lock": lock}
+        memory.add_metric([*at, version.memory["device"], version.memory["source"]], version.memory["bytes"])
+        plan = version.session.plan
+        lock = version.lock.digest if version.lock is not None else ""
+        facts = {"engine": plan.engine, "device": version.devices, "precision": plan.precision, "lock": lock}
         info.add_metric(at, {**facts, "execution_hash": plan.execution_hash})
     used = GaugeMetricFamily("xrt_memory_used_bytes", "Memory of all models of a device.", labels=["device"])
     for device, size in models.budget.used().items():
@@ -144,9 +146,9 @@ def _watched(loaded: Sequence[ServedVersion]) -> Iterator[Any]:
         name: CounterMetricFamily(f"xrt_{name}_runs", f"Requests that the {name} ran.", labels=[*_KEYS, "result"])
         for name in ("canary", "shadow")
     }
-    for one in loaded:
-        at = _labels(one)
-        for name, facts in one.watched().items():
+    for version in loaded:
+        at = _labels(version)
+        for name, facts in version.watched().items():
             outside = facts["out_of_tolerance"]
             families[name].add_metric([*at, "within"], facts["runs"] - outside)
             families[name].add_metric([*at, "outside"], outside)
@@ -222,7 +224,7 @@ def status_data(models: Models) -> dict[str, Any]:
 def _rows(slot: ModelSlot) -> list[dict[str, Any]]:
     loaded = slot.loaded
     if loaded:
-        return [_row(one) for one in loaded]
+        return [_row(version) for version in loaded]
     (state,) = slot.index()
     return [
         {

@@ -84,7 +84,7 @@ def read_infer_request(message: bytes | memoryview, now: float | None = None, *,
     items = Items(inline=inline)
     parts = _parts(memoryview(message), items, raw_field=7, outputs_field=6)
     refuse_duplicates((tensor.name for tensor in parts.tensors), "input")
-    refuse_duplicates((one.name for one in parts.outputs), "output")
+    refuse_duplicates((output_.name for output_ in parts.outputs), "output")
     refuse_extensions(parts.parameters, "the request")
     for tensor in parts.tensors:
         refuse_extensions(tensor.parameters, f"the input {tensor.name!r}")
@@ -167,7 +167,7 @@ def _tensor_parts(message: memoryview, items: Items | None) -> _TensorParts:
             elif wire == LENGTH:
                 if items is not None:
                     items.take(len(value))
-                parts.shape += [signed(one) for one in varint_list(value)]
+                parts.shape += [signed(size) for size in varint_list(value)]
             else:
                 raise malformed(f"a shape has the wire type {wire}")
         elif number > 5:
@@ -258,14 +258,14 @@ def _tensors(parts: _Parts, raw_field: str, items: Items | None) -> list[InferTe
             f"{raw_field} has {len(parts.raw)} elements for {len(parts.tensors)} tensors. Fix: give one for each",
         )
     tensors = []
-    for at, one in enumerate(parts.tensors):
-        datatype = datatype_named(one.datatype, one.name)
-        shape = checked_shape(one.shape, one.name)
+    for at, part in enumerate(parts.tensors):
+        datatype = datatype_named(part.datatype, part.name)
+        shape = checked_shape(part.shape, part.name)
         if parts.raw:
-            array = array_of_raw(datatype, shape, parts.raw[at], one.name, items)
+            array = array_of_raw(datatype, shape, parts.raw[at], part.name, items)
         else:
-            array = _typed_array(datatype, shape, one, items)
-        tensors.append(InferTensor(one.name, datatype.name, shape, array, one.parameters))
+            array = _typed_array(datatype, shape, part, items)
+        tensors.append(InferTensor(part.name, datatype.name, shape, array, part.parameters))
     return tensors
 
 

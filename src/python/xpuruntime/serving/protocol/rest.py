@@ -95,10 +95,10 @@ def _strings(text: bytes, depth: int, shape: Sequence[int], tensor: str, items: 
     values: Any = _decoder("O", depth).decode(text)
     flat = [values] if depth == 0 else values
     for dim in shape[1:depth]:
-        if any(len(one) != dim for one in flat):
+        if any(len(element) != dim for element in flat):
             raise _not_nested(shape, tensor)
         flat = list(itertools.chain.from_iterable(flat))
-    return [one.encode() for one in flat]
+    return [element.encode() for element in flat]
 
 
 def _numbers(
@@ -176,7 +176,7 @@ def elements_of(tensor: InferTensor) -> list[Any]:
         raise _only_binary(tensor, f"is {datatype.name}, which JSON has no form for")
     if datatype.is_bytes:
         try:
-            return [bytes(one).decode() for one in tensor.data.ravel()]
+            return [bytes(element).decode() for element in tensor.data.ravel()]
         except UnicodeDecodeError:
             raise _only_binary(tensor, "has bytes that are not UTF-8") from None
     array = tensor.data.ravel()

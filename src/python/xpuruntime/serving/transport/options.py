@@ -232,7 +232,7 @@ def check_apart(first: str, second: str) -> None:
     if ports[0] != ports[1] or ports[0] == 0:
         return
     try:
-        found = [{str(one[4][0]) for one in socket.getaddrinfo(host, ports[0])} for host in hosts]
+        found = [{str(address[4][0]) for address in socket.getaddrinfo(host, ports[0])} for host in hosts]
     except OSError:
         return  # said as it is bound
     if found[0] & found[1] or _EVERYWHERE & (found[0] | found[1]):

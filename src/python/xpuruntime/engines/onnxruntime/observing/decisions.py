@@ -33,13 +33,13 @@ def rewrite_decisions(
 
 def unreplaced_decisions(left: Iterable[UnrewrittenNode], device: str) -> tuple[KernelDecision, ...]:
     """Return why nodes that xpuruntime kernels are asked for stay with ONNX Runtime."""
-    return merged(_left(one, device) for one in left)
+    return merged(_left(node, device) for node in left)
 
 
 def _left(left: UnrewrittenNode, device: str) -> KernelDecision:
     candidates = tuple(
         KernelCandidate(id=word, config=config, accepted=False, reason=left.reason, measured_us=None)
-        for word, _, config in (one.partition("@") for one in left.words)
+        for word, _, config in (word.partition("@") for word in left.words)
     )
     return _by_own(left, device, left.key, "fallback", candidates)
 
@@ -76,7 +76,7 @@ def _by_own(
 def _all(rewriting: Rewriting, made: Mapping[str, Sequence[Decision]], device: str) -> Iterator[KernelDecision]:
     from xpuruntime.ops.decision_log import as_record
 
-    timed = {one.rewrite.node: one for one in rewriting.timed if one.found is not None}
+    timed = {measured.rewrite.node: measured for measured in rewriting.timed if measured.found is not None}
     for rewrite in rewriting.rewrites:
         for decision in made.get(rewrite.node, ()):
             record = as_record(decision, (rewrite.node,))

@@ -173,7 +173,7 @@ class _Builder:
             for index, (name, inner) in enumerate(subgraphs):
                 inner_scope = f"{holder}.{name}" if len(subgraphs) < 3 else f"{holder}.{name}{index}"
                 self.declare(inner, inner_scope, here)
-                self.result.results.update(self._key(one.name, (*here, inner_scope)) for one in inner.output)
+                self.result.results.update(self._key(output.name, (*here, inner_scope)) for output in inner.output)
                 start = len(self.result.nodes)
                 extra |= self.walk(inner, inner_scope, here)
                 if chosen is None:

@@ -85,9 +85,9 @@ class DecidedKernels:
         from xpuruntime.ops.decision_log import recorded
 
         decisions: dict[str, list[Decision]] = {}
-        for one in recorded(self._log):
-            if one.count:
-                decisions.setdefault(one.node, []).append(one)
+        for decision in recorded(self._log):
+            if decision.count:
+                decisions.setdefault(decision.node, []).append(decision)
         return decisions
 
     def _keys(self, kinds: dict[str, str], made: dict[str, list[Decision]]) -> dict[str, KeySeen]:
@@ -95,9 +95,9 @@ class DecidedKernels:
         policy = self._rewriting.policy
         asked: dict[str, list[tuple[Decision, tuple[str, ...]]]] = {}
         for node, ones in made.items():
-            for one in ones:
-                found = policy.compiled_rules.match(facts_of_decision(one, kinds[node], self._device, self._arch))
-                asked.setdefault(found.source, []).append((one, found.use))
+            for decision in ones:
+                found = policy.compiled_rules.match(facts_of_decision(decision, kinds[node], self._device, self._arch))
+                asked.setdefault(found.source, []).append((decision, found.use))
         done, left = by_key(self._rewriting.rewrites), by_key(self._rewriting.found.left)
         seen = {
             key: self._compare(asked.get(key, []), kinds, done.get(key, []), left.get(key, []))
@@ -119,7 +119,7 @@ class DecidedKernels:
         left: list[UnrewrittenNode],
     ) -> KeySeen:
         """Compare what ran with what one key asks for; `rewrites` and `left` are of the nodes that it may be for."""
-        nodes = {one.node for one, _ in ran}
+        nodes = {decision.node for decision, _ in ran}
         counts: dict[str, set[str]] = {}
         for one, _ in ran:
             counts.setdefault(one.chosen, set()).add(one.node)
@@ -131,7 +131,7 @@ class DecidedKernels:
         if wrong:
             first = wrong[0]
             why = first.notes[0] if first.notes else f"{first.node!r} ran {first.kernel}"
-            count = len({one.node for one in wrong})
+            count = len({decision.node for decision in wrong})
             return KeySeen(
                 observed=text, status="substituted", reason=f"{count} of {len(nodes)} {_nodes(len(nodes))}: {why}"
             )
@@ -153,7 +153,7 @@ def _with_kernel(unit: Unit, kinds: dict[str, str], made: dict[str, list[Decisio
     node = next((name for name in unit.source_nodes if name in kinds), None)
     if node is None or node not in made or unit.relation == "folded":
         return unit
-    kernels = ", ".join(dict.fromkeys(one.kernel for one in made[node]))
+    kernels = ", ".join(dict.fromkeys(decision.kernel for decision in made[node]))
     return msgspec.structs.replace(unit, kernel=kernels, kernel_source="reported")
 
 
@@ -244,7 +244,7 @@ def _sorted(
         if known is None or call.start_ns < known.start_ns:  # the runtime's, around the driver's
             calls[call.correlation] = call
     ordered = sorted(spans, key=lambda one: (one.start_us, -one.end_us))
-    starts = [began_ns + one.start_us * 1000 for one in ordered]
+    starts = [began_ns + node_span.start_us * 1000 for node_span in ordered]
     opened = [start for start, _ in windows]
     owners: dict[NodeKey, list[_Piece]] = defaultdict(list)
     outside: list[_Piece] = []

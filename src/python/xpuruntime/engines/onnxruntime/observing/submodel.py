@@ -206,7 +206,7 @@ class _Sharing:
         """Follow what a node of an expansion writes to the first node that owns or serves something."""
         queue, seen = list(node.outputs), set(node.outputs)
         for key in queue:
-            for reader in sorted(self.optimized.consumers.get(key, ()), key=lambda one: self._rank[one.position]):
+            for reader in sorted(self.optimized.consumers.get(key, ()), key=lambda twin: self._rank[twin.position]):
                 helped = self.shares.owned.get(reader.position) or self.shares.serves.get(reader.position)
                 if helped:
                     return helped

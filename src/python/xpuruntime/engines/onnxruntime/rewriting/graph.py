@@ -288,8 +288,8 @@ class Terms(NamedTuple):
     ) -> dict[str, Any]:
         """Return an operation as `KernelRegistry.supports` takes it."""
         given = dict(attributes or {}, deterministic=self.deterministic)
-        for one in operands.values():
-            one["alignment"] = 256 if self.device.startswith("cuda") else 64
+        for operand in operands.values():
+            operand["alignment"] = 256 if self.device.startswith("cuda") else 64
         return {"op": op, "phase": "infer", "device": self.device, "operands": operands, "attributes": given}
 
     def rounds(self, dtype: str | None) -> bool:
@@ -328,8 +328,8 @@ def rewrite(model: onnx.ModelProto, rewrites: Iterable[Rewrite], rules: str, *, 
     edited = onnx.ModelProto()
     edited.CopyFrom(model)
     by_graph: dict[str, list[Rewrite]] = {}
-    for one in rewrites:
-        by_graph.setdefault(one.graph, []).append(one)
+    for rewrite in rewrites:
+        by_graph.setdefault(rewrite.graph, []).append(rewrite)
     if not by_graph:
         return edited
 
@@ -354,10 +354,10 @@ def _edit(graph: onnx.GraphProto, rewrites: list[Rewrite], shared: dict[str, Any
     if missing:
         msg = f"the model has no node {missing[0]!r} any more; it changed since it was loaded: open a new session"
         raise ModelError(msg)
-    gone = {name for one in rewrites for name in one.nodes}
+    gone = {name for rewrite in rewrites for name in rewrite.nodes}
     places = {node.name: place for place, node in enumerate(graph.node)}
     # Where the last of the nodes stood, everything that is read is there, and nothing has read the output yet.
-    at = {max(places[name] for name in one.nodes): one for one in rewrites}
+    at = {max(places[name] for name in edit.nodes): edit for edit in rewrites}
     nodes: list[onnx.NodeProto] = []
     for place, node in enumerate(graph.node):
         if place in at:

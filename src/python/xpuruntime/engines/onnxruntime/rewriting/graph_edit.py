@@ -81,7 +81,7 @@ class Rewriting:
     def use(self, rewrites: Sequence[Rewrite]) -> None:
         """Rewrite these, and no others."""
         self.rewrites = tuple(rewrites)
-        self.rules = session_rules(self.policy, [one.node for one in rewrites], strict=self._settings.strict)
+        self.rules = session_rules(self.policy, [rewrite.node for rewrite in rewrites], strict=self._settings.strict)
 
     def written(self, rewrites: Sequence[Rewrite], outputs: Sequence[str] = ()) -> ModelSource:
         """Return the model with these rewrites, and with further outputs."""
@@ -93,7 +93,7 @@ class Rewriting:
 
         Keep the rules until that session is open.
         """
-        nodes = [one.node for one in self.rewrites]
+        nodes = [edit.node for edit in self.rewrites]
         rules = session_rules(self.policy, nodes, strict=self._settings.strict, log=log)
         edited = rewrite(self.model, self.rewrites, rules.key, deterministic=self._settings.deterministic)
         return self.sourced(edited), rules
@@ -171,8 +171,8 @@ def _hold_plan(
     log: ConversionLog,
 ) -> None:
     """Tell what the plan, which was made before a conversion, said otherwise."""
-    done = {one.node for one in found.rewrites}
-    reasons = {one.node: one.reason for one in found.left}
+    done = {rewrite.node for rewrite in found.rewrites}
+    reasons = {unrewritten.node: unrewritten.reason for unrewritten in found.left}
     missing = {node: reasons.get(node, "the converted graph writes it in another way") for node in planned}
     missing = {node: reason for node, reason in missing.items() if node not in done}
     if missing and settings.strict:

@@ -200,7 +200,7 @@ class RuleQuery:
             ops = (op,) if op is not None else OPS
             if all(by_option(one, word, cuda=self.device.startswith("cuda")) for one in ops):
                 return False  # ONNX Runtime has it itself, and it comes first
-            if any(kernels_of(one, word) for one in ops):
+            if any(kernels_of(op_, word) for op_ in ops):
                 return True
         return False
 

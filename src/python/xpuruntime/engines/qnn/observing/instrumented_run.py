@@ -107,7 +107,7 @@ def _run(source: ModelSource, opening: Opening, feeds: Mapping[str, Any], runs: 
         kept = _bits_kept(worker, opening)
     finally:
         worker.close()
-    return [msgspec.convert(one, Placed) for one in reply["placed"]], kept
+    return [msgspec.convert(node, Placed) for node in reply["placed"]], kept
 
 
 def _bits_kept(worker: SessionWorker, opening: Opening) -> int | None:

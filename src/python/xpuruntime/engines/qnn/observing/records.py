@@ -117,8 +117,8 @@ def read_records(folder: Path) -> SessionTrace:
         for mapping in part.get("op_mappings") or ()
     )
     chip = None
-    for one in trace.get("soc_traces") or ():
-        stated = one.get("compilation_target", {})
+    for entry in trace.get("soc_traces") or ():
+        stated = entry.get("compilation_target", {})
         arch = re.sub(r"\D", "", str(stated.get("htp_arch", "")))
         chip = (int(stated.get("soc_model", 0)), int(arch or 0))
     operations: dict[str, Operation] = {}

@@ -91,7 +91,7 @@ class _Joiner:
         allowed: frozenset[str],
     ) -> None:
         self.recorded, self.device, self.precision, self.allowed = recorded, device, precision, allowed
-        self.placed = {one.name: one for one in placed}
+        self.placed = {node.name: node for node in placed}
         self.source = view(model)
         self.types = model_precisions(model, self.source.dtypes)
         self.graph = view(_as_model(recorded.nodes, self.placed, self.source))
@@ -121,11 +121,11 @@ class _Joiner:
         """Give each node of the partitioned graph to one operation; other operations for it serve it."""
         by_name = {node.name: node.position for node in self.graph.nodes}
         owner: dict[int, int] = {}
-        for place, one in enumerate(self.recorded.mappings):
-            if one.operation in by_name and one.operation in one.nodes:
-                owner.setdefault(by_name[one.operation], place)
-        for place, one in enumerate(self.recorded.mappings):
-            for name in one.nodes:
+        for place, mapping in enumerate(self.recorded.mappings):
+            if mapping.operation in by_name and mapping.operation in mapping.nodes:
+                owner.setdefault(by_name[mapping.operation], place)
+        for place, mapping in enumerate(self.recorded.mappings):
+            for name in mapping.nodes:
                 if name in by_name:
                     owner.setdefault(by_name[name], place)
         groups: dict[int, list[int]] = {}

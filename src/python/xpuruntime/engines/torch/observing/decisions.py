@@ -53,7 +53,7 @@ class CallDecisions:
 
     def kernel_decisions(self, seen: Sequence[SeenCall]) -> tuple[KernelDecision, ...]:
         """Return the decisions as a report holds them."""
-        return merged(one for call in seen for one in self._of(call))
+        return merged(candidate for call in seen for candidate in self._of(call))
 
     def key_of(self, route: Route) -> str:
         """Return the key of the policy that a route stands for; ``"default"`` where nothing is asked."""

@@ -235,7 +235,7 @@ def _device_kernels(runs: Sequence[Mapping[str, float]], counts: Mapping[str, in
                 precision=said.precision,
             )
         )
-    return tuple(sorted(found, key=lambda one: -one.us))
+    return tuple(sorted(found, key=lambda step: -step.us))
 
 
 def _only_calls(name: str) -> bool:

@@ -59,7 +59,7 @@ class TensorSizes:
                     views[output] = bases[0]
                 read |= dict.fromkeys(own, output)
             steps.append(UnitMemory(unit=name, reads=node.inputs, makes=makes, views=views))
-        read_by_some = {one for step in steps for one in step.reads}
+        read_by_some = {name for step in steps for name in step.reads}
         unread = {make for step in steps for make in (*step.makes, *step.views)} - read_by_some
         return live_bytes(steps, {*unread, *outputs})
 

@@ -345,10 +345,10 @@ def _grows(node: ast.AST) -> bool:
         base, exponent = node.args
     else:
         return False
-    numbers = [one.value for one in ast.walk(exponent) if isinstance(one, ast.Constant)]
+    numbers = [part.value for part in ast.walk(exponent) if isinstance(part, ast.Constant)]
     plain = all(
-        isinstance(one, (ast.Constant, ast.UnaryOp, ast.USub, ast.Name, ast.Load, ast.Call))
-        for one in ast.walk(exponent)
+        isinstance(part, (ast.Constant, ast.UnaryOp, ast.USub, ast.Name, ast.Load, ast.Call))
+        for part in ast.walk(exponent)
     ) and not _is_called(exponent, ("Pow", "PowByNatural", "LShift"))
     small = plain and all(isinstance(number, (int, float)) and abs(number) <= _LARGEST_POWER for number in numbers)
     symbols = [

@@ -105,7 +105,7 @@ def _info(program: Any, path: str, size: int, mtime_ns: int, metadata: dict[str,
             name=names[node.name],
             op=op_name(node.target),
             domain="torch",
-            inputs=tuple(one.name for one in node.all_input_nodes),
+            inputs=tuple(input_.name for input_ in node.all_input_nodes),
             outputs=(node.name,),
             by_products=width_by_products(node),
         )
@@ -258,9 +258,9 @@ def _state(module: Any, digest: Any) -> Iterator[tuple[str, Any]]:
     """Yield the tensors of a module by name, those in packed weights too; what else it holds goes into `digest`."""
     import torch
 
-    for name, one in module.state_dict().items():
-        for place, part in enumerate(one if isinstance(one, tuple) else (one,)):
-            where = f"{name}[{place}]" if isinstance(one, tuple) else name
+    for name, tensor in module.state_dict().items():
+        for place, part in enumerate(tensor if isinstance(tensor, tuple) else (tensor,)):
+            where = f"{name}[{place}]" if isinstance(tensor, tuple) else name
             if isinstance(part, torch.Tensor) and part.is_quantized:
                 digest.update(f"{where} {part.q_scale() if part.qscheme() == torch.per_tensor_affine else ''}".encode())
                 yield where, part.int_repr()

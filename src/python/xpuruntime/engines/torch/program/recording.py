@@ -221,12 +221,12 @@ class _Retyping(Interpreter):  # type: ignore[misc]
     def _cast(self, n: Node) -> bool:
         """Convert the float32 tensors that a node takes beside others."""
         done: dict[Node, Node] = {}
-        for one in n.all_input_nodes:
-            value = self.env.get(one)
+        for input_ in n.all_input_nodes:
+            value = self.env.get(input_)
             if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
                 with n.graph.inserting_before(n):
-                    done[one] = n.graph.call_function(torch.ops.aten.to.dtype, (one, self._target))
-                self.env[done[one]] = value.to(self._target)
+                    done[input_] = n.graph.call_function(torch.ops.aten.to.dtype, (input_, self._target))
+                self.env[done[input_]] = value.to(self._target)
         for one, converted in done.items():
             n.replace_input_with(one, converted)
         return bool(done)
