@@ -16,7 +16,9 @@ import numpy as np
 from xpuruntime.engines.host_model import HostModel
 from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model.external import ExternalFile
-from xpuruntime.engines.model.file import refuse
+from xpuruntime.engines.model.facts import TensorInfo
+from xpuruntime.engines.model.file import MODEL_CONFIG, refuse
+from xpuruntime.engines.model.info import ModelInfo
 from xpuruntime.errors import EngineError, EngineFailed, InputError, UnsupportedOperationError
 from xpuruntime.files.paths import kind_of, reason_of
 from xpuruntime.files.reading import decode_json, read_regular
@@ -35,6 +37,7 @@ __all__ = [
     "GenerationFolder",
     "GenerationModel",
     "GrowingSequence",
+    "decoder_info",
     "files_beside",
 ]
 
@@ -59,6 +62,36 @@ class GenerationFolder(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether the logits of all tokens of a prompt are given, and not of the last one only.
     every_logit: bool = True
     search: dict[str, Any]
+
+
+def decoder_info(
+    facts: GenerationFolder,
+    *,
+    form: str,
+    beside: tuple[ExternalFile, ...],
+    graph_name: str = "",
+    weights: dict[str, int] | None = None,
+) -> ModelInfo:
+    """Return what is known of a folder with ``config.json`` whose graph is not read: it takes tokens, gives logits."""
+    written = (Path(facts.folder) / MODEL_CONFIG).stat()
+    return ModelInfo(
+        path=facts.folder,
+        size=written.st_size,
+        mtime_ns=written.st_mtime_ns,
+        base_dir=facts.folder,
+        graph_file=MODEL_CONFIG,
+        format=form,
+        graph_name=graph_name,
+        inputs=(TensorInfo(name="tokens", dtype="int64", shape=(1, "length")),),
+        outputs=(TensorInfo(name="logits", dtype="float32", shape=(1, "length", facts.vocabulary)),),
+        nodes=(),
+        ops={},
+        opsets={},
+        ir_version=0,
+        weights=weights or {},
+        external_files=beside,
+        source=facts,
+    )
 
 
 class ConfigFile:

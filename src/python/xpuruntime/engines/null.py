@@ -13,38 +13,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from xpuruntime.engines.arrays import from_host, kind_of, kind_of_feeds, to_host
-from xpuruntime.engines.base import (
-    Binding,
-    Judgement,
-    LoadedModel,
-    Observed,
-    PackagedEngine,
-    Refusal,
-    Request,
-    Resolved,
-    closed,
-)
-from xpuruntime.engines.input_binding import (
-    ConversionLog,
-    InputValidator,
-    closed_binding,
-    empty_host_array,
-    fixed_shape,
-    is_tensor,
-    known_outputs,
-    refuse_stream,
-    type_name,
-)
-from xpuruntime.errors import InputError, UnsupportedOperationError
+from xpuruntime.engines.base import Judgement, LoadedModel, Observed, PackagedEngine, Refusal, Request, Resolved
+from xpuruntime.engines.binding import HostBinding, HostBuffers
+from xpuruntime.engines.host_model import HostModel
+from xpuruntime.engines.input_binding import ConversionLog, empty_host_array, is_tensor
+from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.evidence.records import Control, Time, Unit, VerdictCode
 from xpuruntime.runtime.machine import EngineFacts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from xpuruntime import _core
+    from xpuruntime.engines.base import Binding
     from xpuruntime.engines.model import ModelInfo, TensorInfo
-    from xpuruntime.evidence.records import Conversion
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["NullEngine"]
@@ -113,45 +95,41 @@ def _control(key: str, value: Any) -> Control:
     )
 
 
-class NullModel(LoadedModel):
+class NullModel(HostModel):
     """Answers every run with zeros of the declared types and shapes."""
 
     def __init__(self, info: ModelInfo, *, strict: bool) -> None:
-        self._info = info
-        self._strict = strict
-        self._log = ConversionLog()
-        defaults = info.overridable_inputs
-        self._check = InputValidator((*info.inputs, *defaults), [i.name for i in defaults])
-        self._open = True
+        super().__init__(
+            info,
+            info,
+            [output.name for output in info.outputs],
+            optional=info.overridable_inputs,
+            strict=strict,
+            observer=self._observed,
+            log=ConversionLog(),
+        )
 
-    def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
-        """Return zeros; see `InferenceSession`."""
-        if not self._open:
-            closed()
-        refuse_stream(stream)
-        self._check.names(feeds)
-        kind = kind_of_feeds({n: a for n, a in feeds.items() if is_tensor(self._check.infos[n])})
-        ready = self._check.on_host(feeds, strict=self._strict, log=self._log)
-        return {name: from_host(array, kind) for name, array in self._zeros(ready).items()}
+    def _execute(self, handle: Any, ready: Mapping[str, Any]) -> Sequence[Any]:
+        del handle
+        return self.zeros({name: array.shape for name, array in ready.items() if is_tensor(self._check.infos[name])})
 
-    def _zeros(self, ready: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-        infos = self._check.infos
-        described = {n: (type_name(a, infos[n]), a.shape) for n, a in ready.items() if is_tensor(infos[n])}
-        self._check.full(described)
-        sizes = self._check.symbols({n: shape for n, (_, shape) in described.items()})
-        return {
-            info.name: empty_host_array(info.name, _resolve(info, sizes), _numpy_type(info))
-            for info in self._info.outputs
-        }
+    def _execute_tensors(self, handle: Any, tensors: Mapping[str, _core.Tensor]) -> Sequence[_core.Tensor]:
+        del handle, tensors
+        msg = "the model takes or gives bfloat16, which NumPy does not have; the null engine cannot make it"
+        raise UnsupportedOperationError(msg, engine="null")
+
+    def zeros(self, shapes: Mapping[str, tuple[int, ...]]) -> list[np.ndarray[Any, Any]]:
+        """Return the outputs for inputs of these shapes."""
+        sizes = self._check.symbols(shapes)
+        outputs = self._info.outputs
+        return [empty_host_array(info.name, _resolve(info, sizes), _numpy_type(info)) for info in outputs]
 
     def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
         """Bind host buffers; see `InferenceSession.bind`."""
-        refuse_stream(stream)
-        if not self._open:
-            closed()
-        return NullBinding(self, inputs or {}, outputs or {})
+        self.check_bind(stream)
+        return HostBinding(_NullBuffers(self, inputs or {}, outputs or {}))
 
-    def observe(self, feeds: Mapping[str, Any], runs: int) -> Observed:
+    def _observed(self, feeds: Mapping[str, Any], runs: int) -> Observed:
         """Report one opaque unit that stands for the whole graph."""
         times = []
         for _ in range(max(runs, 1)):
@@ -180,53 +158,28 @@ class NullModel(LoadedModel):
             units_us=tuple(times),
         )
 
-    def conversions(self) -> Sequence[Conversion]:
-        """Return what was copied so far."""
-        return self._log.records()
 
-    def close(self) -> None:
-        """Refuse further runs."""
-        self._open = False
+class _NullBuffers(HostBuffers):
+    """Buffers that `run` fills with zeros."""
 
+    def in_place(self, source: str, name: str) -> bool:
+        """Say so of all: nothing is read."""
+        del source, name
+        return True
 
-class NullBinding(Binding):
-    """Host buffers that `run` fills with zeros."""
+    def arrange(self) -> None:
+        """Make the outputs that the caller gave no buffer for."""
+        model = self._model
+        assert isinstance(model, NullModel)
+        for name, zeros in zip(model._outputs, model.zeros({n: a.shape for n, a in self.inputs.items()}), strict=True):
+            self.outputs.setdefault(name, zeros)
 
-    def __init__(self, model: NullModel, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
-        check = model._check
-        check.names({**dict.fromkeys(check.required), **inputs})
-        ready = {}
-        for name in (n for n in check.infos if n in check.required or n in inputs):
-            given, info = inputs.get(name), check.infos[name]
-            if given is None or isinstance(given, tuple) or not is_tensor(info):
-                ready[name] = empty_host_array(name, fixed_shape(info, given), _numpy_type(info))
-            else:
-                ready[name] = to_host(name, given, kind_of(name, given))
-        zeros = model._zeros(ready)
-        known_outputs(outputs, tuple(zeros))
-        made: dict[str, np.ndarray[Any, Any]] = {}
-        for name, zero in zeros.items():
-            array = to_host(name, outputs[name], kind_of(name, outputs[name])) if name in outputs else zero
-            if (array.shape, array.dtype) != (zero.shape, zero.dtype):
-                msg = (
-                    f"output {name!r} is {zero.dtype.name} {list(zero.shape)} for these inputs, got "
-                    f"{array.dtype.name} {list(array.shape)}; pass such an array, or leave the output out"
-                )
-                raise InputError(msg)
-            made[name] = array
-        self.inputs, self.outputs = ready, made
-        self.graph = "off"
-
-        def run() -> None:
-            for array in made.values():
-                array.fill(0)
-
-        self.run = run
-
-    def close(self) -> None:
-        """Release the buffers."""
-        self.run = closed_binding
-        self.inputs, self.outputs = {}, {}
+    def run(self) -> None:
+        """Fill the outputs."""
+        if self.changed:
+            self.place()
+        for array in self.outputs.values():
+            array.fill(0)
 
 
 def _numpy_type(info: TensorInfo) -> Any:

@@ -16,11 +16,10 @@ from xpuruntime.engines.generation import (
     Generated,
     GenerationFolder,
     GenerationModel,
+    decoder_info,
     files_beside,
 )
-from xpuruntime.engines.model.facts import TensorInfo
 from xpuruntime.engines.model.file import MODEL_CONFIG
-from xpuruntime.engines.model.info import ModelInfo
 from xpuruntime.errors import EngineFailed, EngineUnavailable, InputError, UnsupportedOperationError
 from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint
 from xpuruntime.evidence.records import KeySeen
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xpuruntime.engines.base import Judgement, Request
+    from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.openvino_genai.engine import PipelineSettings
     from xpuruntime.errors import XpuRuntimeError
 
@@ -258,31 +258,15 @@ def inspect_pipeline(folder: Path) -> ModelInfo:
     missing = next((file_name for file_name in names[:3] if file_name not in there), None)
     if missing is not None:
         raise file.refuse(f"it has no {missing}", _AGAIN)
-    vocabulary = file.count(config, "vocab_size")
-    written = (folder / MODEL_CONFIG).stat()
     ends = (file if "eos_token_id" not in values else stated or file).ends(
         values if "eos_token_id" in values else config, "eos_token_id"
     )
-    return ModelInfo(
-        path=str(folder),
-        size=written.st_size,
-        mtime_ns=written.st_mtime_ns,
-        base_dir=str(folder),
-        graph_file=MODEL_CONFIG,
-        format="openvino-genai",
-        inputs=(TensorInfo(name="tokens", dtype="int64", shape=(1, "length")),),
-        outputs=(TensorInfo(name="logits", dtype="float32", shape=(1, "length", vocabulary)),),
-        nodes=(),
-        ops={},
-        opsets={},
-        ir_version=0,
-        external_files=beside,
-        source=GenerationFolder(
-            folder=str(folder),
-            kind=file.text(config, "model_type"),
-            vocabulary=vocabulary,
-            context=file.count(config, "max_position_embeddings"),
-            ends=ends,
-            search={key: value for key, value in values.items() if isinstance(value, (bool, int, float))},
-        ),
+    facts = GenerationFolder(
+        folder=str(folder),
+        kind=file.text(config, "model_type"),
+        vocabulary=file.count(config, "vocab_size"),
+        context=file.count(config, "max_position_embeddings"),
+        ends=ends,
+        search={key: value for key, value in values.items() if isinstance(value, (bool, int, float))},
     )
+    return decoder_info(facts, form="openvino-genai", beside=beside)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.generation import TOKENIZER, ConfigFile, GenerationFolder, files_beside
-from xpuruntime.engines.model.facts import TensorInfo
+from xpuruntime.engines.generation import TOKENIZER, ConfigFile, GenerationFolder, decoder_info, files_beside
 from xpuruntime.engines.model.file import MODEL_CONFIG, looks_like
-from xpuruntime.engines.model.info import ModelInfo
 from xpuruntime.files.paths import kind_of, reason_of
 from xpuruntime.files.reading import decode_json, open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from xpuruntime.engines.model import ModelInfo
 
 __all__ = ["FORMAT", "has_weights", "inspect_decoder"]
 
@@ -65,37 +65,18 @@ def inspect_decoder(folder: Path) -> ModelInfo:
     options = file if not stated else ConfigFile(folder, _GENERATION, _AGAIN)
     options.only(stated, "", _ONLY)
     counts, names = _weights(file)
-    vocabulary = file.count(config, "vocab_size")
     context = next((name for name in _CONTEXTS if config.get(name) is not None), _CONTEXTS[0])
     ends = options.ends(stated if "eos_token_id" in stated else config, "eos_token_id")
     facts = GenerationFolder(
         folder=str(folder),
         kind=file.text(config, "model_type"),
-        vocabulary=vocabulary,
+        vocabulary=file.count(config, "vocab_size"),
         context=file.count(config, context),
         ends=ends,
         search={name: value for name, value in stated.items() if isinstance(value, (bool, int, float))},
     )
     beside = files_beside(folder, (*names, _INDEX, _GENERATION, *TOKENIZER))
-    written = (folder / MODEL_CONFIG).stat()
-    return ModelInfo(
-        path=str(folder),
-        size=written.st_size,
-        mtime_ns=written.st_mtime_ns,
-        base_dir=str(folder),
-        graph_file=MODEL_CONFIG,
-        format=FORMAT,
-        graph_name=classes[0],
-        inputs=(TensorInfo(name="tokens", dtype="int64", shape=(1, "length")),),
-        outputs=(TensorInfo(name="logits", dtype="float32", shape=(1, "length", vocabulary)),),
-        nodes=(),
-        ops={},
-        opsets={},
-        ir_version=0,
-        weights=counts,
-        external_files=beside,
-        source=facts,
-    )
+    return decoder_info(facts, form=FORMAT, beside=beside, graph_name=classes[0], weights=counts)
 
 
 def _values(folder: Path, name: str) -> dict[str, Any]:
