@@ -360,8 +360,8 @@ def compares(environment: Mapping[str, str] = os.environ) -> bool:
 
 def canary_facts(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return what a kernel that serves was compared by, and that it passed; a kernel that fails cannot serve."""
-    modules = ("pytorch.providers.canary", "pytorch.providers.operations", "evidence.tolerances")
-    cases = " ".join(module_digest(f"xpuruntime.{name}") for name in modules)
+    names = (*(f"pytorch.providers.{name}" for name in ("canary", "canary_cases", "operations")), "evidence.tolerances")
+    cases = " ".join(module_digest(f"xpuruntime.{name}") for name in names)
     return {"cases": cases, "result": "passed" if compares(environment) else "not compared"}
 
 
