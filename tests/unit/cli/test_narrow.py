@@ -14,6 +14,8 @@ from rich.console import Console
 
 import xpuruntime as xrt
 from xpuruntime.cli.output import error_line, working
+from xpuruntime.cli.results import rendered
+from xpuruntime.runtime.doctor.diagnosis import diagnose
 from xpuruntime.runtime.telemetry import log_step
 
 KEYS = (
@@ -53,6 +55,33 @@ def test_keys_and_words_are_whole(digits: str, policy: dict[str, Any]) -> None:
     for line in report.splitlines():
         if line.strip().startswith(KEYS):
             assert line.split()[-1] in {"honoured", "unsupported", "unobservable"}, line
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.filterwarnings("ignore::xpuruntime.XpuRuntimeWarning")
+def test_a_terminal_shows_a_report_on_one_screen_and_a_pipe_all_of_it(
+    digits: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with xrt.InferenceSession(digits, device="cpu", engine="onnxruntime", precision=precision) as session:
+        report = session.explain(runs=1)
+    assert shown(rendered(report, summary=False)) == shown(report)
+    monkeypatch.setattr("sys.stdout", _Terminal())
+    monkeypatch.setenv("TERM", "xterm-256color")
+    lines = shown(rendered(report, summary=False)).splitlines()
+    assert lines[0].startswith(report.headline)
+    assert len(lines) <= 40
+    assert len(shown(rendered(report, summary=True)).splitlines()) < len(lines)
+    assert any("execution.precision" in line for line in lines)
+    assert any("conv2" in line for line in lines)
+
+
+def test_a_plan_and_a_diagnosis_begin_with_what_was_found(digits: str) -> None:
+    plan = xrt.plan(digits, device="cpu", engine="onnxruntime")
+    assert shown(plan).splitlines()[0].rstrip() == "onnxruntime@cpu runs it: precision model, mode prefer"
+    diagnosis = diagnose()
+    assert (shown(diagnosis).splitlines()[0].rstrip() == "no problem found") == (
+        not any(finding.severity != "info" for finding in diagnosis.findings)
+    )
 
 
 def test_the_cpu_is_given_no_pool(digits: str, policy: dict[str, Any]) -> None:

@@ -18,6 +18,10 @@ from xpuruntime.files.reading import decode_json, open_regular
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from rich.console import RenderableType
+
+    from xpuruntime.evidence import Report
+
 
 __all__ = [
     "ArraySummary",
@@ -25,6 +29,7 @@ __all__ = [
     "check_target",
     "given_reports",
     "output_lines",
+    "rendered",
     "save_outputs",
     "show_reports",
     "summarise",
@@ -190,6 +195,14 @@ def given_reports(paths: Sequence[str], baseline: str | None) -> bool:
     return True
 
 
+def rendered(report: Report, *, summary: bool) -> RenderableType:
+    """Return a report as ``xrt explain`` prints it: on a terminal no more than a screen, in a pipe all of it."""
+    from xpuruntime.cli.output import console
+    from xpuruntime.evidence.render_text.terminal import render
+
+    return render(report, summary=summary, brief=console().is_terminal)
+
+
 def show_reports(
     paths: Sequence[str],
     options: Mapping[str, Any],
@@ -205,7 +218,6 @@ def show_reports(
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import print_and_save, refuse_other_kinds
     from xpuruntime.evidence import Report, compare_reports
-    from xpuruntime.evidence.render_text.terminal import render
 
     given = [name for name, value in options.items() if value]
     if given:
@@ -220,8 +232,7 @@ def show_reports(
         if noise is not None or noise_us is not None:
             raise InputError("--noise and --noise-us are for several reports, and one was given: leave them out")
         report = Report.load(paths[0])
-        shown = render(report, summary=True) if summary else None
-        print_and_save(report, {report.save_html: html}, shown=shown, as_json=as_json)
+        print_and_save(report, {report.save_html: html}, shown=rendered(report, summary=summary), as_json=as_json)
         return ExitCode.OK if report.honoured else ExitCode.NOT_HONOURED
     if summary:
         raise InputError("--summary is for one report, and several were given: leave it out")

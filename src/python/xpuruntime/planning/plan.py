@@ -288,7 +288,8 @@ def plan_tables(plan: Plan) -> RenderableType:
             reason = _reason(verdict.reason, verdict.fix)
             tried.add_row(Text(verdict.candidate), Text(verdict.code, style=colour), reason)
 
-    parts: list[RenderableType] = [head, tried]
+    headline = f"{plan.candidate} runs it: precision {plan.precision}, mode {plan.mode}"
+    parts: list[RenderableType] = [Text(headline, "bold green"), head, tried]
     after = [verdict.candidate for verdict in plan.verdicts if verdict.code == VerdictCode.NOT_TRIED]
     if after:
         parts.append(Text(f"not tried, because {plan.candidate} comes before: {', '.join(after)}", style="dim"))

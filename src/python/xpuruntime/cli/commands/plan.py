@@ -137,9 +137,8 @@ def explain(
     """
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import check_outputs, print_and_save, refuse_other_kinds, working
-    from xpuruntime.cli.results import check_target, given_reports, show_reports
+    from xpuruntime.cli.results import check_target, given_reports, rendered, show_reports
     from xpuruntime.cli.session import open_session, prepare
-    from xpuruntime.evidence.render_text.terminal import render
     from xpuruntime.locks.determinism import session_determinism
 
     check_target("--output", output)
@@ -169,7 +168,7 @@ def explain(
             given_feeds = None if feeds.probed and not dim else feeds.arrays
             session_determinism(session, determinism, inputs=given_feeds, trust=session_options.trust)  # type: ignore[arg-type]
         report = session.explain(feeds.arrays)
-    shown = render(report, summary=True) if summary else None
+    shown = rendered(report, summary=summary)
     print_and_save(report, {report.save: output, report.save_html: html}, shown=shown, as_json=json)
     return ExitCode.OK if report.honoured else ExitCode.NOT_HONOURED
 

@@ -39,6 +39,8 @@ _STYLE = {
     "unobservable": "yellow",
 }
 _TOP = 10
+#: Units that a screen shows.
+_FEW = 3
 #: Keys up to this length are never broken.
 _KEY = 26
 _BAR = 12
@@ -51,8 +53,12 @@ def plain_text(report: Report, width: int = 80) -> str:
     return plain(render(report), width)
 
 
-def render(report: Report, *, summary: bool = False) -> RenderableType:
-    """Return the report as rich renderables; with `summary` the headline, the policy and the reasons alone."""
+def render(report: Report, *, summary: bool = False, brief: bool = False) -> RenderableType:
+    """Return the report as rich renderables.
+
+    With `summary` it is the headline, the policy and the reasons alone, with `brief` also the slowest units, which fit
+    a screen.
+    """
     from rich.console import Group
     from rich.text import Text
 
@@ -62,6 +68,11 @@ def render(report: Report, *, summary: bool = False) -> RenderableType:
     if summary:
         return Group(*parts)
     timed = [u for u in report.units if u.time is not None]
+    if brief:
+        parts += [_hot_units(timed, _instrumented(report), _FEW)] if timed else []
+        parts += [_accounting(report)] if report.units else []
+        more = "For notes, memory, boundaries, shapes and all units, pipe it into less, or add --html FILE."
+        return Group(*parts, Text(more, "dim"))
     if timed:
         parts.append(_hot_units(timed, _instrumented(report)))
         if len(timed) > _MANY:
@@ -171,7 +182,7 @@ def _instrumented(report: Report) -> dict[str, Any]:
     return instrumented
 
 
-def _hot_units(units: list[Unit], run: dict[str, Any]) -> RenderableType:
+def _hot_units(units: list[Unit], run: dict[str, Any], most: int = _TOP) -> RenderableType:
     from rich.text import Text
 
     times = [u.time for u in units if u.time is not None]
@@ -181,7 +192,7 @@ def _hot_units(units: list[Unit], run: dict[str, Any]) -> RenderableType:
     title = f"where the time goes: {total:,.1f} ({kinds}; of {runs} instrumented runs)"
     table = _table(title, ("unit", "op", "stands for", "ran in", "on", ">time", ">share", ""))
     order = sorted(units, key=lambda u: -(u.time.value if u.time else 0.0))
-    for unit in order[:_TOP]:
+    for unit in order[:most]:
         value = unit.time.value if unit.time else 0.0
         share = value / total if total else 0.0
         table.add_row(
@@ -194,10 +205,10 @@ def _hot_units(units: list[Unit], run: dict[str, Any]) -> RenderableType:
             f"{share:.0%}",
             "#" * round(share * _BAR),
         )
-    rest = sum(u.time.value for u in order[_TOP:] if u.time)
-    if rest or len(order) > _TOP:
+    rest = sum(u.time.value for u in order[most:] if u.time)
+    if rest or len(order) > most:
         table.add_row(
-            Text(f"{len(order) - _TOP} others"),
+            Text(f"{len(order) - most} others"),
             "",
             "",
             "",

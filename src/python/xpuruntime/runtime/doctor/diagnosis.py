@@ -83,19 +83,24 @@ class Diagnosis(Shown, msgspec.Struct, frozen=True, kw_only=True):
         return printable("\n".join(lines))
 
     def __rich__(self) -> RenderableType:
-        """Return tables: the engines, the findings, the libraries that are loaded."""
+        """Return the verdict, what is wrong, the engines, what else was found, and the libraries that are loaded."""
         from rich.box import SIMPLE_HEAD
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
-        parts: list[RenderableType] = [_engine_table(self.facts.machine.engines)]
-        for finding in self.findings:
+        parts: list[RenderableType] = [Text(self._headline(), style="green" if self.healthy else "bold red")]
+        engines = _engine_table(self.facts.machine.engines)
+        for finding in sorted(self.findings, key=lambda one: one.severity == "info"):
+            if finding.severity == "info" and engines not in parts:
+                parts.append(engines)
             text = Text.assemble((f"{finding.severity} {finding.code}", _COLOUR[finding.severity]), f"  {finding.what}")
             text.append(f"\n  why: {finding.why}", style="dim")
             if finding.fix:
                 text.append(f"\n  fix: {finding.fix}", style="bold")
             parts.append(text)
+        if engines not in parts:
+            parts.append(engines)
         if self.facts.build is not None:
             parts.append(Text(f"core: {_build_line(self.facts.build)}"))
         if self.facts.torch is not None:
@@ -108,7 +113,6 @@ class Diagnosis(Shown, msgspec.Struct, frozen=True, kw_only=True):
         for lib in self.facts.loaded:
             loaded.add_row(Text(lib.name), Text(lib.version or "-"), Text(lib.path))
         parts.append(loaded if self.facts.loaded else Text("libraries loaded in this process: none"))
-        parts.append(Text(self._headline(), style="green" if self.healthy else "bold red"))
         return Group(*parts)
 
     def _headline(self) -> str:
