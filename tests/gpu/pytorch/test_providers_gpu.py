@@ -10,6 +10,8 @@ import torch
 import xpuruntime as xrt
 import xpuruntime.pytorch as xrt_torch
 from xpuruntime.ops.torch_kernels import find_torch_kernel, missing_distributions
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.dispatch import step_cost
 from xpuruntime.pytorch.providers.operators import perform
 
 F = torch.nn.functional
@@ -99,3 +101,19 @@ def test_a_graph_replays_it(case):
             captured = step(op, leaves)
     graph.replay()
     assert_near(captured, wanted)
+
+
+def test_whether_a_step_waits_for_the_device_and_what_a_call_holds_are_observed():
+    torch.cuda.synchronize()
+    waiting, idle = step_cost.StepLag(1e-4), step_cost.StepLag(1e-4)
+    assert [idle.observe(DEVICE) for _ in range(64)][-1] is False
+    _private_api.occupy_stream(1 << 30)  # for about half a second
+    assert [waiting.observe(DEVICE) for _ in range(3)][-1] is True
+    torch.cuda.synchronize()
+    x = torch.randn(1 << 20, device=DEVICE, requires_grad=True)
+
+    def work():
+        x.exp().sum().backward()
+        x.grad = None
+
+    assert 2 * x.nbytes <= step_cost.peak_bytes(work, DEVICE) <= 3 * x.nbytes
