@@ -162,7 +162,7 @@ def test_a_layer_that_writes_in_its_own_way_is_refused(hf, package, monkeypatch)
         hf.cache_utils.StaticLayer(4).update(new, new)
 
 
-def test_measured_kernels_write_the_cache_that_they_are_measured_on_as_the_model_does(hf, package):
+def test_measuring_leaves_a_cache_as_the_model_writes_it(hf, package):
     package()
     chunks = [(torch.randn(2, 2, count, 4), torch.randn(2, 2, count, 4)) for count in (3, 1)]
     policy = xrt.KernelPolicy(cache_update="auto", auto_strategy="best_performance")
