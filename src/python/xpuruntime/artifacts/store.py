@@ -72,7 +72,7 @@ def build(
     if existing in ("refuse", "replace"):
         _check_place(folder, replace=existing == "replace")
         _refuse_source(recipe, folder)
-    found = os.path.lexists(folder)
+    exists = os.path.lexists(folder)
     try:
         if existing in ("use", "rebuild", "remake"):
             make_private(folder.parent)
@@ -80,7 +80,7 @@ def build(
             folder = Path(os.path.realpath(folder))
             folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.with_name(f".{folder.name}.lock")):
-            if os.path.lexists(folder) and existing != "remake" and (existing != "replace" or not found):
+            if os.path.lexists(folder) and existing != "remake" and (existing != "replace" or not exists):
                 # "refuse" and not `found`: another process made it while this one waited.
                 taken = _take(recipe, folder, rebuild=existing == "rebuild")
                 if taken is not None:
@@ -380,8 +380,8 @@ def cached(recipe: Recipe) -> tuple[Artifact, bool, str]:
             if artifacts.stale != "rebuild":
                 msg = f"{error} Or state execution.artifacts.stale: rebuild."
                 raise type(error)(msg, engine=error.engine, device=error.device) from None
-    artifact, made = build(recipe, folder, existing="rebuild" if artifacts.stale == "rebuild" else "use")
-    return artifact, made, ""
+    artifact, compiled = build(recipe, folder, existing="rebuild" if artifacts.stale == "rebuild" else "use")
+    return artifact, compiled, ""
 
 
 def _refuse_entry_of_others(folder: Path) -> None:

@@ -77,12 +77,12 @@ def _one_by_one() -> Diagnosis:
     """Return the diagnosis where something ends the process: each engine is probed in one of its own."""
     from xpuruntime.engines.registry import default_registry
 
-    found: dict[str, EngineFacts] = {}
+    by_name: dict[str, EngineFacts] = {}
     for name in default_registry().engines():
         try:
-            found[name] = msgspec.convert(_call("engine_facts", name=name), EngineFacts)
+            by_name[name] = msgspec.convert(_call("engine_facts", name=name), EngineFacts)
         except WorkerFailure as failure:
-            found[name] = EngineFacts(name=name, reason=_ended(f"probing {name}", failure))
+            by_name[name] = EngineFacts(name=name, reason=_ended(f"probing {name}", failure))
     plugins: tuple[str, ...] = ()
     torch: TorchFacts | None = None
     try:
@@ -92,9 +92,9 @@ def _one_by_one() -> Diagnosis:
     try:
         torch = msgspec.convert(_call("torch_route"), TorchFacts | None)
     except WorkerFailure as failure:
-        found["torch"] = EngineFacts(name="torch", reason=_ended("importing torch", failure))
-    facts = gather(machine_snapshot().with_engines(found), core_error=core_problem(), torch=torch)
-    engines = {name: _with_package(one, facts.packages) for name, one in found.items()}
+        by_name["torch"] = EngineFacts(name="torch", reason=_ended("importing torch", failure))
+    facts = gather(machine_snapshot().with_engines(by_name), core_error=core_problem(), torch=torch)
+    engines = {name: _with_package(one, facts.packages) for name, one in by_name.items()}
     return examine(
         msgspec.structs.replace(facts, machine=facts.machine.with_engines(engines), plugins=(*facts.plugins, *plugins))
     )

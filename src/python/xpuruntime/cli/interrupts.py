@@ -141,8 +141,8 @@ class Terminations:
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         threading.Thread(target=self._watch, args=(reading,), name="terminations", daemon=True).start()
         repeat_lost(_Terminated, self._repeat)
-        for one in self._watched:
-            signal.signal(one, self._raise)
+        for signal_number in self._watched:
+            signal.signal(signal_number, self._raise)
 
     def let_finish(self) -> None:
         """From now on: let what is cleaned up at exit finish, but once: a second signal ends the process."""

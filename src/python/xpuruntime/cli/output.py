@@ -79,7 +79,7 @@ def print_json(value: Any) -> None:
     shown = printable(msgspec.json.format(text, indent=2)) + "\n"
     stream = results()
     if not _is_utf8(stream):
-        shown = _BEYOND_ASCII.sub(lambda found: json.dumps(found.group())[1:-1], shown)
+        shown = _BEYOND_ASCII.sub(lambda match: json.dumps(match.group())[1:-1], shown)
         binary = getattr(stream, "buffer", None)
         if binary is not None:
             stream.flush()

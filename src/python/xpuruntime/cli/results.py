@@ -61,11 +61,13 @@ def summarise(outputs: Mapping[str, Any]) -> dict[str, ArraySummary]:
 
 def output_lines(outputs: Mapping[str, ArraySummary]) -> Iterator[str]:
     """Yield what came out: of each output its type, shape and range, and below its first values."""
-    for name, one in outputs.items():
-        shape = f"{one.dtype} {list(one.shape)}" + (f" ({one.not_finite} not finite)" if one.not_finite else "")
-        spread = "" if one.min is None else f", {one.min:.6g} to {one.max:.6g}, mean {one.mean:.6g}"
+    for name, output in outputs.items():
+        shape = f"{output.dtype} {list(output.shape)}" + (
+            f" ({output.not_finite} not finite)" if output.not_finite else ""
+        )
+        spread = "" if output.min is None else f", {output.min:.6g} to {output.max:.6g}, mean {output.mean:.6g}"
         yield f"{name}: {shape}{spread}"
-        yield f"  {_first(one)}"
+        yield f"  {_first(output)}"
 
 
 def check_output_path(path: str | None, names: int) -> None:
@@ -140,9 +142,9 @@ def _summary(value: Any) -> ArraySummary:
     )
 
 
-def _first(one: ArraySummary) -> str:
-    shown = [f"{value:.5g}" if isinstance(value, float) else str(value) for value in one.first]
-    return ", ".join(shown) + (", ..." if math.prod(one.shape) > len(shown) else "")
+def _first(summary: ArraySummary) -> str:
+    shown = [f"{value:.5g}" if isinstance(value, float) else str(value) for value in summary.first]
+    return ", ".join(shown) + (", ..." if math.prod(summary.shape) > len(shown) else "")
 
 
 #: How a JSON xpuruntime object begins, the first kilobytes of which tell what it is.
@@ -219,10 +221,10 @@ def show_reports(
     from xpuruntime.cli.output import print_and_save, refuse_other_kinds
     from xpuruntime.evidence import Report, compare_reports
 
-    given = [name for name, value in options.items() if value]
-    if given:
+    names = [name for name, value in options.items() if value]
+    if names:
         raise InputError(
-            f"{', '.join(given)} say how a model is run, and '{paths[0]}' is a saved report: leave them out"
+            f"{', '.join(names)} say how a model is run, and '{paths[0]}' is a saved report: leave them out"
         )
     refuse_overwriting({"--html": html}, [("the report", path) for path in paths])
     refuse_other_kinds({"--html": (html, "page")})
@@ -245,9 +247,9 @@ def show_reports(
         index = index_reports(paths, page=html, **limits)
         print_and_save(index, {index.save_html: html}, as_json=as_json)
         return ExitCode.OK if all(file.same for file in index.files) else ExitCode.NOT_HONOURED
-    found = compare_reports(paths[0], paths[1], **limits)
-    print_and_save(found, {found.save_html: html}, as_json=as_json)
-    return ExitCode.OK if found.same else ExitCode.NOT_HONOURED
+    reports = compare_reports(paths[0], paths[1], **limits)
+    print_and_save(reports, {reports.save_html: html}, as_json=as_json)
+    return ExitCode.OK if reports.same else ExitCode.NOT_HONOURED
 
 
 def _schema(path: str) -> str | None:
@@ -255,9 +257,9 @@ def _schema(path: str) -> str | None:
     try:
         with open_regular(path) as file:
             head = file.read(_HEAD)
-            found = _HEADER.match(head)
-            if found is not None:
-                return found[1].decode()
+            match = _HEADER.match(head)
+            if match is not None:
+                return match[1].decode()
             if not head.lstrip(_BLANK).startswith(b"{"):
                 return None
             rest = os.fstat(file.fileno()).st_size - len(head)

@@ -166,7 +166,7 @@ def graph_blockers(
             continue
         for blocker in _of_unit(unit, device, ops, copied=copied):
             blockers.setdefault(blocker.node, blocker)
-    if not any(one.kind == "copy" for one in blockers.values()):
+    if not any(blocker.kind == "copy" for blocker in blockers.values()):
         for border in boundaries:
             if border.kind == "copy":
                 reason = f"{border.count} in a run, between host and device"

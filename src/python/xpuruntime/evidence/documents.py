@@ -138,7 +138,7 @@ def _flat(part: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
         elif isinstance(value, list):
-            texts = all(isinstance(one, str) for one in value)
+            texts = all(isinstance(item, str) for item in value)
             yield prefix + name, "; ".join(value) if texts else json_bytes(value).decode()
         else:
             yield prefix + name, value

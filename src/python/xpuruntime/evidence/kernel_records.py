@@ -235,7 +235,7 @@ def summed(units: Iterable[Unit]) -> tuple[KernelSum, ...]:
                 units=tuple(dict.fromkeys(unit for _, unit in ones)),
             )
         )
-    return tuple(sorted(kernel_sums, key=lambda one: (-one.us, one.name)))
+    return tuple(sorted(kernel_sums, key=lambda kernel_sum: (-kernel_sum.us, kernel_sum.name)))
 
 
 def reported_kernel(unit: Unit) -> str | None:

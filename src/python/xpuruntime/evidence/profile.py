@@ -155,9 +155,9 @@ class Profile(Shown):
             Text(f"{self.duration_us / 1000:.2f} ms; device work: {_SOURCES[self.source]}"),
         ]
         shares = self.shares()
-        device = sum(one.us for one in shares if one.what in ("kernel", "copy", "fill"))
+        device = sum(share.us for share in shares if share.what in ("kernel", "copy", "fill"))
         for title, kinds in (("host", ("range",)), ("devices", ("kernel", "copy", "fill", "wait", "allocation"))):
-            rows = [one for one in shares if one.what in kinds]
+            rows = [share for share in shares if share.what in kinds]
             if not rows:
                 continue
             shown = table(title, ("what", "name", ">times", ">us", ">share", ">bytes"))

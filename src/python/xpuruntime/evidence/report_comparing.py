@@ -100,9 +100,9 @@ class _Comparing:
     def __init__(self, before: Report, after: Report, names: list[str], noise: float, noise_us: float) -> None:
         self.before, self.after, self.names = before, after, names
         self.noise, self.noise_us = noise, noise_us
-        self.spreads = [_spread(one.latency) for one in (before, after)]
+        self.spreads = [_spread(side.latency) for side in (before, after)]
         self.notes: list[str] = []
-        self.nodes = [{n for unit in one.units for n in unit.source_nodes} for one in (before, after)]
+        self.nodes = [{n for unit in side.units for n in unit.source_nodes} for side in (before, after)]
 
     def made(self) -> ReportComparison:
         self._check_models()
@@ -215,7 +215,7 @@ class _Comparing:
             self.notes.append("a unit has no time although it ran, so totals are not compared")
             return ()
         if before.keys() != after.keys():
-            kinds = [", ".join(f"{unit} ({kind} time)" for unit, kind in one) or "none" for one in (before, after)]
+            kinds = [", ".join(f"{unit} ({kind} time)" for unit, kind in side) or "none" for side in (before, after)]
             self.notes.append(
                 f"times of units are of different kinds ({kinds[0]}; {kinds[1]}): totals are not compared"
             )

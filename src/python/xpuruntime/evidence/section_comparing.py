@@ -61,7 +61,7 @@ def compare_decisions(
             f"kernel decisions are in '{word}' only: '{other}' has no xpuruntime kernels, or is by a version that "
             "does not record them"
         )
-    sides = [_by_call(one) for one in (before, after)]
+    sides = [_by_call(side) for side in (before, after)]
     changes: dict[tuple[object, ...], DecisionChange] = {}
     for call in dict.fromkeys((*sides[0], *sides[1])):
         a, b = (_served(side, call) for side in sides)
@@ -192,8 +192,8 @@ def _root(parents: dict[str, str], node: str) -> str:
     return node
 
 
-def _join(parents: dict[str, str], one: str, other: str) -> None:
-    first, second = _root(parents, one), _root(parents, other)
+def _join(parents: dict[str, str], child: str, other: str) -> None:
+    first, second = _root(parents, child), _root(parents, other)
     if first != second:
         parents[second] = first
 
@@ -209,12 +209,12 @@ def compare_peaks(before: Report, after: Report, noise: float) -> tuple[MemoryCh
     """
     changes: list[MemoryChange] = []
     if before.memory_over_time and after.memory_over_time:
-        sides = [most_by_owner(one.memory_over_time) for one in (before, after)]
+        sides = [most_by_owner(side.memory_over_time) for side in (before, after)]
         for owner in dict.fromkeys((*sides[0], *sides[1])):
             held = [side[owner][0] if owner in side else None for side in sides]
             if held[0] is None or held[1] is None or abs(held[1] - held[0]) > noise * held[0]:
                 changes.append(MemoryChange(owner=owner, before=held[0], after=held[1]))
-    live = [most_live(one.live) for one in (before, after)]
+    live = [most_live(side.live) for side in (before, after)]
     if live[0] is not None and live[1] is not None and live[0].during != live[1].during:
         changes.append(MemoryChange(owner=_LIVE, before=live[0].during, after=live[1].during))
     return tuple(changes)
@@ -275,7 +275,7 @@ def surroundings(before: Report, after: Report) -> tuple[Difference, ...]:
     ``plan.engine_version``, ``settings.threads``. Settings are compared where the engine is the same.
     """
     alike = before.plan.get("engine") == after.plan.get("engine")  # else each has settings of its own
-    sides = [dict(_facts(one, settings=alike)) for one in (before, after)]
+    sides = [dict(_facts(side, settings=alike)) for side in (before, after)]
     return tuple(
         Difference(subject=name, before=sides[0].get(name), after=sides[1].get(name))
         for name in dict.fromkeys((*sides[0], *sides[1]))

@@ -250,7 +250,7 @@ def _compare_floats(name: str, want: Any, got: Any, limits: Tolerance) -> Output
 
 def _cosine(want: Any, got: Any) -> float | None:
     """Return the cosine of two vectors, or ``None`` where either is zero and has no direction."""
-    scales = [np.abs(one).max(initial=0.0) for one in (want, got)]
+    scales = [np.abs(side).max(initial=0.0) for side in (want, got)]
     if not all(scales):
         return None
     want, got = want / scales[0], got / scales[1]  # squares of small and large values are out of range

@@ -181,7 +181,7 @@ def _printable(value: Any) -> Any:
     if isinstance(value, dict):
         return {_printable(key): _printable(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_printable(one) for one in value]
+        return [_printable(item) for item in value]
     return value
 
 

@@ -147,18 +147,18 @@ class JournalLines(NamedTuple):
 def journal_line(entry: Mapping[str, Any], digest: str) -> tuple[bytes, str]:
     """Return the line of an entry that follows one with this digest, ``""`` for the first, and its own digest."""
     body = json_bytes(entry)
-    found = hashlib.sha256(digest.encode() + body).hexdigest()
-    return body[:-1] + f',"sha256":"{found}"}}\n'.encode(), found
+    sealed = hashlib.sha256(digest.encode() + body).hexdigest()
+    return body[:-1] + f',"sha256":"{sealed}"}}\n'.encode(), sealed
 
 
 def read_journal_lines(data: bytes) -> JournalLines:
     """Return the entries of a journal."""
     import json
 
-    whole = data[: data.rfind(b"\n") + 1]
+    complete = data[: data.rfind(b"\n") + 1]
     entries: list[dict[str, Any]] = []
     digest = ""
-    for number, line in enumerate(whole.splitlines(keepends=True), 1):
+    for number, line in enumerate(complete.splitlines(keepends=True), 1):
         try:
             entry = json.loads(line)
         except ValueError:
@@ -170,4 +170,4 @@ def read_journal_lines(data: bytes) -> JournalLines:
         if expected != line:
             raise DamagedLineError(number, changed=True)
         entries.append(entry)
-    return JournalLines(entries, len(whole), digest)
+    return JournalLines(entries, len(complete), digest)

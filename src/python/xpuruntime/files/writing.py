@@ -326,7 +326,7 @@ def files_beside(target: Path) -> Iterator[Path]:
         files = room / "files"
         files.mkdir()
         yield files / target.name
-        for file in sorted(files.iterdir(), key=lambda one: one.name == target.name):
+        for file in sorted(files.iterdir(), key=lambda path: path.name == target.name):
             sync(file)
             file.replace(path if file.name == target.name else path.parent / file.name)
         sync(path.parent)

@@ -43,7 +43,7 @@ class Calls(ABC):
         """Return what runs these inputs, and returns when the results are there."""
 
     @abstractmethod
-    def outputs(self, index: int, found: Any) -> dict[str, Any]:
+    def outputs(self, index: int, results: Any) -> dict[str, Any]:
         """Return the outputs on the host, of what the last call of these inputs returned."""
 
     def poison(self) -> None:
@@ -79,9 +79,9 @@ class _PlainCalls(Calls):
     def prepared(self, index: int) -> Callable[[], Any]:
         return self._runs[index]
 
-    def outputs(self, index: int, found: Any) -> dict[str, Any]:
+    def outputs(self, index: int, results: Any) -> dict[str, Any]:
         del index
-        return dict(found)
+        return dict(results)
 
 
 class _BoundCalls(Calls):
@@ -101,8 +101,8 @@ class _BoundCalls(Calls):
         self._write(binding, index)
         return self._timed(binding)
 
-    def outputs(self, index: int, found: Any) -> dict[str, Any]:
-        del found
+    def outputs(self, index: int, results: Any) -> dict[str, Any]:
+        del results
         key = tuple((name, array.shape) for name, array in self._feeds[index].items())
         return {name: self._read(array) for name, array in self._bindings[key].outputs.items()}
 

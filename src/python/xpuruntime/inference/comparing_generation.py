@@ -188,19 +188,19 @@ def _told(session: GenerationSession) -> str:
 
 
 def _texts(
-    given: Any, limits: VerifyGeneration | None, first: GenerationSession, second: GenerationSession
+    stated: Any, limits: VerifyGeneration | None, first: GenerationSession, second: GenerationSession
 ) -> tuple[list[list[int]], str]:
     """Return the token ids of the texts, and where they are from."""
-    if given is None and limits is not None:
-        given = limits.text
-    if given is None:
+    if stated is None and limits is not None:
+        stated = limits.text
+    if stated is None:
         facts = [session.model.source for session in (first, second)]
         length = min(_LENGTH, *(fact.context // 2 for fact in facts))
         draw = np.random.default_rng(0)
         most = min(fact.vocabulary for fact in facts)
         return draw.integers(0, most, (_TEXTS, max(2, length))).tolist(), "random tokens"
-    listed = isinstance(given, (list, tuple))
-    texts, origin = (given, "the caller's texts") if listed else (read_texts(given).texts, str(given))
+    listed = isinstance(stated, (list, tuple))
+    texts, origin = (stated, "the caller's texts") if listed else (read_texts(stated).texts, str(stated))
     ids = [token_ids(text, first) for text in texts]
     short = next((number for number, tokens in enumerate(ids) if len(tokens) < 2), None)
     if short is not None or not ids:

@@ -221,11 +221,11 @@ class _Measuring:
         for group in self._groups([name for _, node in places for name in node.output if name]):
             self._measure(group)
         layers, skipped = [], {}
-        for place, node in places:
+        for index, node in places:
             seen = [self.figures[name] for name in node.output if name in self.figures]
             if seen:
                 worst = max(seen, key=lambda figures: (not figures.passed, figures.nan + figures.inf, figures.max_rel))
-                layers.append(LayerDrift(place=place, name=node.name, op=node.op_type, figures=worst))
+                layers.append(LayerDrift(place=index, name=node.name, op=node.op_type, figures=worst))
             else:
                 reasons = (self.hidden[name] for name in node.output if name in self.hidden)
                 skipped[node.name] = next(reasons, "it makes no tensor")

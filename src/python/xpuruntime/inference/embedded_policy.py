@@ -123,7 +123,7 @@ def compare_kernels(info: ModelInfo, plan: Plan, arch: str | None, units: Sequen
         if node is None or unit.kernel is None or unit.kernel_source != "reported":
             continue
         op = _operation(operators[node])
-        rows = [one for one in lock.kernels if one.op == op and one.module in ("", module_of_node(node))]
+        rows = [kernel for kernel in lock.kernels if kernel.op == op and kernel.module in ("", module_of_node(node))]
         if not rows:
             continue
         compared += 1

@@ -54,14 +54,14 @@ def load_planned(recipe: Recipe, plan: Plan) -> LoadResult:
     if request.artifact is None and cache is not None and cache.enforceability == "enforced":
         from xpuruntime.artifacts.store import cached
 
-        artifact, made, warning = cached(recipe)
+        artifact, compiled, warning = cached(recipe)
         request = msgspec.structs.replace(request, artifact=artifact)
         judgement = judge(engine, request, machine)
         if not judgement.verdict.accepted:
             raise UnsupportedOperationError(judgement.verdict.reason, engine=engine.name, device=request.device)
-        how = "which was compiled now" if made else "from the cache"
+        how = "which was compiled now" if compiled else "from the cache"
         note = f"loaded from artifact {artifact.folder}, {how}"
-        facts = {"artifact": artifact.folder, "compiled": bool(made)}
+        facts = {"artifact": artifact.folder, "compiled": bool(compiled)}
         log_decision("load", "INFO", "artifact", note, engine=engine.name, device=request.device, **facts)
         plan = msgspec.structs.replace(plan, notes=(*plan.notes, note))
         if warning:

@@ -397,8 +397,8 @@ def compare_results(
     locked: tuple[LockedOutput, ...], lock: Lock, results: Mapping[str, Any], at: str, model: ModelInfo
 ) -> tuple[Difference, ...]:
     """Return what differs between the outputs of a lock and those of one run on its probe inputs."""
-    found, _ = observed_outputs([results], rtol=0, atol=0, at=at, random=model.random_outputs)
-    now = {output.name: output for output in found}
+    observed, _ = observed_outputs([results], rtol=0, atol=0, at=at, random=model.random_outputs)
+    now = {output.name: output for output in observed}
     samples = {sample.name: sample.values for sample in lock.measured.samples if sample.at == at}
     for expected in locked:
         other = now.get(expected.name)

@@ -71,8 +71,8 @@ def plan(
         policy key.
     """
     engines = known_engines(registry)
-    asked = SessionArguments(policy, device, engine, precision, lock, frozen, trust).with_aliases(aliases, "plan")
-    return plan_session(model, asked, engines, machine, example_inputs=example_inputs, calibration=calibration).plan
+    arguments = SessionArguments(policy, device, engine, precision, lock, frozen, trust).with_aliases(aliases, "plan")
+    return plan_session(model, arguments, engines, machine, example_inputs=example_inputs, calibration=calibration).plan
 
 
 class PlannedModel(NamedTuple):
@@ -226,24 +226,29 @@ def _facts_of(registry: EngineRegistry, name: str) -> EngineFacts:
 
 
 def calibration_of(
-    given: Any, policy: Policy, info: ModelInfo, *, artifact: Artifact | None = None, lock: str | None = None
+    stated_calibration: Any,
+    policy: Policy,
+    info: ModelInfo,
+    *,
+    artifact: Artifact | None = None,
+    lock: str | None = None,
 ) -> Calibration | None:
     """Return the inputs to quantize with, compared with the digest that the policy states."""
     stated = policy.calibration
-    if given is None and (stated is None or artifact is not None):
+    if stated_calibration is None and (stated is None or artifact is not None):
         return None
     from xpuruntime.engines.model import with_shapes
     from xpuruntime.engines.quantization import Calibration
 
     if artifact is None:
         info = with_shapes(info, policy)
-    if given is None:
+    if stated_calibration is None:
         assert stated is not None
         path = with_home(str(stated.path), "calibration.path")
         if kind_of(path) not in ("file", "folder"):
             raise _missing(str(path), str(stated.digest), lock)
-        given = path
-    calibration = Calibration.of(given, info)
+        stated_calibration = path
+    calibration = Calibration.of(stated_calibration, info)
     if calibration is not None and stated is not None and lock is None:
         _check(calibration, stated.digest, stated.samples)
     return calibration

@@ -195,5 +195,5 @@ def _pad(name: str, array: Any, axis: int, size: int) -> Any:
 
 
 def _cut(array: Any, axis: int, rows: int) -> Any:
-    place: tuple[slice, ...] = (*(slice(None) for _ in range(axis)), slice(rows))
-    return array[place]
+    region: tuple[slice, ...] = (*(slice(None) for _ in range(axis)), slice(rows))
+    return array[region]

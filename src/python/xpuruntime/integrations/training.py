@@ -223,11 +223,11 @@ class TrainingPolicy:
 
     def _end_evidence(self) -> None:
         assert self._explain is not None
-        (block, found), self._explain = self._explain, None
+        (block, explanation), self._explain = self._explain, None
         failure = None
         try:
             block.__exit__(None, None, None)
-            self.evidence = found
+            self.evidence = explanation
             self._lock_evidence(self.evidence)
         except Exception as error:  # other processes wait for what this one has to say
             failure = error
@@ -251,9 +251,9 @@ class TrainingPolicy:
             text = f"there is no evidence: it is of step {self._evidence_step}, and the training had {self.step}"
             log_decision("train", "WARNING", "evidence", text, step=self.step)
 
-    def _lock_evidence(self, found: Explanation) -> None:
+    def _lock_evidence(self, explanation: Explanation) -> None:
         try:
-            self.lock = lock(found) if self._resumed is None else check_locked(found, *self._resumed)
+            self.lock = lock(explanation) if self._resumed is None else check_locked(explanation, *self._resumed)
         except (InputError, LockError) as error:
             if self._resumed is not None:
                 raise

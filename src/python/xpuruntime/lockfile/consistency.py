@@ -111,7 +111,7 @@ def _contradictions(identity: Identity) -> Iterator[str]:
     for validator in identity.validators:
         yield from _of_validator(validator, identity.plan)
     known = {validator.id for validator in identity.validators}
-    depending = [(one.unit, one.depends_on) for one in identity.entries]
+    depending = [(entry.unit, entry.depends_on) for entry in identity.entries]
     depending += [(one.op, one.depends_on) for one in identity.calls]
     for name, ids in depending:
         missing = [id_ for id_ in ids if id_ not in known]
@@ -123,10 +123,10 @@ def _contradictions(identity: Identity) -> Iterator[str]:
     for call in identity.calls:
         yield from _of_call(call)
     yield from _twice("input shapes of one id", ((shape.id,) for shape in identity.shapes))
-    yield from _twice("entries of one unit", ((one.at, one.unit) for one in identity.entries))
+    yield from _twice("entries of one unit", ((entry.at, entry.unit) for entry in identity.entries))
     yield from _twice("outputs of one name", ((output.at, output.input, output.name) for output in identity.outputs))
     shapes = {shape.id for shape in identity.shapes}
-    placed = [(f"the entry {one.unit!r}", one.at) for one in identity.entries]
+    placed = [(f"the entry {entry.unit!r}", entry.at) for entry in identity.entries]
     placed += [(f"the output {output.name!r}", output.at) for output in identity.outputs]
     for name, at in placed:
         if at not in shapes:

@@ -70,9 +70,9 @@ def compare_entries(locked: tuple[UnitEntry, ...], observed: tuple[UnitEntry, ..
     return tuple(drifts)
 
 
-def _gone(entry: UnitEntry, found: tuple[UnitEntry, ...]) -> Difference:
+def _gone(entry: UnitEntry, observed: tuple[UnitEntry, ...]) -> Difference:
     wanted = set(entry.sources)
-    others = [other.unit for other in found if other.at == entry.at and wanted.intersection(other.sources)]
+    others = [other.unit for other in observed if other.at == entry.at and wanted.intersection(other.sources)]
     if others:
         return _entry_drift(entry, DriftCode.FUSION, entry.unit, " | ".join(others))
     return _entry_drift(entry, DriftCode.GONE, _describe(entry), "no such unit")
@@ -107,16 +107,16 @@ def _describe(entry: UnitEntry) -> str:
     return f"{entry.op} on {entry.on}"
 
 
-def _entry_drift(entry: UnitEntry, code: DriftCode, expected: str, found: str) -> Difference:
+def _entry_drift(entry: UnitEntry, code: DriftCode, expected: str, observed: str) -> Difference:
     name = entry.unit if entry.at == SHAPES_ID else f"{entry.unit} at {entry.at}"
     take = f"{_RELOCK} {shlex.quote(entry.unit)}"
     fix = f"restore what it depends on (validators {', '.join(entry.depends_on)}), or take it: {take}"
-    return Difference(code=code, subject=name, before=expected, after=found, entries=(entry.unit,), restore=fix)
+    return Difference(code=code, subject=name, before=expected, after=observed, entries=(entry.unit,), restore=fix)
 
 
-def compare_plans(locked: LockedPlan, found: LockedPlan) -> tuple[Difference, ...]:
+def compare_plans(locked: LockedPlan, observed: LockedPlan) -> tuple[Difference, ...]:
     """Return what differs between the plan of a lock and one that was made now: one drift for each key."""
-    before, now = _keys_of(locked), _keys_of(found)
+    before, now = _keys_of(locked), _keys_of(observed)
     return tuple(
         Difference(
             code=DriftCode.PLAN,
@@ -225,9 +225,11 @@ def _call_key(entry: CallEntry) -> tuple[object, ...]:
     return entry.op, entry.dtype, tuple(sorted(entry.facts.items())), entry.phase, entry.module, entry.node
 
 
-def _call_drift(entry: CallEntry, code: DriftCode, expected: str, found: str) -> Difference:
+def _call_drift(entry: CallEntry, code: DriftCode, expected: str, observed: str) -> Difference:
     fix = "restore what it depends on, or make the lock again"
-    return Difference(code=code, subject=entry.name, before=expected, after=found, entries=(entry.name,), restore=fix)
+    return Difference(
+        code=code, subject=entry.name, before=expected, after=observed, entries=(entry.name,), restore=fix
+    )
 
 
 def compare_identities(old: Identity, new: Identity) -> tuple[Difference, ...]:
@@ -258,7 +260,7 @@ def compare_identities(old: Identity, new: Identity) -> tuple[Difference, ...]:
     drifts += _other_digest(old.policy, new.policy, drifts)
     if old.plan is not None and new.plan is not None:
         plans = compare_plans(old.plan, new.plan)
-        follows = any(one.code == DriftCode.POLICY for one in drifts)
+        follows = any(drift.code == DriftCode.POLICY for drift in drifts)
         drifts += [msgspec.structs.replace(plan, restore="") if follows else plan for plan in plans]
     if old.shapes != new.shapes:
         drifts.append(
@@ -272,7 +274,7 @@ def compare_identities(old: Identity, new: Identity) -> tuple[Difference, ...]:
         )
     drifts += compare_entries(old.entries, new.entries)
     drifts += compare_calls(old.calls, new.calls)
-    suspects = [f"{one.code} {one.subject}" for one in drifts if not lacking(one)]
+    suspects = [f"{drift.code} {drift.subject}" for drift in drifts if not lacking(drift)]
     drifts += compare_outputs(old.outputs, new.outputs, suspects or unseen(old))
     return tuple(drifts)
 

@@ -100,7 +100,7 @@ def shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {shown(one)}" for name, one in sorted(value.items())) or "none"
     if isinstance(value, (list, tuple)):
-        return " ".join(str(one) for one in value) or "none"
+        return " ".join(str(item) for item in value) or "none"
     return str(value) or "''"
 
 

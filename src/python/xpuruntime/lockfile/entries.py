@@ -27,12 +27,12 @@ _OPERATORS = ("aten::",)
 
 def _kernels_by_node(decisions: Iterable[KernelDecision]) -> dict[str, str]:
     """Return source node to the xpuruntime kernels that served it, with configurations, joined by commas."""
-    found: dict[str, dict[str, None]] = {}
+    by_node: dict[str, dict[str, None]] = {}
     for decision in decisions:
         if decision.kernel is not None:
             for node in decision.nodes:
-                found.setdefault(node, {})[decision.kernel] = None
-    return {node: ", ".join(sorted(kernels)) for node, kernels in found.items()}
+                by_node.setdefault(node, {})[decision.kernel] = None
+    return {node: ", ".join(sorted(kernels)) for node, kernels in by_node.items()}
 
 
 def unit_entries(

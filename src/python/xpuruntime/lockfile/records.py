@@ -322,14 +322,14 @@ class Identity(_Record, frozen=True, kw_only=True):
 
     def dependents(self) -> dict[str, tuple[str, ...]]:
         """Return id of a validator to the names of the units and calls that depend on it."""
-        found: dict[str, dict[str, None]] = {}
+        by_id: dict[str, dict[str, None]] = {}
         names = [(entry.unit, entry.depends_on) for entry in self.entries] + [
             (call.name, call.depends_on) for call in self.calls
         ]
         for name, ids in names:
             for id in ids:
-                found.setdefault(id, {})[name] = None
-        return {id: tuple(entries) for id, entries in found.items()}
+                by_id.setdefault(id, {})[name] = None
+        return {id: tuple(entries) for id, entries in by_id.items()}
 
 
 class AcceptedDrift(_Record, frozen=True, kw_only=True):

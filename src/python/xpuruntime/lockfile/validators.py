@@ -252,8 +252,8 @@ def _found(validator: Validator, here: Surroundings, identity: Identity) -> Any:
     """Return what stands here where the lock has a validator; ``None`` where there is no such thing."""
     kind, key = validator.kind, validator.key
     if kind == ValidatorKind.LIBRARY:
-        place = validator.expect.get("place", "") if isinstance(validator.expect, dict) else ""
-        path = find_file(key, str(place), here.mapped)
+        folder = validator.expect.get("place", "") if isinstance(validator.expect, dict) else ""
+        path = find_file(key, str(folder), here.mapped)
         try:
             return None if path is None else library_identity(path)
         except InputError as error:

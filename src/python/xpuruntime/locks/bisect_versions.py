@@ -300,14 +300,14 @@ def first_bad(versions: Sequence[str], judge: Callable[[str], Judgement]) -> tup
     low, high, skipped = 0, len(versions) - 1, set[int]()
     while left := [index for index in range(low + 1, high) if index not in skipped]:
         middle = (low + high) / 2
-        place = min(left, key=lambda candidate: (abs(candidate - middle), candidate))
-        verdict = judge(versions[place])
+        middle_index = min(left, key=lambda candidate: (abs(candidate - middle), candidate))
+        verdict = judge(versions[middle_index])
         if verdict == "good":
-            low = place
+            low = middle_index
         elif verdict == "bad":
-            high = place
+            high = middle_index
         else:
-            skipped.add(place)
+            skipped.add(middle_index)
     return low, high
 
 

@@ -40,8 +40,8 @@ _DEPENDENCIES = ("uv.lock", "pylock.toml", "conda-lock.yml", "poetry.lock", "req
 _TIMES, _ROUNDS, _CALLS = 3, 9, 5
 
 
-def _facts_of(made: Lock) -> dict[str, Any]:
-    return {"digest": made.digest}
+def _facts_of(lock: Lock) -> dict[str, Any]:
+    return {"digest": lock.digest}
 
 
 @traced("lock", _facts_of)

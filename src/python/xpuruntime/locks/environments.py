@@ -163,7 +163,7 @@ def call(worker: Worker, name: str, function: str, **arguments: Any) -> Any:
     try:
         return worker.call(f"{MODULE}:{function}", called=function, **arguments)
     except WorkerFailure as failure:
-        kind = next((one for one in _KINDS if one.__name__ in failure.exceptions), EngineError)
+        kind = next((kind for kind in _KINDS if kind.__name__ in failure.exceptions), EngineError)
         fix = "install it there" if "ModuleNotFoundError" in failure.exceptions else None
         reason = f"{name}: {_reason(failure)}" if name else _reason(failure)
         raise kind(reason, fix=fix) from failure
@@ -264,8 +264,8 @@ def _link_the_rest(site: Path, rest: Path) -> None:
 def link_this_package(target: Path) -> None:
     """Link this package into a new folder: sources and compiled core of an editable installation are apart."""
     target.mkdir(parents=True)
-    for place in (*map(Path, xpuruntime.__path__), Path(str(_core.__file__)).parent):
-        for path in place.iterdir():
+    for folder in (*map(Path, xpuruntime.__path__), Path(str(_core.__file__)).parent):
+        for path in folder.iterdir():
             link = target / path.name
             if not link.exists() and (path.suffix != ".so" or path.name.startswith("_core")):
                 link.symlink_to(path)

@@ -241,8 +241,8 @@ def index_folder(folder: str | os.PathLike[str], *, page: str | os.PathLike[str]
         )
     files, undecided = _indexed(read)
     files.sort(key=lambda file: (not file.error, -len(file.odd), file.path))
-    place = root if page is None else user_path(page, "the page").parent
-    base = os.path.relpath(root, place)
+    page_folder = root if page is None else user_path(page, "the page").parent
+    base = os.path.relpath(root, page_folder)
     return FolderIndex(folder=str(folder), base=base, files=tuple(files), undecided=tuple(undecided))
 
 
@@ -283,13 +283,13 @@ def index_reports(
             compared.append(file)
             continue
         try:
-            found = compare_reports(loaded[names[0]], loaded[file.path], noise=noise, noise_us=noise_us)
+            comparison = compare_reports(loaded[names[0]], loaded[file.path], noise=noise, noise_us=noise_us)
         except InputError as error:
             raise InputError(f"{file.path}, compared with {names[0]}: {error}") from error
-        compared.append(msgspec.structs.replace(file, changes=found.headline, same=found.same))
-    place = root if page is None else user_path(page, "the page").parent.absolute()
+        compared.append(msgspec.structs.replace(file, changes=comparison.headline, same=comparison.same))
+    page_folder = root if page is None else user_path(page, "the page").parent.absolute()
     return FolderIndex(
-        folder=os.path.relpath(root), base=os.path.relpath(root, place), files=tuple(compared),
+        folder=os.path.relpath(root), base=os.path.relpath(root, page_folder), files=tuple(compared),
         undecided=tuple(undecided), baseline=names[0],
     )  # fmt: skip
 

@@ -131,7 +131,10 @@ def lock_history(path: str | os.PathLike[str], *, limit: int = 20) -> LockHistor
     # One more than is shown, which the last one is compared with.
     commits = _commits(file, limit + 1)
     contents = [_git(file, "cat-file", "blob", f"{commit.commit}:{commit.name}", check=False) for commit in commits]
-    found = [_Revision(one.commit, one.date, one.title, data) for one, data in zip(commits, contents, strict=True)]
+    found = [
+        _Revision(commit.commit, commit.date, commit.title, data)
+        for commit, data in zip(commits, contents, strict=True)
+    ]
     try:
         now = file.read_bytes()
     except OSError:

@@ -291,7 +291,7 @@ def _allowed(
     if units and not drift.validator and _matches(units, _with_parts(drift.entries)):
         return True
     if units and drift.code == DriftCode.OUTPUT:
-        return any(_matches(units, [part for e in one.entries for part in (e, *e.split("+"))]) for one in drifts)
+        return any(_matches(units, [part for e in drift.entries for part in (e, *e.split("+"))]) for drift in drifts)
     wanted = {_normalized(name) for name in packages}
     if not wanted:
         return False

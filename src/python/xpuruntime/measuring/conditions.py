@@ -221,7 +221,7 @@ def open_meter(device: str, folder: Path = _FOLDER, *, pci_id: str | None = None
         raise UnsupportedOperationError(f"energy of {device} cannot be measured: it has no counter. {_FIX}")
     domains = []
     try:
-        for path in sorted(one for one in folder.glob("intel-rapl:*") if _PACKAGE.fullmatch(one.name)):
+        for path in sorted(path for path in folder.glob("intel-rapl:*") if _PACKAGE.fullmatch(path.name)):
             int((path / "energy_uj").read_text(encoding="ascii"))
             wraps_at = int((path / "max_energy_range_uj").read_text(encoding="ascii"))
             domains.append(_Domain(path / "energy_uj", wraps_at))

@@ -332,12 +332,16 @@ def alike(found: Replacement, rule: TuningPolicy) -> list[KernelTiming]:
     if rule.objective == "memory":
         return list(found.candidates)
     most = found.chosen.ratio * (1 + rule.min_effect)
-    return [one for one in found.candidates if one is found.chosen or (one.verdict != "control" and one.high <= most)]
+    return [
+        candidate
+        for candidate in found.candidates
+        if candidate is found.chosen or (candidate.verdict != "control" and candidate.high <= most)
+    ]
 
 
 def by_memory(found: Replacement, peaks: Mapping[str, int], rule: TuningPolicy) -> Replacement:
     """Return what was measured, with the bytes that kernels hold at most, and the one first that is to run by these."""
-    rows = [one._replace(peak_bytes=peaks.get(one.kernel) or None) for one in found.candidates]
+    rows = [candidate._replace(peak_bytes=peaks.get(candidate.kernel) or None) for candidate in found.candidates]
     known = [(one.peak_bytes, one) for one in alike(found._replace(candidates=tuple(rows)), rule) if one.peak_bytes]
     if not known:
         return found
@@ -345,7 +349,7 @@ def by_memory(found: Replacement, peaks: Mapping[str, int], rule: TuningPolicy) 
     chosen = next(one for peak, one in known if peak <= most)
     if rows[0].peak_bytes is None or chosen is rows[0]:
         return found._replace(candidates=tuple(rows))
-    return found._replace(candidates=(chosen, *(one for one in rows if one is not chosen)), undecided=False)
+    return found._replace(candidates=(chosen, *(row for row in rows if row is not chosen)), undecided=False)
 
 
 def _settled(comparisons: Mapping[str, RatioComparison]) -> bool:

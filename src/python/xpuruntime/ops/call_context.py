@@ -264,8 +264,8 @@ def compile_rules(policy: Policy | KernelPolicy) -> _core.KernelRules:
 
 @lru_cache(maxsize=256)
 def _compile_kernels(policy: KernelPolicy, enforcement: str) -> _core.KernelRules:
-    place = ANY_CALL._replace(node=None, module=None)
-    return core_rules(policy, policy.compiled_rules.matching(place), enforcement)
+    facts = ANY_CALL._replace(node=None, module=None)
+    return core_rules(policy, policy.compiled_rules.matching(facts), enforcement)
 
 
 def core_rules(

@@ -367,14 +367,14 @@ def canary_facts(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def distribution_facts(name: str) -> dict[str, str] | None:
     """Return the version of an installed distribution and the digest of the list of its files; ``None`` without one."""
-    found = next((distribution for distribution in distributions() if distribution.name == name), None)
-    if found is None:
+    installed = next((distribution for distribution in distributions() if distribution.name == name), None)
+    if installed is None:
         return None
     try:
-        record = f"sha256 {file_digest(Path(found.record, 'RECORD'))}"
+        record = f"sha256 {file_digest(Path(installed.record, 'RECORD'))}"
     except OSError:
         record = "its installer kept no list"
-    return {"version": found.version, "record": record}
+    return {"version": installed.version, "record": record}
 
 
 def source_of(word: str) -> dict[str, str] | None:

@@ -148,7 +148,7 @@ def device_fix(
 
     own = engines[candidate.engine]
     kind = candidate.device.partition(":")[0]
-    here = [one for one in devices_of(own, machine) if code(candidate.engine, one) == VerdictCode.ACCEPTED]
+    here = [device for device in devices_of(own, machine) if code(candidate.engine, device) == VerdictCode.ACCEPTED]
     parts = [f"use device {' or '.join(here)}"] if here else []
     if chooses_among_all_engines(policy):
         if policy.execution.device == "auto":  # every device of every engine is tried
@@ -165,8 +165,8 @@ def device_fix(
         and (request.purpose != "compile" or engine.compiles)
     ]
     codes = {name: code(name, candidate.device) for name in others if kind in kinds_of(engines[name], machine)}
-    serving = [name for name, found in codes.items() if found == VerdictCode.ACCEPTED] or [
-        name for name, found in codes.items() if found not in _NO_DEVICE
+    serving = [name for name, code in codes.items() if code == VerdictCode.ACCEPTED] or [
+        name for name, code in codes.items() if code not in _NO_DEVICE
     ]
     if serving:
         parts.append(f"set execution.engine: {' or '.join(serving)}")

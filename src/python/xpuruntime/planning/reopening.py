@@ -50,7 +50,7 @@ def check_plan(
     path = str(request.model.path)
     candidates = list_candidates(policy, machine, engines, request.model.format)
     candidate = next(
-        (one for one in candidates if str(one) == plan.candidate),
+        (candidate for candidate in candidates if str(candidate) == plan.candidate),
         EngineCandidate(engine=plan.engine, device=plan.device),
     )
     judgement = judge_candidate(candidate, request, policy, machine, engines)

@@ -61,7 +61,7 @@ def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Map
 def decide(request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]) -> Resolution:
     """Decide which engine and device run a model, touching neither."""
     candidates = list_candidates(policy, machine, engines, request.model.format)
-    unknown = [one for one in candidates if not one.known and one.engine not in KNOWN_EXTRAS]
+    unknown = [candidate for candidate in candidates if not candidate.known and candidate.engine not in KNOWN_EXTRAS]
     if unknown:  # a mistake in the policy, whether or not it would be tried
         raise refusal(unknown, [_unknown(one, engines) for one in unknown], {}, str(request.model.path))
     for name in policy.execution.provider_options:
@@ -156,7 +156,7 @@ def judge_candidate(
             VerdictCode.COMPILE_UNSUPPORTED,
             f"{candidate.engine} makes no compiled artifact: it loads the model itself each time",
             "name an engine that compiles: "
-            + (", ".join(name for name, one in engines.items() if one.compiles) or "none is registered"),
+            + (", ".join(name for name, engine in engines.items() if engine.compiles) or "none is registered"),
         ).judgement(candidate.engine, candidate.device)
     if candidate.device in devices_of(engine, machine) and _only_simulates(candidate, request, policy, machine):
         return Refusal(

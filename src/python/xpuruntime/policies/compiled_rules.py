@@ -95,8 +95,8 @@ def phases_of(match: RuleMatch) -> tuple[str, ...] | None:
 def certainty_of(conditions: Iterable[Condition], facts: CallFacts) -> Certainty:
     """Say whether all conditions hold: the only place where rules are compared with facts."""
     certainty: Certainty = "yes"
-    for place, test in conditions:
-        fact = facts[place]
+    for index, test in conditions:
+        fact = facts[index]
         if fact is UNKNOWN:
             certainty = "unknown"
         elif fact is None:
@@ -224,7 +224,10 @@ def _divide(rules: Sequence[CompiledRule], level: int) -> _Tree:
             return _Branch(
                 fact,
                 {value: _divide(some, below) for value, some in exact.items()},
-                {size: {text: _divide(some, below) for text, some in one.items()} for size, one in prefixes.items()},
+                {
+                    size: {text: _divide(some, below) for text, some in prefix.items()}
+                    for size, prefix in prefixes.items()
+                },
                 _divide(rest, below),
             )
     return rules

@@ -56,8 +56,8 @@ class Probed(Protocol):
 
 def machine_snapshot(engines: Iterable[Probed] | Mapping[str, Probed] = ()) -> Machine:
     """Take a snapshot of this computer: processor, CUDA devices, and the engines given."""
-    found = engines.values() if isinstance(engines, Mapping) else engines
-    facts = {engine.name: probed(engine) for engine in found}
+    known = engines.values() if isinstance(engines, Mapping) else engines
+    facts = {engine.name: probed(engine) for engine in known}
     problem = core_problem()
     if problem is not None:
         cpu = CpuFacts(name=platform.processor() or platform.machine(), cores=os.cpu_count() or 1)

@@ -177,7 +177,7 @@ def run_case(case: OpCase, kernel: str, arrays: Arrays, seed: int = 0, factors: 
         for name, at in call.outputs.items()
     }
     results = getattr(ops, case.function)(**inputs, **call.options, **outputs, kernel=kernel)
-    computed = [one for one in (results if isinstance(results, tuple) else (results,)) if one is not None]
+    computed = [result for result in (results if isinstance(results, tuple) else (results,)) if result is not None]
     assert len(computed) == len(call.expected), f"{case.name}: {len(computed)} results, expected {len(call.expected)}"
     for name, at in call.outputs.items():
         assert computed[at] is outputs[name], f"{case.name}: what is returned is not {name}="
@@ -220,9 +220,9 @@ def compare(where: str, got: Any, want: Any, bound: Any) -> None:
     with np.errstate(invalid="ignore", divide="ignore"):
         excess = np.where(right, 0.0, np.where(np.isfinite(got) & plain, np.abs(got - want) / bound, np.inf))
     at = np.unravel_index(int(np.argmax(excess)), want.shape)
-    place = ", ".join(map(str, at))
+    position = ", ".join(map(str, at))
     raise AssertionError(
-        f"{where} is wrong at {int((~right).sum())} of {want.size} places; at [{place}] it is {got[at]!r}, expected "
+        f"{where} is wrong at {int((~right).sum())} of {want.size} places; at [{position}] it is {got[at]!r}, expected "
         f"{want[at]!r} within {bound[at]:.3g}"
     )
 
@@ -267,11 +267,11 @@ def find_factors(case: OpCase, kernel: str, arrays: Arrays, seed: int = 0) -> Ar
 
     again = _dropped_weights(call, kernel, arrays)
     assert np.array_equal(again, weights), f"{case.name}: the same rng gives other bits the second time"
-    given = call.inputs["rng"].values
+    seeds = call.inputs["rng"].values
     for what, change in (("seed", (1, 0)), ("offset", (0, 64))):
-        other = _dropped_weights(call, kernel, arrays, given + np.array(change))
+        other = _dropped_weights(call, kernel, arrays, seeds + np.array(change))
         assert not np.array_equal(other > 0, kept), f"{case.name}: another {what} drops the same weights"
-    ours = dropout_factors(p, int(given[0]), int(given[1]), (*kept.shape,)) > 0
+    ours = dropout_factors(p, int(seeds[0]), int(seeds[1]), (*kept.shape,)) > 0
     assert not np.array_equal(ours & seen, kept), (
         f"{case.name}: other random numbers are declared, and those of the op are drawn"
     )
@@ -284,11 +284,11 @@ def _dropped_weights(call: OpCall, kernel: str, arrays: Arrays, rng: Array | Non
     if rng is not None:
         inputs["rng"] = Input(rng, "int64")
     q, shape = call.inputs["q"], call.inputs["v"].values.shape
-    made = {name: arrays.make(input_) for name, input_ in inputs.items()}
+    operands = {name: arrays.make(input_) for name, input_ in inputs.items()}
     options = {**call.options, "return_lse": True, "kernel": kernel}
     parts = []
     for start in range(0, shape[2], shape[3]):
         units = np.broadcast_to(np.eye(shape[2], shape[3], -start), shape)
-        out, _ = ops.attention(v=arrays.make(Input(units, q.dtype)), **made, **options)
+        out, _ = ops.attention(v=arrays.make(Input(units, q.dtype)), **operands, **options)
         parts.append(arrays.read(out)[..., : shape[2] - start])
     return np.concatenate(parts, -1)

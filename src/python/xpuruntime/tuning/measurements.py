@@ -99,8 +99,8 @@ class Measurements:
         try:
             results: list[T] = self._run_all(jobs, doing)
         except BaseException:
-            for one in doing:
-                one.done.wait()
+            for call in doing:
+                call.done.wait()
             raise
         return results
 

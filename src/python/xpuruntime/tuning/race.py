@@ -117,7 +117,7 @@ class Race:
     def _look(self) -> None:
         margin = math.log1p(self._decide.min_effect)
         ratios = {name: ratio for name in self.live[1:] if (ratio := self.ratio(name, self.incumbent))}
-        faster = {name: one.ratio for name, one in ratios.items() if math.log(one.high) < -margin}
+        faster = {name: ratio.ratio for name, ratio in ratios.items() if math.log(ratio.high) < -margin}
         for name, one in ratios.items():
             if math.log(one.low) > -margin:
                 code: CandidateCode = CandidateCode.SLOWER if one.low > 1 else CandidateCode.NOT_FASTER
@@ -171,9 +171,9 @@ class Duel:
                 return DuelResult(False, self._look().gain, failed.reason, failed.code)
             if figures is None:
                 return self._undecided("the budget of time was used up", self._look())
-            first, one, two, end = figures
+            first, second, third, end = figures
             self._control.append(math.sqrt(first * end))
-            self._times.append(math.sqrt(one * two))
+            self._times.append(math.sqrt(second * third))
             self._split.append((first, end))
             if len(self._times) in self._looks and (result := self._look()).won is not None:
                 return result

@@ -145,10 +145,10 @@ class RayCluster:
     def _actor(self) -> Any:
         resources = dict(self.resources)
         options = {name: resources.pop(name) for name in ("num_cpus", "num_gpus") if name in resources}
-        made = self._ray.remote(NodeExecutor).options(
+        actor = self._ray.remote(NodeExecutor).options(
             **options, resources=resources, scheduling_strategy="SPREAD", max_restarts=0
         )
-        return made.remote()
+        return actor.remote()
 
     def get(self, node: RayNode, method: str, *arguments: Any) -> Any:
         """Call a method of a node's executor. Raises `DeviceLost` where the node, or the actor on it, is gone.

@@ -90,7 +90,7 @@ class Space(NamedTuple):
             first = {tunable.key: tunable.values[0] for tunable in tunables}
             for keys in itertools.combinations(tunables, size):
                 for values in itertools.product(*(key.values[1:] for key in keys)):
-                    settings = tuple(Setting(engine, one.key, value) for one, value in zip(keys, values, strict=True))
+                    settings = tuple(Setting(engine, key.key, value) for key, value in zip(keys, values, strict=True))
                     stated = {**first, **{setting.key: setting.value for setting in settings}}
                     if barred.isdisjoint(settings) and _needed(keys, stated):
                         yield Point(engine, settings, self._changes(engine, stated))
@@ -108,7 +108,7 @@ class Space(NamedTuple):
     def neighbours(self, point: Point) -> Iterator[Point]:
         """Yield the points that differ from one in the value of one key."""
         for tunable in self.tunables[point.engine]:
-            others = tuple(one for one in point.settings if one.key != tunable.key)
+            others = tuple(setting for setting in point.settings if setting.key != tunable.key)
             if len(others) < len(point.settings) and (neighbour := self.point(point.engine, others)) is not None:
                 yield neighbour
             for value in tunable.values[1:]:

@@ -283,7 +283,7 @@ class ProcessExecutor(SessionExecutor):
         with ThreadPoolExecutor(len(candidates)) as threads:
             opening = [threads.submit(self._started, candidate) for candidate in candidates]
         try:
-            workers = {one.id: each.result()[0] for one, each in zip(candidates, opening, strict=True)}
+            workers = {candidate.id: each.result()[0] for candidate, each in zip(candidates, opening, strict=True)}
             for candidate in candidates:
                 self._called(workers[candidate.id], "prepare", _TURN)
             return [self._steady(workers[one.id]) for one in order]

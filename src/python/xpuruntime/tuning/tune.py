@@ -195,7 +195,9 @@ def tune(
         log.finish(elapsed)
         notes = [*([samples.note] if samples.note else []), *context.notes, *outputs.notes]
         notes += [f"while it was measured, {remark}" for remark in between(before, moment()).remarks()]
-        winner = next((one for one in outputs.candidates if one.id == (outputs.winner or CONTROL)), None)
+        winner = next(
+            (candidate for candidate in outputs.candidates if candidate.id == (outputs.winner or CONTROL)), None
+        )
         changes = winner.changes if winner is not None and outputs.winner else {}
         planned = context.planner.plan(changes)
         return TuneResult(
@@ -203,7 +205,7 @@ def tune(
             objective=stated.objective.name, batch=changes.get(BATCH, stated.objective.batch),
             concurrency=stated.objective.concurrency,
             call=context.call,  # type: ignore[arg-type]
-            inputs=samples.origin, devices=tuple(one.name for one in context.devices),
+            inputs=samples.origin, devices=tuple(device.name for device in context.devices),
             hardware=context.devices[0].hardware, verdict=outputs.verdict,  # type: ignore[arg-type]
             reason=outputs.reason, winner=outputs.winner, gain=outputs.gain,
             changes=changes, policy={} if isinstance(planned, Rejected) else planned.policy.to_dict(),

@@ -202,7 +202,7 @@ class TuneResult(Page, frozen=True, kw_only=True):
 
     def candidate(self, id: str) -> CandidateResult:
         """Return a candidate by its id. Raises KeyError."""
-        return {one.id: one for one in self.candidates}[id]
+        return {candidate.id: candidate for candidate in self.candidates}[id]
 
     def tuned_policy(self) -> Policy:
         """Return the policy to use: that of the winner, else the user's own.

@@ -204,7 +204,7 @@ class Search(TrialScheduler):
                 continue
             changes = self._states[self._leader() or leader].candidate.changes
             states = [self._add_candidate({**changes, f"kernels.{op}": name}) for name in choices[op]]
-            self._run_heats([one for one in states if one.code == CandidateCode.UNDECIDED and self._admit(one)])
+            self._run_heats([state for state in states if state.code == CandidateCode.UNDECIDED and self._admit(state)])
 
     def _with_kernel(self, state: CandidateState, op: str, name: str) -> Planned | Rejected:
         return self._plan({**state.candidate.changes, f"kernels.{op}": name})

@@ -225,7 +225,7 @@ def diff(
     refuse_other_kinds({"--output": (output, "diff")})
     if model is not None:
         check_outputs({"--output": output}, model, session_options, input)
-        if input or dim or not any(isinstance(read_side(one), LockSide) for one in (before, after)):
+        if input or dim or not any(isinstance(read_side(side), LockSide) for side in (before, after)):
             feeds = prepare(model, input, dim, trust=session_options.trust)[1]
             report_probe_inputs(feeds)
     with working("comparing two environments", as_json=json), nullcontext() if feeds is None else feeds.running():

@@ -268,11 +268,11 @@ def index(folder: FolderArgument, *, output: IndexOption = None, json: JsonOptio
 
     page = str(Path(folder, "index.html")) if output is None else output
     with working("reading", as_json=json):
-        found = index_folder(folder, page=page)
+        index_of_files = index_folder(folder, page=page)
     check_target("--output", page)
     refuse_other_kinds({"--output": (page, "page")})
-    print_and_save(found, {found.save_html: page}, as_json=json)
-    return 1 if found.odd else 0
+    print_and_save(index_of_files, {index_of_files.save_html: page}, as_json=json)
+    return 1 if index_of_files.odd else 0
 
 
 ToOption = Annotated[

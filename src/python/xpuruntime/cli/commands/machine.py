@@ -129,7 +129,7 @@ def kernels(
         console().print(_listing(listed))
 
 
-def _listing(found: tuple[KernelInfo, ...]) -> RenderableType:
+def _listing(listed: tuple[KernelInfo, ...]) -> RenderableType:
     """Return a row for each kernel, and below, once for each reason, those that cannot be used here."""
     from rich.console import Group
     from rich.text import Text
@@ -139,7 +139,7 @@ def _listing(found: tuple[KernelInfo, ...]) -> RenderableType:
     listing = table("kernels", ("operation", "kernel", "usable here", "also named", "serves"))
     listing.columns[0].no_wrap = listing.columns[1].no_wrap = True
     missing: dict[str, list[str]] = {}
-    for kernel in found:
+    for kernel in listed:
         usable = "yes" if kernel.available else "no"
         if not kernel.available:
             missing.setdefault(str(kernel.reason), []).append(f"{kernel.op} {kernel.id}")

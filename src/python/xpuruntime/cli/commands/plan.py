@@ -107,8 +107,8 @@ def plan(
 
     other = None if machine is None else load_machine(machine)
     with working("planning", as_json=json):
-        made = inference.plan(model, machine=other, lock=lock, frozen=frozen, **session_options.arguments())
-    print_thing(made, as_json=json)
+        planned = inference.plan(model, machine=other, lock=lock, frozen=frozen, **session_options.arguments())
+    print_thing(planned, as_json=json)
 
 
 @with_session_options

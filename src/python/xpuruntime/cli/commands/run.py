@@ -107,7 +107,7 @@ def run(
         plan = session.plan
     if output is not None:
         save_outputs(outputs, output)
-    found = summarise(outputs)
+    summary = summarise(outputs)
     if json:
         print_json(
             {
@@ -121,14 +121,14 @@ def run(
                 "warnings": plan.warnings,
                 "probe_inputs": feeds.probed,
                 "first_run_us": elapsed,
-                "outputs": found,
+                "outputs": summary,
                 "written": output,
             }
         )
         return
     where = f"; written to {output}" if output else ""
     print_plain(f"{plan.candidate}, precision {plan.precision}, first run {duration_text(elapsed)}{where}")
-    print_plain("\n".join(output_lines(found)))
+    print_plain("\n".join(output_lines(summary)))
 
 
 BenchRunsOption = Annotated[
@@ -263,8 +263,8 @@ def _saved_timings(path: str) -> dict[str, Any]:
     fix = "name a file with what `xrt bench --json` printed"
     try:
         with open_regular(user_path(path, "--against")) as file:
-            found = decode_json(file.read(), dict[str, Any])
-        samples = msgspec.convert(found.get("samples_us"), dict[str, list[float]])
+            document = decode_json(file.read(), dict[str, Any])
+        samples = msgspec.convert(document.get("samples_us"), dict[str, list[float]])
     except OSError as error:
         raise InputError(f"--against {path}: {reason_of(error)}", fix=fix) from error
     except msgspec.MsgspecError as error:
@@ -368,11 +368,11 @@ def _latency(samples: list[float]) -> Latency:
     )
 
 
-def _table(found: dict[str, Latency]) -> Any:
+def _table(latencies: dict[str, Latency]) -> Any:
     from xpuruntime.evidence.render_text.tables import duration_text, table
 
     result = table("latency", ("call", ">median", ">p90", ">p99", ">min", ">runs"))
-    for name, row in found.items():
+    for name, row in latencies.items():
         times = (row.median_us, row.p90_us, row.detail["p99_us"], row.min_us)
         result.add_row(name, *map(duration_text, times), f"{row.runs:,}")
     return result

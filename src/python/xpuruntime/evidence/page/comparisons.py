@@ -210,7 +210,7 @@ def _points(rows: list[dict[str, Any]]) -> dict[str, Any]:
     for row in rows:
         for layer in (row["drift"] or {}).get("layers", ()):
             layers.setdefault(layer["place"], (layer["name"], layer["op"]))
-    order = {place: index for index, place in enumerate(sorted(layers))}
+    order = {layer: index for index, layer in enumerate(sorted(layers))}
     strings: dict[str, int] = {}
     names = ("row", "layer", "tensor", "passed", "odd", "first", "reason", *_FIGURES)
     points: dict[str, list[Any]] = {name: [] for name in names}
@@ -230,7 +230,7 @@ def _points(rows: list[dict[str, Any]]) -> dict[str, Any]:
             }
             for name in names:
                 points[name].append(found[name])
-    ordered = [layers[place] for place in sorted(layers)]
+    ordered = [layers[layer] for layer in sorted(layers)]
     return {
         "layers": {
             "place": sorted(layers),

@@ -187,7 +187,7 @@ class _Testing:
         self.others = other_inputs(self.feeds, self.batch)
         self.axes = self._output_axes()
 
-    def run(self, asked: str, last: str) -> DeterminismTests:
+    def run(self, requested: str, last: str) -> DeterminismTests:
         tests: list[GradeTest] = []
         names = _GRADES[: _GRADES.index(last) + 1]
         for number, name in enumerate(names, 1):
@@ -211,7 +211,7 @@ class _Testing:
             device=plan.device,
             precision=plan.precision,
             plan=plan.request_hash,
-            requested=asked,
+            requested=requested,
             observed=observed,
             inputs=self.origin,
             batch_dimension=batch.dimension if isinstance(batch, Batch) else None,

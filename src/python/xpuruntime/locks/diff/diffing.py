@@ -95,7 +95,7 @@ def compare_environments(
         "confidence": NUMBER, "progress": CALLABLE,
     }  # fmt: skip
     check_types(types, locals(), optional=("model", "inputs", "progress"))
-    sides = [read_side(os.fspath(one)) for one in (before, after)]
+    sides = [read_side(os.fspath(side)) for side in (before, after)]
     running = [side for side in sides if isinstance(side, PythonSide)]
     if running and model is None:
         raise InputError(f"'{running[0].name}' is an environment that runs a model. Fix: give the model as MODEL")
@@ -176,8 +176,8 @@ class _Work:
                 self.running = lambda: probing(info, feeds)
             write_arrays(self.inputs, inputs)
 
-    def open(self, side: FileSide | PythonSide, place: int) -> _Opened:
-        own = self.folder / f"side-{place}"
+    def open(self, side: FileSide | PythonSide, index: int) -> _Opened:
+        own = self.folder / f"side-{index}"
         own.mkdir()
         if isinstance(side, FileSide):
             return _Opened(side.name, side.report(), None, own, {})
@@ -366,7 +366,7 @@ def _first_node(traces: list[dict[str, Any]], causes: tuple[str, ...], restore: 
         "with the outputs of all nodes as outputs of the model the bits are the same, so the difference comes from how "
         "nodes are fused or laid out"
     )
-    return [], "; ".join(one for one in (fused, note) if one)
+    return [], "; ".join(side for side in (fused, note) if side)
 
 
 def _times(
@@ -383,21 +383,21 @@ def _times(
 
 
 def _time(measured: RoundTimes, comparison: ReportComparison, environment: tuple[Difference, ...]) -> Level:
-    found = measured.comparisons["after"]
+    ratio = measured.comparisons["after"]
     medians = {name: float(np.median(times)) * 1e6 for name, times in measured.rounds.items()}
     said = (
-        f"{found.ratio:.3f} times as long [{found.low:.3f}, {found.high:.3f}] in {found.rounds} interleaved rounds "
-        f"at a confidence of {found.confidence:.0%}, with a margin of {found.margin:.1%}: {found.verdict.value}"
+        f"{ratio.ratio:.3f} times as long [{ratio.low:.3f}, {ratio.high:.3f}] in {ratio.rounds} interleaved rounds "
+        f"at a confidence of {ratio.confidence:.0%}, with a margin of {ratio.margin:.1%}: {ratio.verdict.value}"
     )
-    if found.too_noisy and found.verdict is RatioVerdict.INCONCLUSIVE:
+    if ratio.too_noisy and ratio.verdict is RatioVerdict.INCONCLUSIVE:
         said += "; the machine is too noisy, the first side differs from itself by more than half of the margin"
-    if found.verdict is RatioVerdict.INCONCLUSIVE:
+    if ratio.verdict is RatioVerdict.INCONCLUSIVE:
         return Level(name="time", verdict="undecided", reason=said)
-    if found.verdict is RatioVerdict.TIED:
+    if ratio.verdict is RatioVerdict.TIED:
         return Level(name="time", verdict="same", reason=said)
     causes, restore = _caused(comparison, environment)
     row = Difference(
-        subject="latency", code=found.verdict.value, before=f"{medians['before']:,.1f} us",
+        subject="latency", code=ratio.verdict.value, before=f"{medians['before']:,.1f} us",
         after=f"{medians['after']:,.1f} us", causes=causes, restore=restore,
     )  # fmt: skip
     return Level(name="time", verdict="differs", reason=said, rows=(row,))

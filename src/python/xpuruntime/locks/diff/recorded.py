@@ -122,9 +122,9 @@ def _told(report: Report, validator: Validator) -> Any:
     hardware = execution.get("device") or {}
     packages = environment.get("packages") or {}
     if validator.kind == ValidatorKind.ENGINE:
-        found: dict[str, Any] = {"version": plan.get("engine_version")}
+        told: dict[str, Any] = {"version": plan.get("engine_version")}
         name = next((name for name in packages_of(plan["engine"]) if name in packages), None)
-        return found if name is None else {**found, "package": f"{name}=={packages[name]}"}
+        return told if name is None else {**told, "package": f"{name}=={packages[name]}"}
     if validator.kind == ValidatorKind.PACKAGE:
         return packages.get(validator.key)
     if validator.kind == ValidatorKind.MODEL:

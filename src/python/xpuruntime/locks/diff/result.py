@@ -93,7 +93,7 @@ class Diff(Document, frozen=True, kw_only=True):
 
     def level(self, name: str) -> Level:
         """Return one level."""
-        return next(one for one in self.levels if one.name == name)
+        return next(level for level in self.levels if level.name == name)
 
     @property
     def exit_code(self) -> int:

@@ -233,7 +233,7 @@ def _word(name: str) -> str:
 
 
 def _write(
-    made: NativeExporter, target: str, job: ExportJob, folder: Path, *, strict: bool, overwrite: bool
+    exporter: NativeExporter, target: str, job: ExportJob, folder: Path, *, strict: bool, overwrite: bool
 ) -> ExportResult:
     try:
         folder = Path(os.path.realpath(folder))
@@ -241,7 +241,7 @@ def _write(
         with staging(folder) as room:
             new = room / _NEW
             new.mkdir()
-            config = made.write(target, new)
+            config = exporter.write(target, new)
             if strict:
                 _refuse_less(config.outcomes, target)
             files = {

@@ -100,7 +100,7 @@ def render(result: ExportResult) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    counts: Counter[str] = Counter(one.outcome for one in result.keys)
+    counts: Counter[str] = Counter(key.outcome for key in result.keys)
     summary = ", ".join(f"{counts[word]} {word}" for word in _STYLE if counts[word]) or "no key is stated"
     parts: list[RenderableType] = [
         Text(f"{result.folder}: {result.model} on {result.engine}@{result.device} as {result.target}"),
@@ -157,14 +157,14 @@ def prove_export(
 
 
 def _claim(
-    id: str, expected: str | None, found: str | None, verdict: str, reason: str, *, section: str = "evidence"
+    id: str, expected: str | None, observed: str | None, verdict: str, reason: str, *, section: str = "evidence"
 ) -> Claim:
     codes = {"pass": ClaimCode.OK, "fail": ClaimCode.LOCK_DIFFERS, "unobservable": ClaimCode.UNOBSERVABLE}
     return Claim(
         id=id,
         section=section,  # type: ignore[arg-type]
         requested=shown(expected),
-        observed=shown(found),
+        observed=shown(observed),
         verdict=verdict,  # type: ignore[arg-type]
         code=codes[verdict],
         reason=reason,

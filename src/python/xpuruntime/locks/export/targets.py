@@ -76,9 +76,9 @@ class TritonPythonExporter(PortableExporter):
         """Write the repository."""
         del target
         job = self.job
-        place = folder / job.name
-        names = self.copy_model(place / "1", also=("model.py",))
-        self.copy_lock(place / "1")
+        folder_of_model = folder / job.name
+        names = self.copy_model(folder_of_model / "1", also=("model.py",))
+        self.copy_lock(folder_of_model / "1")
         info = job.request.model
         scalars = [input_.name for input_ in info.inputs if input_.shape == ()]
         cuda = job.request.device.startswith("cuda")
@@ -93,7 +93,7 @@ class TritonPythonExporter(PortableExporter):
         text = _MODEL.format(
             name=job.name, digest=job.digest, model=names[0], lock=LOCK, scalars=scalars, environment=job.environment
         )
-        (place / "1" / "model.py").write_text(text, encoding="utf-8")
+        (folder_of_model / "1" / "model.py").write_text(text, encoding="utf-8")
         return NativeConfig(
             outcomes=self.outcomes("the session is opened under the lock"),
             entry=config.entry,

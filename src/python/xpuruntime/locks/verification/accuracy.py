@@ -40,7 +40,7 @@ def accuracy_claims(subject: Subject) -> Iterator[Claim]:
     for metric in subject.metrics:
         yield subject.placed(metric_claim(metric, subject.session), f"verify.metrics.{metric.name}")
     names = {metric.name for metric in subject.metrics}
-    for name in (one for one in subject.limits.metrics if one not in names):
+    for name in (metric for metric in subject.limits.metrics if metric not in names):
         yield subject.placed(metric_not_given(name, subject.limits.metrics[name]), f"verify.metrics.{name}")
 
 

@@ -120,7 +120,7 @@ def _no_cache(subject: Subject) -> Claim:
         }
         worst = max(comparisons.items(), key=lambda item: item[1].ratio)
         cached = [comparison for comparison in comparisons.values() if comparison.verdict is RatioVerdict.SLOWER]
-        if cached or all(one.within_limit for one in comparisons.values()) or time.monotonic() >= ends:
+        if cached or all(comparison.within_limit for comparison in comparisons.values()) or time.monotonic() >= ends:
             break
     assert worst is not None
     return _decided(claim, comparisons, worst, len(times["new"]))

@@ -70,7 +70,7 @@ def lock_claims(subject: Subject) -> Iterator[Claim]:
             observed=shown(first.after),
             verdict="inconclusive" if elsewhere else "fail",
             code=ClaimCode.OTHER_MACHINE if elsewhere else differs,
-            reason="; ".join(one.text for one in drifts[:_NAMED]) + (f"; and {more} more" if more > 0 else ""),
+            reason="; ".join(drift.text for drift in drifts[:_NAMED]) + (f"; and {more} more" if more > 0 else ""),
             fix=first.restore or take,
             figures={"differences": float(len(drifts))},
             line=_line_of(first, subject.lock),

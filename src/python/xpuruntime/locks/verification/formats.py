@@ -107,7 +107,7 @@ def _counts(result: VerificationResult, claims: Sequence[Claim]) -> dict[str, st
 
 
 def _text(text: str) -> str:
-    return _NOT_XML.sub(lambda found: f"\\u{ord(found[0]):04x}", printable(text))
+    return _NOT_XML.sub(lambda match: f"\\u{ord(match[0]):04x}", printable(text))
 
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -119,7 +119,7 @@ _LEVELS = {"fail": "error", "inconclusive": "warning", "unobservable": "note"}
 def to_sarif(result: VerificationResult) -> str:
     """Return the JSON text. Claims that passed or were skipped are no results."""
     claims = [claim for claim in result.claims if claim.verdict in _LEVELS]
-    codes = sorted({one.code for one in claims}, key=lambda code: code.rule)
+    codes = sorted({claim.code for claim in claims}, key=lambda code: code.rule)
     places = {code: index for index, code in enumerate(codes)}
     driver = {
         "name": "xrt verify",
@@ -130,7 +130,7 @@ def to_sarif(result: VerificationResult) -> str:
         "tool": {"driver": driver},
         "invocations": [{"executionSuccessful": True, "exitCode": result.exit_code}],
         "columnKind": "unicodeCodePoints",
-        "results": [_result(result, one, places[one.code]) for one in claims],
+        "results": [_result(result, claim, places[claim.code]) for claim in claims],
     }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, ensure_ascii=False) + "\n"
 
@@ -360,7 +360,7 @@ def _row(claim: Claim) -> str:
 
 def _plain(text: str) -> str:
     """Return text on one line, with what Markdown or HTML would read as markup as entities."""
-    return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", printable(" ".join(text.split())))
+    return _SPECIAL.sub(lambda match: f"&#{ord(match[0])};", printable(" ".join(text.split())))
 
 
 def _code(text: str) -> str:

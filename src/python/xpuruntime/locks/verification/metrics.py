@@ -88,7 +88,7 @@ class MetricProcess:
         try:
             # Imports what is not the user's.
             self._worker.call(f"{_SIDE}:number_of", timeout=_START, called=_IMPORT, value=0)
-            found = self._worker.call(f"{_SIDE}:load", called=_IMPORT, file=file, name=name, path=sys.path)
+            failed = self._worker.call(f"{_SIDE}:load", called=_IMPORT, file=file, name=name, path=sys.path)
         except WorkerFailure as failure:
             self.close()
             why = _how_ended(failure, _IMPORT, timeout)[1]
@@ -96,11 +96,11 @@ class MetricProcess:
         except BaseException:
             self.close()
             raise
-        if found:
+        if failed:
             self.close()
-        if "raised" in found:
-            raise InputError(f"--metric {file}:{name}: {file} cannot be imported: {found['raised']}")
-        if "lacks" in found:
+        if "raised" in failed:
+            raise InputError(f"--metric {file}:{name}: {file} cannot be imported: {failed['raised']}")
+        if "lacks" in failed:
             raise InputError(f"--metric {file}:{name}: {file} has no function {name!r}. Fix: name one of its functions")
 
     def compute(self, run: Callable[..., dict[str, Any]]) -> float:

@@ -100,8 +100,8 @@ def lock(model: str, inputs: str | None, arguments: dict[str, Any]) -> dict[str,
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = xpuruntime.lock(model, inputs=None if inputs is None else read_arrays(Path(inputs)), **arguments).lock
-    plain: dict[str, Any] = msgspec.to_builtins(found)
+        result = xpuruntime.lock(model, inputs=None if inputs is None else read_arrays(Path(inputs)), **arguments).lock
+    plain: dict[str, Any] = msgspec.to_builtins(result)
     return plain
 
 
