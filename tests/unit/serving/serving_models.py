@@ -95,14 +95,21 @@ class Gate:
         assert self.open.wait(WAIT)
 
 
-def serve_gated(serve: Callable[..., Any], models: dict[str, Any]) -> tuple[Any, Gate]:
-    """Serve models whose runs wait for a gate, once they are loaded."""
-    gate = Gate()
-    engine = FaultyEngine(gate)
+def serve_hooked(
+    serve: Callable[..., Any], models: dict[str, Any], before: Callable[[dict[str, Any]], None]
+) -> tuple[Any, FaultyEngine]:
+    """Serve models with a hook before each run, once they are loaded."""
+    engine = FaultyEngine(before)
     engine.armed = False
     service = serve(models, registry=engine.registry())
     engine.armed = True
-    return service, gate
+    return service, engine
+
+
+def serve_gated(serve: Callable[..., Any], models: dict[str, Any]) -> tuple[Any, Gate]:
+    """Serve models whose runs wait for a gate, once they are loaded."""
+    gate = Gate()
+    return serve_hooked(serve, models, gate)[0], gate
 
 
 def eventually(true: Callable[[], Any], timeout: float = WAIT) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from serving_models import WAIT, FaultyEngine, Gate, ask, eventually, rows_of, serve_gated
+from serving_models import WAIT, FaultyEngine, Gate, ask, eventually, rows_of, serve_gated, serve_hooked
 
 from xpuruntime.errors import EngineFailed, OutOfMemoryError
 from xpuruntime.serving.status import ServingError, Status
@@ -70,11 +70,8 @@ def test_a_bad_request_and_its_neighbours(mlp: Path, serve: Serve, stated: dict[
         gate(feeds)
         raising(EngineFailed("thirteen"), lambda x: bool((x == 13).any()))(feeds)
 
-    engine = FaultyEngine(before)
-    engine.armed = False
     batching = {"max_batch_size": 4, **stated}
-    service = serve({"m": {"source": str(mlp), "batching": batching}}, registry=engine.registry())
-    engine.armed = True
+    service, _ = serve_hooked(serve, {"m": {"source": str(mlp), "batching": batching}}, before)
     first = service.infer(ask("m", {"x": X}))
     assert gate.come.wait(WAIT)
     futures = [service.infer(ask("m", {"x": x})) for x in (X, BAD, X)]
@@ -159,11 +156,8 @@ def test_no_answer_is_lost_or_doubled_over_20000_requests(mlp: Path, serve: Serv
             runs["failed"] += 1
             raise EngineFailed("now and then")
 
-    engine = FaultyEngine(before)
-    engine.armed = False
     batching = {"max_batch_size": 16, "max_queue_size": 64, "isolate_failures": True}
-    service = serve({"m": {"source": str(mlp), "instances": 2, "batching": batching}}, registry=engine.registry())
-    engine.armed = True
+    service, _ = serve_hooked(serve, {"m": {"source": str(mlp), "instances": 2, "batching": batching}}, before)
     weights = service.infer(ask("m", {"x": rows_of(1)})).result(WAIT).outputs[0].data[0]
     each = 6667
     outcomes: list[Counter[str]] = [Counter() for _ in range(3)]
@@ -298,10 +292,7 @@ def test_a_model_all_of_whose_runs_fail_is_not_ready_until_one_is_good(mlp: Path
     def fail(feeds: dict[str, Any]) -> None:
         raise EngineFailed("as a test. Fix: none")
 
-    engine = FaultyEngine(fail)
-    engine.armed = False
-    service = serve({"m": {"source": str(mlp)}}, registry=engine.registry())
-    engine.armed = True
+    service, engine = serve_hooked(serve, {"m": {"source": str(mlp)}}, fail)
     for _ in range(20):
         assert isinstance(service.infer(ask("m", {"x": rows_of(1)})).exception(WAIT), ServingError)
     eventually(lambda: not service.ready()[0])
@@ -319,10 +310,7 @@ def test_inputs_that_a_model_fails_on_do_not_make_it_unready(mlp: Path, serve: S
             raise EngineFailed("for these inputs. Fix: none")
         probed.set()
 
-    engine = FaultyEngine(fail)
-    engine.armed = False
-    service = serve({"m": {"source": str(mlp)}}, registry=engine.registry())
-    engine.armed = True
+    service, _ = serve_hooked(serve, {"m": {"source": str(mlp)}}, fail)
     for _ in range(20):
         assert isinstance(service.infer(ask("m", {"x": rows_of(7)})).exception(WAIT), ServingError)
     assert probed.is_set()
@@ -337,10 +325,7 @@ def test_a_retry_says_the_batch_that_ran(mlp: Path, serve: Serve) -> None:
         if 7 in feeds["x"][:, 0]:
             raise EngineFailed("for these inputs. Fix: none")
 
-    engine = FaultyEngine(fail)
-    engine.armed = False
-    service = serve({"m": {"source": str(mlp), "batching": {"max_batch_size": 4}}}, registry=engine.registry())
-    engine.armed = True
+    service, _ = serve_hooked(serve, {"m": {"source": str(mlp), "batching": {"max_batch_size": 4}}}, fail)
     first = service.infer(ask("m", {"x": rows_of(1)}))
     assert gate.come.wait(WAIT)
     sent = [service.infer(ask("m", {"x": rows_of(one)}, parameters={"xrt_evidence": True})) for one in (1, 7, 3)]
@@ -356,10 +341,7 @@ def test_errors_and_pages_for_clients_name_no_folder(mlp: Path, serve: Serve, tm
     def fail(feeds: dict[str, Any]) -> None:
         raise EngineFailed(f"{mlp}: node '/layer/MatMul' failed. Fix: none")
 
-    engine = FaultyEngine(fail)
-    engine.armed = False
-    service = serve({"m": {"source": str(mlp)}}, registry=engine.registry())
-    engine.armed = True
+    service, _ = serve_hooked(serve, {"m": {"source": str(mlp)}}, fail)
     text = str(service.infer(ask("m", {"x": rows_of(1)})).exception(WAIT))
     assert "mlp.onnx: node '/layer/MatMul' failed" in text
     pages = [service.evidence("m", kind) for kind in ("plan", "evidence")]

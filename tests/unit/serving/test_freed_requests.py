@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from serving_models import WAIT, FaultyEngine, ask, eventually, serve_gated
+from serving_models import WAIT, ask, eventually, serve_gated, serve_hooked
 
 from xpuruntime.errors import EngineFailed
 from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor
@@ -98,10 +98,7 @@ def test_of_a_request_that_failed(mlp: Path, serve: Callable[..., Models]) -> No
     def fail(feeds: dict[str, Any]) -> None:
         raise EngineFailed("as a test. Fix: none")
 
-    engine = FaultyEngine(fail)
-    engine.armed = False
-    service = serve({"m": {"source": str(mlp)}}, registry=engine.registry())
-    engine.armed = True
+    service, _ = serve_hooked(serve, {"m": {"source": str(mlp)}}, fail)
     array = fresh()
     reference = weakref.ref(array)
     future = service.infer(ask("m", {"x": array}))

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from serving_clients import Client, until
-from serving_models import WAIT, FaultyEngine, Gate, ask, rows_of
+from serving_models import WAIT, FaultyEngine, Gate, ask, rows_of, serve_gated
 
 import xpuruntime as xrt
 from xpuruntime.errors import EngineFailed
@@ -146,11 +146,7 @@ def test_a_long_model_does_not_hold_health_routes_up(mlp: Path, serve: Serve) ->
     from xpuruntime.serving.protocol.rest import write_request
     from xpuruntime.serving.server import Server
 
-    gate = Gate()
-    engine = FaultyEngine(gate)
-    engine.armed = False
-    service = serve({"m": {"source": str(mlp), "batching": {"inline_below_us": 1}}}, registry=engine.registry())
-    engine.armed = True
+    service, gate = serve_gated(serve, {"m": {"source": str(mlp), "batching": {"inline_below_us": 1}}})
     body, length = write_request(ask("m", {"x": X}), binary=True)
     headers = {"Inference-Header-Content-Length": str(length)}
     answers: list[int] = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from serving_models import WAIT, FaultyEngine, Gate, ask, eventually, rows_of, serve_gated, tokens
+from serving_models import WAIT, FaultyEngine, Gate, ask, eventually, rows_of, serve_gated, serve_hooked, tokens
 
 import xpuruntime as xrt
 from xpuruntime.serving.models.service import memory_usage_of
@@ -35,10 +35,7 @@ def test_one_request(mlp: Path, serve: Serve) -> None:
 
 def test_requests_that_come_while_the_model_is_busy_run_together(mlp: Path, serve: Serve) -> None:
     gate = Gate()
-    engine = FaultyEngine(gate)
-    engine.armed = False
-    service = serve({"mlp": {"source": str(mlp), "batching": {"max_batch_size": 8}}}, registry=engine.registry())
-    engine.armed = True
+    service, engine = serve_hooked(serve, {"mlp": {"source": str(mlp), "batching": {"max_batch_size": 8}}}, gate)
     first = service.infer(ask("mlp", {"x": rows_of(0)}))
     assert gate.come.wait(WAIT)
     sent = [np.random.default_rng(i).standard_normal((1 + i % 3, 64)).astype(np.float32) for i in range(4)]
@@ -186,11 +183,8 @@ def test_a_deadline_fires_while_the_model_is_busy(mlp: Path, serve: Serve) -> No
 
 def test_a_full_queue_and_cancelled_requests(mlp: Path, serve: Serve) -> None:
     gate = Gate()
-    engine = FaultyEngine(gate)
-    engine.armed = False
     batching = {"max_batch_size": 4, "max_queue_size": 2}
-    service = serve({"mlp": {"source": str(mlp), "batching": batching}}, registry=engine.registry())
-    engine.armed = True
+    service, engine = serve_hooked(serve, {"mlp": {"source": str(mlp), "batching": batching}}, gate)
     running = service.infer(ask("mlp", {"x": X}))
     assert gate.come.wait(WAIT)
     queued = [service.infer(ask("mlp", {"x": X})) for _ in range(2)]
@@ -320,11 +314,8 @@ def test_programs_of_pytorch_and_two_that_cannot_be_in_one_process(tmp_path: Pat
 
 def test_each_device_runs_a_batch_of_its_own(mlp: Path, serve: Serve) -> None:
     gate = Gate()
-    engine = FaultyEngine(gate)
-    engine.armed = False
     model = {"source": str(mlp), "devices": ["cpu", "cpu"], "evidence": True}
-    service = serve({"m": model}, registry=engine.registry())
-    engine.armed = True
+    service, engine = serve_hooked(serve, {"m": model}, gate)
     x = rows_of(2)
     futures = [service.infer(ask("m", {"x": x[row : row + 1]}, parameters={"xrt_evidence": True})) for row in range(2)]
     eventually(lambda: len(engine.seen) == 2)  # neither waits for the other

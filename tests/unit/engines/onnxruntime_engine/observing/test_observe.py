@@ -168,18 +168,27 @@ def test_a_damaged_optimised_graph(damage):
     assert sorted(names) == sorted(n.name for n in proto.graph.node)
 
 
-def test_a_full_disk_at_the_profile():
-    proto = conv_net()
-    make = maker(proto)
+def with_profile(make, change):
+    """Return what opens sessions whose profile is changed before it is read; `change` gets its path."""
 
-    class Full:
+    class Changed:
         def __init__(self, session):
-            self.run = session.run
+            self.run, self._session = session.run, session
 
         def end_profiling(self):
-            raise OSError(28, "No space left on device")
+            path = Path(self._session.end_profiling())
+            change(path)
+            return str(path)
 
-    observed = observe(lambda *a: Full(make(*a)), feeds(proto), 2, proto)
+    return lambda *arguments: Changed(make(*arguments))
+
+
+def test_a_full_disk_at_the_profile():
+    def fail(path):
+        raise OSError(28, "No space left on device")
+
+    proto = conv_net()
+    observed = observe(with_profile(maker(proto), fail), feeds(proto), 2, proto)
     assert observed.partial
     assert "No space left on device" in observed.notes[0]
 
@@ -195,20 +204,12 @@ def test_a_full_disk_from_the_start(monkeypatch):
 
 
 def test_a_profile_that_was_cut_off():
+    def cut(path):
+        text = path.read_text()
+        path.write_text(text[: len(text) * 2 // 3])
+
     proto = conv_net()
-    make = maker(proto)
-
-    class Cut:
-        def __init__(self, session):
-            self.run, self._session = session.run, session
-
-        def end_profiling(self):
-            path = Path(self._session.end_profiling())
-            text = path.read_text()
-            path.write_text(text[: len(text) * 2 // 3])
-            return str(path)
-
-    observed = observe(lambda *a: Cut(make(*a)), feeds(proto), 4, proto)
+    observed = observe(with_profile(maker(proto), cut), feeds(proto), 4, proto)
     assert observed.partial
     assert any("cut off" in note for note in observed.notes)
     assert [u for u in observed.units if u.time is not None]
@@ -217,18 +218,8 @@ def test_a_profile_that_was_cut_off():
 @pytest.mark.parametrize("text", ['{"traceEvents": []}', '[{"name": "x", "ph": "X"}]', "<html>", "[1, 2]"])
 def test_a_profile_of_somebody_else(text):
     proto = conv_net()
-    make = maker(proto)
-
-    class Foreign:
-        def __init__(self, session):
-            self.run, self._session = session.run, session
-
-        def end_profiling(self):
-            path = Path(self._session.end_profiling())
-            path.write_text(text)
-            return str(path)
-
-    observed = observe(lambda *a: Foreign(make(*a)), feeds(proto), 2, proto)
+    change = with_profile(maker(proto), lambda path: path.write_text(text))
+    observed = observe(change, feeds(proto), 2, proto)
     assert observed.partial
     assert any("is not a profile of ONNX Runtime" in note for note in observed.notes)
     assert sorted(n for u in observed.units for n in u.source_nodes) == sorted(n.name for n in proto.graph.node)
