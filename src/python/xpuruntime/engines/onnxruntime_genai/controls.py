@@ -61,26 +61,7 @@ _NOT_IN_FOLDERS = {
 
 
 class GenAiSettings(EngineSettings, frozen=True, kw_only=True):
-    """What a model is opened with.
-
-    Attributes
-    ----------
-    provider : str
-        ONNX Runtime's execution provider.
-    device_id : int
-        Of a CUDA device.
-    threads : int or None
-        ``intra_op_num_threads``; ``None``: the configuration of the folder, else the engine's choice.
-    allow_cpu_ops : tuple of str
-        Operators that may run on the CPU beside a CUDA device.
-    options : dict of str to str
-        Session options.
-    weights : dict of str to int
-        How many products have weights in which form, and with what arithmetic, as the graph states it.
-    search : dict of str to object
-        Search options of the folder's configuration, which hold where a call states no other.
-    strict : bool
-    """
+    """What a model is opened with."""
 
     provider: str
     device_id: int = 0

@@ -112,14 +112,7 @@ OPTIONS: dict[str, Option] = {
 
 
 class PipelineSettings(EngineSettings, frozen=True, kw_only=True):
-    """What a pipeline is opened with.
-
-    Attributes
-    ----------
-    properties : mapping of str to str
-        Of OpenVINO and of the pipeline.
-    strict : bool
-    """
+    """What a pipeline is opened with."""
 
     properties: Mapping[str, str]
     strict: bool = False
