@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import itertools
 import json
+import linecache
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime import _core
+from xpuruntime.engines import observation
 from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.inference import profiling
 from xpuruntime.runtime import profiler as trace_events
@@ -323,3 +326,36 @@ def test_profile_of_a_program_without_arrays_and_sessions(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert "load" in done.stdout
     assert any(traceevent["name"] == "load" for traceevent in json.loads(target.read_text())["traceEvents"])
+
+
+def test_an_exception_at_any_line_of_a_profile_leaves_none_open(session: xrt.InferenceSession) -> None:
+    """As the handler of any signal raises one: of a time limit, or of the end of a server."""
+    files = {profiling.__file__, observation.__file__, trace_events.__file__}
+    left = -1
+
+    def at_line(frame: Any, event: str, _: Any) -> Any:
+        nonlocal left
+        name = frame.f_code.co_filename
+        if name not in files:
+            return None
+        # Between the end of a with block and its exit, where tracing stops and no signal is handled, a lock stays.
+        if event == "line" and not linecache.getline(name, frame.f_lineno).lstrip().startswith("with "):
+            left -= 1
+            if left == 0:
+                raise TimeoutError
+        return at_line
+
+    for steps in range(1, 400):
+        left = steps
+        sys.settrace(at_line)
+        try:
+            with contextlib.suppress(TimeoutError), xrt.profile():
+                pass
+        finally:
+            sys.settrace(None)
+        with xrt.profile() as again:
+            session.run(X)
+        assert [one.category for one in again.result.ranges] == ["run"], steps
+        if left > 0:
+            break
+    assert 20 < steps < 399, "every line was interrupted once"

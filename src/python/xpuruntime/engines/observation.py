@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,7 +15,6 @@ from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.records import Unit
 from xpuruntime.runtime import profiler
-from xpuruntime.runtime.interruptible_waits import uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -73,18 +73,17 @@ class DeviceRecorder:
             raise
 
     def _start(self, *, devices: bool) -> None:
-        def start() -> None:
+        self._started = True  # before it has: whatever interrupts this, `abandon` ends what may go on
+        try:
             profiler.start(devices=devices, limit=self._limit)
-            self._started = True
-
-        uninterrupted(start)
+        except InputError:  # somebody else's goes on
+            self._started = False
+            raise
 
     def _stop(self) -> DeviceRecording:
-        def stop() -> DeviceRecording:
-            self._started = False
-            return profiler.stop()
-
-        return uninterrupted(stop)
+        recording = profiler.stop()
+        self._started = False
+        return recording
 
     def abandon(self) -> None:
         """End the recording, at whatever point `start` or `stop` was interrupted. Idempotent."""
@@ -94,7 +93,9 @@ class DeviceRecorder:
                 self._recorder = None
         finally:
             if self._started:
-                self._stop()
+                with contextlib.suppress(InputError):  # it has ended, or had not begun
+                    self._stop()
+                self._started = False
 
     def stop(self) -> DeviceRecording:
         """Wait for the devices, and return what was recorded."""

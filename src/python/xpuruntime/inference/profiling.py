@@ -19,7 +19,6 @@ from xpuruntime.evidence.profile import Profile
 from xpuruntime.evidence.trace_files import check_trace
 from xpuruntime.notebook import Shown
 from xpuruntime.runtime.cpu_and_memory import process_memory
-from xpuruntime.runtime.interruptible_waits import uninterrupted
 from xpuruntime.runtime.profiler import LIMIT, Mark, Marks, RecordedBlock, profiled, record_marks, tell, warn_beside
 from xpuruntime.runtime.session_registry import open_bindings, open_sessions, set_call_instrumentation, set_open_hook
 
@@ -50,6 +49,7 @@ class _Run:
     def __init__(self, recorder: DeviceRecorder) -> None:
         self.recorder = recorder
         self.marks = Marks()
+        self._before: Marks | None = None
         self._undo: list[Callable[[], Any]] = []
 
     def start(self) -> None:
@@ -58,7 +58,7 @@ class _Run:
             refuse_a_second()
             _going_on = self
         self.recorder.start()
-        uninterrupted(self._watch)
+        self._watch()
 
     def stop(self) -> DeviceRecording:
         try:
@@ -69,20 +69,22 @@ class _Run:
     def abandon(self) -> None:
         global _going_on
         if _going_on is self:
-            uninterrupted(self._unwatch)
+            self._unwatch()
             self.recorder.abandon()
             _going_on = None
 
     def _watch(self) -> None:
-        before = record_marks(self.marks)
-        self._undo.append(lambda: record_marks(before))
+        # What undoes a step stands before it, and is dropped after it is done: each may be interrupted, and done twice.
+        self._undo.append(lambda: record_marks(self._before))
+        self._before = record_marks(self.marks)
         runs = InstrumentedRuns()
         self._undo.append(runs.stop)
         runs.start()
 
     def _unwatch(self) -> None:
         while self._undo:
-            self._undo.pop()()
+            self._undo[-1]()
+            self._undo.pop()
 
 
 def refuse_a_second() -> None:
@@ -289,16 +291,17 @@ class InstrumentedRuns:
         with self._lock:
             self._stopped = True  # for a thread that is opening a session right now
             while self._owners:
-                owner = self._owners.pop()()
-                if owner is None:
-                    continue
-                watcher, before = getattr(owner.run, _MARK, (None, None))
-                if watcher is not self:
-                    continue
-                if before is None:
-                    del owner.run
-                else:
-                    owner.run = before
+                self._put_back(self._owners[-1]())
+                self._owners.pop()
+
+    def _put_back(self, owner: Any) -> None:
+        watcher, before = (None, None) if owner is None else getattr(owner.run, _MARK, (None, None))
+        if watcher is not self:
+            return
+        if before is None:
+            del owner.run
+        else:
+            owner.run = before
 
     def _opened(self, session: Any, binding: Any) -> None:
         loaded = session._loaded
