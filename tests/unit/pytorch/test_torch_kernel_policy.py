@@ -284,3 +284,49 @@ def test_without_pytorch_the_import_says_what_to_install():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.startswith('xpuruntime.pytorch requires PyTorch. Install with: pip install "torch>=')
     assert done.stdout.strip().endswith("(the extra xpuruntime[torch])")
+
+
+@pytest.mark.parametrize(
+    ("use", "op", "call"),
+    [
+        ("cpu.blas", "matmul", lambda: torch.nn.functional.rms_norm(torch.ones(2, 2), (2,))),
+        ("cpu.vectorised", "layer_norm", lambda: torch.mm(torch.ones(2, 2), torch.ones(2, 2))),
+        ("liger.swiglu", "swiglu", lambda: torch.mm(torch.ones(2, 2), torch.ones(2, 2))),
+    ],
+)
+def test_a_rule_without_an_operation_is_refused_for_calls_that_its_kernel_does_not_compute(use, op, call):
+    rule = {"match": {"dtype": "fp32"}, "use": use}
+    with (
+        xt.kernel_policy(xrt.Policy(mode="strict", kernels=xrt.KernelPolicy(rules=[rule]))),
+        pytest.raises(UnsupportedOperationError, match=f"it has no kernel for .* Fix: state op: {op}"),
+    ):
+        call()
+    rule["match"]["op"] = op
+    with xt.kernel_policy(xrt.Policy(mode="strict", kernels=xrt.KernelPolicy(rules=[rule]))):
+        call()
+
+
+def test_a_rule_without_an_operation_reaches_those_of_packages_that_its_kernel_computes():
+    rule = {"match": {"dtype": "fp32"}, "use": "quack.softmax"}
+    policy = xrt.Policy(mode="strict", kernels=xrt.KernelPolicy(rules=[rule]))
+    with xt.kernel_policy(policy), pytest.raises(UnsupportedOperationError, match=r"quack\.softmax"):
+        torch.softmax(torch.ones(2, 8), -1)
+    rule["use"] = "cpu.blas"
+    with xt.kernel_policy(rules=[rule]), xt.explain() as found:
+        torch.softmax(torch.ones(2, 8), -1)
+    assert {row.status for row in found.rows if row.op == "softmax"} == {"default"}
+    assert any("decided no call" in note for note in found.notes)
+
+
+def test_a_rule_of_an_operation_of_packages_is_named_by_its_place():
+    rules = [
+        {"match": {"op": "softmax", "dtype": "bf16"}, "use": "torch"},
+        {"match": {"op": "softmax", "dtype": "fp32"}, "use": "triton:torch.nn.functional.softmax"},
+    ]
+    x = torch.randn(4, 8, requires_grad=True)
+    with xt.kernel_policy(xrt.KernelPolicy(rules=rules)), warnings.catch_warnings(), xt.explain() as found:
+        warnings.simplefilter("ignore", UserWarning)
+        torch.softmax(x, -1).sum().backward()
+    rows = [row for row in found.rows if row.op == "softmax"]
+    assert {(row.source, row.status) for row in rows} == {("kernels.rules[1]", "honoured")}
+    assert [note for note in found.notes if "rules[1]" in note] == []

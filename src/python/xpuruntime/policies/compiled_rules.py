@@ -41,7 +41,7 @@ _LEAF = 8
 class CompiledRule:
     """One rule, with its conditions compiled."""
 
-    __slots__ = ("_conditions", "index", "rule", "source", "use")
+    __slots__ = ("_conditions", "_ops", "index", "rule", "source", "use")
 
     def __init__(self, index: int, rule: KernelRule) -> None:
         self.index = index
@@ -49,12 +49,19 @@ class CompiledRule:
         self.source = f"kernels.rules[{index}]"
         self.use = _as_tuple(rule.use)
         self._conditions = conditions_of(rule.match)
+        self._ops: frozenset[str] | None = None
+        if rule.match.op is None and rule.use is not None:
+            from xpuruntime.policies.kernel_rules import ops_of  # which imports this module
+
+            self._ops = ops_of(rule.use)
 
     def __repr__(self) -> str:
         return f"CompiledRule({self.source}: {self.rule!r})"
 
     def certainty(self, facts: CallFacts) -> Certainty:
         """Say whether the rule matches a call."""
+        if self._ops is not None and isinstance(facts.op, str) and facts.op not in self._ops:
+            return "no"
         return certainty_of(self._conditions, facts)
 
 

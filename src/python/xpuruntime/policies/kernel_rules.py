@@ -32,6 +32,7 @@ __all__ = [
     "TuningPolicy",
     "check_kernel",
     "families_of",
+    "ops_of",
 ]
 
 _FRAMEWORK = "whatever PyTorch runs by default; in a session without PyTorch, what its engine chooses"
@@ -181,6 +182,16 @@ def families_of(op: str | None) -> dict[str, str]:
     if op is not None:
         return FAMILIES[op]
     return {family: meaning for families in FAMILIES.values() for family, meaning in families.items()}
+
+
+def ops_of(use: str | Sequence[str] | None) -> frozenset[str]:
+    """Return the operations that a rule is for which states none: those of arrays, and those of its kernels."""
+    found = set(ARRAY_OPS)
+    for kernel in (use,) if isinstance(use, str) else use or ():
+        name = kernel.partition("@")[0]
+        if name not in ("auto", "torch", "inductor"):
+            found.update(KERNEL_IDS.get(name, ((), ""))[0], (op for op in OPS if name in FAMILIES[op]))
+    return frozenset(found)
 
 
 def check_kernel(kernel: str, op: str | None) -> str:

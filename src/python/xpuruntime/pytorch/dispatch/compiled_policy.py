@@ -16,7 +16,7 @@ from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.ops.call_context import CallContext
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.policies.call_facts import SIZES
-from xpuruntime.policies.kernel_rules import FAMILIES
+from xpuruntime.policies.kernel_rules import FAMILIES, KERNEL_IDS, ops_of
 from xpuruntime.pytorch.attention.advised import rows_here
 from xpuruntime.pytorch.attention.entry_points import SDPA
 from xpuruntime.pytorch.call_scope import module_paths
@@ -46,7 +46,7 @@ _numbers = itertools.count(1)
 _MOST = 16384
 #: Overrides beside `scaled_dot_product_attention`, for whatever names a kernel of attention.
 _ENTRIES = frozenset(("eager_attention", "flex_attention", "flex_options", "multi_head_attention", "varlen_attn"))
-#: Operations whose kernels are measured where the policy leaves the choice, and that a rule without one is for.
+#: Operations whose kernels are measured where the policy leaves the choice.
 _TUNED = frozenset(("matmul", "attention", "layer_norm", "rms_norm", "conv"))
 _FREE = frozenset(("auto", "torch", "inductor", "torch.sdpa"))
 
@@ -128,9 +128,7 @@ class CompiledPolicy:
         return impossible_rules(self.policy, root)
 
     def _rules(self, op: str | None) -> list[KernelRule]:
-        rules = self.policy.kernels.rules
-        stated = (op,) if op is not None and op not in _TUNED else (None, op)
-        return [rule for rule in rules if rule.use is not None and (op is None or rule.match.op in stated)]
+        return [rule for rule in self.policy.kernels.rules if rule.use is not None and _is_for(rule, op)]
 
     def kernel_names(self, op: str) -> frozenset[str]:
         """Return all words that the policy states for an operation."""
@@ -226,6 +224,9 @@ class CompiledPolicy:
             return ""
         if name == "auto":
             return ""
+        ops = KERNEL_IDS.get(name.partition("@")[0], ((), ""))[0]
+        if ops and facts.op not in ops:  # by a rule that states no operation
+            return f"it has no kernel for {facts.op}. Fix: state op: {ops[0]} in the match of the rule"
         return rejection_of_word(name, str(facts.op)) or unsupported_reason
 
     def place(
@@ -328,6 +329,10 @@ class CompiledPolicy:
             f"{route.reasons}"
         )
         warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
+
+
+def _is_for(rule: KernelRule, op: str | None) -> bool:
+    return op is None or (rule.match.op == op if rule.match.op else op in ops_of(rule.use))
 
 
 def _states_size(rule: KernelRule) -> bool:

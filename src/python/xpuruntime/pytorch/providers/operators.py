@@ -308,16 +308,22 @@ def _call(place: BoundKernel, phase: str, tensors: Sequence[Tensor], names: str,
     return call_of(place.kernel.op, phase, dict(zip(names.split(","), tensors, strict=True)), options)
 
 
-def _observed(op: str, name: str, place: BoundKernel, run: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
+def _observed(
+    op: str, name: str, phase: str, place: BoundKernel, run: Callable[..., Any], tensors: Sequence[Tensor]
+) -> Any:
     if CONTEXT.observer is None:
         return run(*tensors)
-    active = active_policy()
-    stated: Any = None if active is None else active.policy.kernels.get(op)
-    asked = (stated,) if isinstance(stated, str) else tuple(stated or ())
-    stated = place.word in asked or "auto" in asked
-    source = f"kernels.{op}" if stated else "kernels.rules" if _by_rule(active, op) else BY_CALL
+    active, source = active_policy(), BY_CALL
+    asked: tuple[str, ...] = (place.word,)
+    if active is not None:
+        module = (module_paths.traced() or module_paths.current()) if active.by_module else ""
+        like = tensors[0]
+        facts = facts_of_call(op, device=like.device, dtype=like.dtype, phase=phase, module=module, sizes={})
+        wanted = active.policy.kernels.compiled_rules.match(facts)
+        if wanted.source != "default" and (place.word in wanted.use or "auto" in wanted.use):
+            asked, source = wanted.use, wanted.source
     times = () if active is None else _times(active, op, place, tensors)
-    route = Route(op, asked if stated else (place.word,), source, place.kernel.id, place=place, times=times)
+    route = Route(op, asked, source, place.kernel.id, place=place, times=times)
     return CONTEXT.observer.call(name, op, route, run, tuple(tensors), {})
 
 
@@ -331,10 +337,6 @@ def _times(active: CompiledPolicy, op: str, place: BoundKernel, tensors: Sequenc
         if route.op == op and [(shape, dtype) for shape, _, dtype, _ in key[-len(kinds) :]] == kinds
     )
     return next(found, ())
-
-
-def _by_rule(active: CompiledPolicy | None, op: str) -> bool:
-    return active is not None and any(rule.use and rule.match.op in (None, op) for rule in active.policy.kernels.rules)
 
 
 def define(operation: Operation) -> None:
@@ -355,7 +357,7 @@ def define(operation: Operation) -> None:
             outputs, extra = place.forward(_call(place, phase, inputs, names, attributes), inputs, like)
             return [*outputs, *extra]
 
-        found: list[Tensor] = _observed(op, f"xpuruntime::{op}", place, run, tensors)
+        found: list[Tensor] = _observed(op, f"xpuruntime::{op}", phase, place, run, tensors)
         return found
 
     def fake(tensors: Sequence[Tensor], names: str, attributes: str, kernel: str, phase: str) -> list[Tensor]:
@@ -378,7 +380,7 @@ def define(operation: Operation) -> None:
             found = place.backward(call, Saved(tuple(inputs), tuple(kept[:n]), tuple(kept[n:])), tuple(grads), like)
             return [x for x in found if x is not None]
 
-        gradients: list[Tensor] = _observed(op, f"xpuruntime::{op}_backward", place, run, tensors)
+        gradients: list[Tensor] = _observed(op, f"xpuruntime::{op}_backward", "train", place, run, tensors)
         return gradients
 
     def fake_backward(
@@ -456,7 +458,7 @@ def _define_in_place(operation: Operation) -> None:
         def run(*inputs: Tensor) -> None:
             place.forward(_call(place, phase, inputs, names, attributes), inputs, (), saved=0)
 
-        _observed(op, f"xpuruntime::{op}", place, run, [*written, *tensors])
+        _observed(op, f"xpuruntime::{op}", phase, place, run, [*written, *tensors])
         torch.autograd.graph.increment_version(written)
 
     written = "Tensor(a!)[] written, Tensor[] tensors, str names, str attributes, str kernel"

@@ -345,9 +345,10 @@ class _Trials:
         if apart > self.reference.tolerance:
             reason = f"its losses differ by {apart:.2g}, and {self.reference.tolerance:.2g} is allowed"
             return replace(row, code=CandidateCode.INACCURATE, reason=reason)
-        idle = "" if calls is None or variant.policy is None else _idle(variant.policy, calls.kinds)
-        if idle:
-            return replace(row, code=CandidateCode.INFEASIBLE, reason=idle)
+        idle, served = ([], 0) if calls is None or variant.policy is None else _idle(variant.policy, calls.kinds)
+        if idle and not served:
+            return replace(row, code=CandidateCode.INFEASIBLE, reason="; ".join(idle))
+        self.notes += [f"{variant.name}: {one}" for one in idle]
         self.steps[variant.name] = step
         self.samplers[variant.name] = self._sampler(step, variant.policy)
         return row
@@ -381,15 +382,19 @@ def _recorded() -> Iterator[CallRecorder]:
         CONTEXT.watch(before)
 
 
-def _idle(policy: KernelPolicy, calls: Sequence[RecordedCalls]) -> str:
-    """Return for which operations no kernel that a policy names has served a call; empty where all have."""
-    found = []
+def _idle(policy: KernelPolicy, calls: Sequence[RecordedCalls]) -> tuple[list[str], int]:
+    """Return for which operations no kernel that a policy names has served a call, and for how many one has."""
+    found, served = [], 0
     for op, words in words_of(policy).items():
         ran = [call for call in calls if call.op == op]
-        if requests_other_kernel(op, words) and not any(call.status == "honoured" for call in ran):
-            why = next((call.reason for call in ran if call.reason), f"the step has no call of {op} that it can serve")
-            found.append(f"no call of {op} ran by {' or '.join(sorted(words))}: {why}")
-    return "; ".join(found)
+        if not requests_other_kernel(op, words):
+            continue
+        if any(call.status == "honoured" for call in ran):
+            served += 1
+            continue
+        why = next((call.reason for call in ran if call.reason), f"the step has no call of {op} that it can serve")
+        found.append(f"no call of {op} ran by {' or '.join(sorted(words))}: {why}")
+    return found, served
 
 
 def _race(trials: _Trials, ranks: Ranks, pairs: Mapping[str, str], **options: Any) -> RoundTimes | None:
