@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 from abc import ABC, abstractmethod
@@ -204,6 +205,11 @@ class KeyOutcomes:
             self._found[name] = KeyOutcome(
                 key=name, requested=requested, resolved=resolved, enforceability=level, outcome=word, reason=why
             )
+
+    def add_options(self, names: Iterable[str], options: Iterable[str], outcome: OutcomeWord, reason: str) -> None:
+        """Say what becomes of provider options of an engine of these names; ``""`` stands for all others."""
+        for key in itertools.product(names, options):
+            self.add(f"execution.provider_options.{'.'.join(key)}", outcome, reason)
 
     def add_determinism(self, outcome: OutcomeWord, reason: str) -> None:
         """Say what becomes of ``execution.determinism``; a grade that rests on padded batches is lost with them."""

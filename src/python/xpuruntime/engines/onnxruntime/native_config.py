@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Observed
     from xpuruntime.engines.model_source import ModelSource
-    from xpuruntime.engines.native_export.native_config import KeyOutcome
+    from xpuruntime.engines.native_export.native_config import KeyOutcome, OutcomeWord
 
 __all__ = [
     "OnnxRuntimeExporter",
@@ -146,10 +146,9 @@ class OnnxRuntimeExporter(NativeExporter):
         if settings.pool == "engine":
             outcomes.add("execution.memory.", "kept", "ONNX Runtime's own arena, with gpu_mem_limit")
         outcomes.add("execution.memory.", "lost", "the pool is xpuruntime's")
-        for name in NAMES:
-            for option in (*settings.options, *settings.session, "graph_optimization_level", INTER_THREADS):
-                outcomes.add(f"execution.provider_options.{name}.{option}", "kept", "the same option")
-            outcomes.add(f"execution.provider_options.{name}.{OPERATOR_LIBRARIES}", "lost", "the script registers none")
+        same = (*settings.options, *settings.session, "graph_optimization_level", INTER_THREADS)
+        outcomes.add_options(NAMES, same, "kept", "the same option")
+        outcomes.add_options(NAMES, (OPERATOR_LIBRARIES,), "lost", "the script registers none")
         return outcomes.settle(
             device=f"{settings.provider} with its device_id, and the script refuses a session without it"
         )
@@ -229,16 +228,13 @@ class OnnxRuntimeExporter(NativeExporter):
         outcomes.add(
             "execution.cuda_graph", "weakened", "enable_cuda_graph is set; whether runs capture is the backend's"
         )
-        for name in NAMES:
-            head = f"execution.provider_options.{name}."
-            for option in settings.options:
-                outcomes.add(f"{head}{option}", "kept", "of the cuda accelerator" if cuda else "the backend's own")
-            for option in _TRITON_ENTRIES:
-                outcomes.add(f"{head}{option}", "kept", "the same parameter")
-            outcomes.add(f"{head}{INTER_THREADS}", "kept", "inter_op_thread_count, execution_mode")
-            known = settings.level in (*_TRITON_LEVELS, "all")
-            outcomes.add(f"{head}graph_optimization_level", "kept" if known else "lost", "optimization.graph.level")
-            outcomes.add(head, "lost", "the backend passes no such session entry on")
+        own = "of the cuda accelerator" if cuda else "the backend's own"
+        outcomes.add_options(NAMES, settings.options, "kept", own)
+        outcomes.add_options(NAMES, _TRITON_ENTRIES, "kept", "the same parameter")
+        outcomes.add_options(NAMES, (INTER_THREADS,), "kept", "inter_op_thread_count, execution_mode")
+        level: OutcomeWord = "kept" if settings.level in (*_TRITON_LEVELS, "all") else "lost"
+        outcomes.add_options(NAMES, ("graph_optimization_level",), level, "optimization.graph.level")
+        outcomes.add_options(NAMES, ("",), "lost", "the backend passes no such session entry on")
         return outcomes.settle(device="instance_group, by kind and GPU")
 
 

@@ -97,9 +97,7 @@ class OpenVinoExporter(NativeExporter):
         outcomes.add("execution.threads", "kept", "INFERENCE_NUM_THREADS")
         outcomes.add_determinism("kept", "the same streams and threads")
         self._of_the_graph(outcomes, settings)
-        for name in NAMES:
-            for option in (*settings.properties, "quantizer"):
-                outcomes.add(f"execution.provider_options.{name}.{option}", "kept", "the same property, or the graph")
+        outcomes.add_options(NAMES, (*settings.properties, "quantizer"), "kept", "the same property, or the graph")
         return outcomes.settle(device="compile_model names it, and the script reads EXECUTION_DEVICES back")
 
     def _of_the_graph(self, found: KeyOutcomes, settings: OpenVinoSettings) -> None:
@@ -146,11 +144,9 @@ class OpenVinoExporter(NativeExporter):
         outcomes.add("execution.threads", "kept", "INFERENCE_NUM_THREADS")
         outcomes.add_determinism("weakened", "the backend chooses properties that are not passed on")
         self._of_the_graph(outcomes, settings)
-        for name in NAMES:
-            for option in _TRITON:
-                outcomes.add(f"execution.provider_options.{name}.{option}", "kept", "the same parameter")
-            outcomes.add(f"execution.provider_options.{name}.quantizer", "kept", "the graph")
-            outcomes.add(f"execution.provider_options.{name}.", "lost", "the backend passes no such property on")
+        outcomes.add_options(NAMES, _TRITON, "kept", "the same parameter")
+        outcomes.add_options(NAMES, ("quantizer",), "kept", "the graph")
+        outcomes.add_options(NAMES, ("",), "lost", "the backend passes no such property on")
         return outcomes.settle(device="TARGET_DEVICE")
 
 

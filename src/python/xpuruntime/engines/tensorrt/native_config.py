@@ -153,20 +153,18 @@ class TrtexecExporter(NativeExporter):
         )
         outcomes.add("execution.memory.limit", "weakened", "--memPoolSize=workspace, of scratch memory alone")
         outcomes.add_kernels(settings.keep_fp32, "the graph, or TensorRT's own choice", "no such choice")
-        for name in TENSORRT.names:
-            head = f"execution.provider_options.{name}."
-            for option in (*_SAME, *_SWITCHES, "tiling_optimization_level", "runtime_platform", "tactic_shared_memory"):
-                outcomes.add(f"{head}{option}", "kept", "the option of trtexec")
-            outcomes.add(f"{head}hardware_compatibility", "kept", "--hardwareCompatibilityLevel")
-            if settings.options.get("refit") != "identical":
-                outcomes.add(f"{head}refit", "kept", "--refit")
-            if settings.options.get("timing_cache") not in (None, "default"):
-                outcomes.add(f"{head}timing_cache", "kept", "--timingCacheFile")
-            if settings.options.get("pin_tactics") == "require":
-                outcomes.add(f"{head}pin_tactics", "kept", "--errorOnTimingCacheMiss")
-            for option in _AT_RUN_TIME:
-                outcomes.add(f"{head}{option}", "lost", "it is of the program that runs the engine")
-            outcomes.add(head, "lost", "trtexec has no such option")
+        names, options = TENSORRT.names, settings.options
+        same = (*_SAME, *_SWITCHES, "tiling_optimization_level", "runtime_platform", "tactic_shared_memory")
+        outcomes.add_options(names, same, "kept", "the option of trtexec")
+        outcomes.add_options(names, ("hardware_compatibility",), "kept", "--hardwareCompatibilityLevel")
+        if options.get("refit") != "identical":
+            outcomes.add_options(names, ("refit",), "kept", "--refit")
+        if options.get("timing_cache") not in (None, "default"):
+            outcomes.add_options(names, ("timing_cache",), "kept", "--timingCacheFile")
+        if options.get("pin_tactics") == "require":
+            outcomes.add_options(names, ("pin_tactics",), "kept", "--errorOnTimingCacheMiss")
+        outcomes.add_options(names, _AT_RUN_TIME, "lost", "it is of the program that runs the engine")
+        outcomes.add_options(names, ("",), "lost", "trtexec has no such option")
         return outcomes.settle(device="--device; the engine runs on the kind of GPU that built it")
 
 

@@ -124,9 +124,7 @@ class TorchExporter(NativeExporter):
         outcomes.add("execution.cuda_graph", "lost", "no graph is captured")
         outcomes.add("execution.shapes.", "weakened", "the program checks its own sizes, and no range of the policy")
         outcomes.add_kernels((), "PyTorch's own choice", "PyTorch chooses kernels", choice=PYTORCH_CHOICE)
-        for name in NAMES:
-            for option in _OPTIONS:
-                outcomes.add(f"execution.provider_options.{name}.{option}", "kept", "torch.compile, or not")
+        outcomes.add_options(NAMES, _OPTIONS, "kept", "torch.compile, or not")
         return outcomes.settle(device="the program is moved there")
 
 
