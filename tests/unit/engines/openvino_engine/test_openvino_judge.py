@@ -39,11 +39,6 @@ def capabilities() -> list[str]:
     return list(ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
 
 
-@pytest.fixture
-def mlp(tmp_path: Path) -> Path:
-    return models.save(models.mlp(), tmp_path)
-
-
 def plan(model: Path, on: Machine, device: str = "cpu", **policy: Any) -> xrt.Plan:
     whole = {"mode": policy.pop("mode", "auto"), "execution": policy}
     return xrt.plan(model, device=device, engine="openvino", policy=whole, machine=on)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,3 +55,20 @@ def calibration(name: str, shape: tuple[int, ...], count: int = 8) -> list[dict[
 
 def array(shape: tuple[int, ...], seed: int = 1) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def wrong_in_threads(session: xrt.InferenceSession) -> list[int]:
+    """Return the seeds of inputs whose answer was another one while sixteen threads asked."""
+    feeds = {seed: {"x": array((4, 64), seed)} for seed in range(16)}
+    want = {seed: session.run(inputs)["y"].tobytes() for seed, inputs in feeds.items()}
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        wrong.extend(seed for _ in range(10) if session.run(feeds[seed])["y"].tobytes() != want[seed])
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in feeds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return wrong

@@ -33,11 +33,6 @@ def plan(path: Path, policy: dict[str, Any], facts: EngineFacts | None = _THERE,
     return xrt.plan(path, device=device, engine="qnn", policy=policy, registry=registry, machine=machine(facts))
 
 
-@pytest.fixture
-def mlp(tmp_path: Path) -> Path:
-    return models.save(models.mlp(batch=4), tmp_path)
-
-
 def test_accepted_with_chip_and_version(mlp: Path) -> None:
     made = plan(mlp, chip())
     assert made.accepted.reason.startswith("onnxruntime-qnn 2.7.0, QNN 2.51.0, the HTP simulator as SM8650")

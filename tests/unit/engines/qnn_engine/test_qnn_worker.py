@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from qnn_models import array, open_on
+from qnn_models import array, open_on, wrong_in_threads
 
 import xpuruntime as xrt
 from xpuruntime.testing import models
@@ -130,19 +130,7 @@ def test_binding_over_there_an_output_of_open_size(
 
 
 def test_sixteen_threads(apart: xrt.InferenceSession) -> None:
-    feeds = {seed: {"x": array((4, 64), seed)} for seed in range(16)}
-    want = {seed: apart.run(one)["y"].tobytes() for seed, one in feeds.items()}
-    wrong: list[int] = []
-
-    def work(seed: int) -> None:
-        wrong.extend(seed for _ in range(10) if apart.run(feeds[seed])["y"].tobytes() != want[seed])
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in feeds]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    assert wrong_in_threads(apart) == []
 
 
 def test_large_arrays_go_over_whole(tmp_path: Path, first: xrt.InferenceSession) -> None:
