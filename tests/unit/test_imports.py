@@ -246,7 +246,8 @@ def test_a_session_loads_no_more_than_it_runs(engine: str):
     wrong = {one for one in loaded if any(one == name or one.startswith(f"{name}.") for name in unused)}
     assert not wrong, sorted(wrong)
     assert not loaded & {
-        "concurrent", "dataclasses", "difflib", "email", "html", "importlib.metadata", "json", "logging", "onnx",
+        "concurrent", "dataclasses", "difflib", "email", "google.protobuf.text_format", "html", "importlib.metadata",
+        "json", "logging", "onnx",
         "openvino", "packaging", "queue", "rich", "statistics", "subprocess", "tempfile", "tensorrt", "torch", "typer",
         "yaml",
     }  # fmt: skip
@@ -299,6 +300,8 @@ def test_onnx_can_be_imported_after_its_parts():
         "assert type(model) is file.onnx_messages().ModelProto\n"
         "assert onnx.onnx_cpp2py_export.checker.ValidationError is onnx.checker.ValidationError\n"
         "onnx.shape_inference.infer_shapes(model)\n"
+        "from google.protobuf import text_format\n"
+        "assert text_format.MessageToString(model) == str(model)\n"
     )
     run_python(code)
 

@@ -205,7 +205,7 @@ def _load(path: str) -> Any:
     except InputError:
         raise
     except OSError as error:
-        raise InputError(f"cannot read {path}: {reason_of(error)}") from error
+        raise InputError(f"cannot read {path}: {reason_of(error)}", fix="give an .npy or .npz file") from error
     except (ValueError, EOFError, KeyError) as error:
         reason = str(error) or "it is damaged"
         if "pickle" in reason:  # NumPy says so of every file that it does not know, and advises to load it as code

@@ -286,7 +286,7 @@ def read_samples(data: Any, model: ModelInfo, *, batch: int, seed: int) -> Sampl
     if data is None:
         raise InputError(
             "a search needs inputs like those that the model will get. Fix: give an .npz file or a folder of them, or "
-            "'random' to have some generated"
+            "'random' to have some generated (`--input samples.npz`, `--input random`)"
         )
     note: str | None
     if isinstance(data, str) and data == RANDOM:

@@ -171,6 +171,7 @@ class _PartsOfOnnx:
                 sys.meta_path.insert(0, self)
             if "onnx" in sys.modules:
                 return importlib.import_module(name)
+            _import_when_used("google.protobuf.internal", "python_message")
             package = importlib.util.find_spec("onnx")
             spec = PathFinder.find_spec(name, package.submodule_search_locations if package is not None else None)
             if spec is None or spec.loader is None:
@@ -194,6 +195,17 @@ class _PartsOfOnnx:
 
     def exec_module(self, module: ModuleType) -> None:
         """Leave a module as it is: it has been executed."""
+
+
+def _import_when_used(package: str, name: str) -> None:
+    """Have a module imported when a name of it is used first: protobuf's classes in Python, unless those in C serve."""
+    full = f"{package}.{name}"
+    if full in sys.modules or (spec := importlib.util.find_spec(full)) is None or spec.loader is None:
+        return
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = sys.modules[full] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    setattr(sys.modules[package], name, module)
 
 
 _PARTS = _PartsOfOnnx()
