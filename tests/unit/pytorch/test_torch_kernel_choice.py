@@ -21,7 +21,7 @@ import torch_kernels as package  # noqa: E402 - it needs PyTorch
 from xpuruntime.measuring.tuning_watch import watch_tuning  # noqa: E402
 from xpuruntime.pytorch.dispatch import tuning  # noqa: E402
 from xpuruntime.pytorch.dispatch.context import CONTEXT  # noqa: E402
-from xpuruntime.pytorch.providers import canary  # noqa: E402
+from xpuruntime.pytorch.providers import canary, operations, operators  # noqa: E402
 from xpuruntime.pytorch.providers.operators import perform  # noqa: E402
 
 F = torch.nn.functional
@@ -333,3 +333,17 @@ def test_what_was_measured_holds_for_the_packages_and_their_variables(change, me
         monkeypatch.setenv("FOREIGN_TILE", "64")
     process()
     assert len(measured) == before * (1 if change == "nothing" else 2)
+
+
+def test_a_call_of_a_known_kind_computes_nothing_but_its_kernel(monkeypatch):
+    """The form of the outputs was computed on each call by PyTorch's own operations: milliseconds of the host."""
+    x, target = torch.randn(6, 20, requires_grad=True), torch.arange(6)
+    row = operations.OPERATIONS["cross_entropy"]
+    with xt.kernel_policy(xrt.Policy(mode="strict", kernels={"cross_entropy": LOSS})):
+        F.cross_entropy(x, target).backward()
+        forms = {
+            **operations.OPERATIONS,
+            "cross_entropy": row._replace(reference=lambda *_, **__: pytest.fail("again")),
+        }
+        monkeypatch.setattr(operators, "OPERATIONS", forms)
+        F.cross_entropy(x, target).backward()

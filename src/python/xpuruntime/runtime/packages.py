@@ -64,21 +64,30 @@ def distributions(paths: Sequence[str] | None = None) -> Iterator[Distribution]:
         location = str(Path(path or "."))
         try:
             real = os.path.realpath(location)
-            names = sorted(name for name in os.listdir(location) if name.endswith("-info"))  # noqa: PTH208 - every run
+            found = _in_folder(location, os.stat(location).st_mtime_ns)  # noqa: PTH116 - in every run
         except OSError:
             continue
         if real in seen:
             continue
         seen.add(real)
-        for name in names:
-            match = _FOLDER.fullmatch(name)
-            if match:
-                yield Distribution(
-                    name=re.sub(r"[-_.]+", "-", match["name"]).lower(),
-                    version=match["version"],
-                    location=location,
-                    record=os.path.join(location, name),  # noqa: PTH118 - of every distribution, in every run
-                )
+        yield from found
+
+
+@functools.lru_cache(maxsize=256)
+def _in_folder(location: str, changed: int) -> tuple[Distribution, ...]:
+    """List a folder as it was when something in it changed last."""
+    del changed
+    names = sorted(name for name in os.listdir(location) if name.endswith("-info"))  # noqa: PTH208 - every run
+    return tuple(
+        Distribution(
+            name=re.sub(r"[-_.]+", "-", match["name"]).lower(),
+            version=match["version"],
+            location=location,
+            record=os.path.join(location, name),  # noqa: PTH118 - of every distribution, in every run
+        )
+        for name in names
+        if (match := _FOLDER.fullmatch(name))
+    )
 
 
 def installed(*names: str) -> dict[str, str]:

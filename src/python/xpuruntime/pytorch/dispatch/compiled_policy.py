@@ -278,7 +278,7 @@ class CompiledPolicy:
     def forget_tuned(self) -> None:
         """Forget the routes that measured times have decided; the times themselves are kept."""
         with self._lock:
-            for key in [key for key, route in self.routes.items() if route.tuned]:
+            for key in [key for key, route in self.routes.items() if route.tuned or route.open]:
                 del self.routes[key]
         _core.forget_native_calls()
 

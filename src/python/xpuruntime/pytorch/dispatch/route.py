@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.errors import XpuRuntimeError
     from xpuruntime.policies import Policy
+    from xpuruntime.pytorch.dispatch.step_cost import StepLag
     from xpuruntime.pytorch.providers.bound import BoundKernel
 
 __all__ = ["BY_CALL", "NATIVE_NAMES", "Measured", "Route", "facts_of_call", "place_for", "reason_of", "refuse"]
@@ -102,8 +103,8 @@ class Route:
     """Which kernel serves calls of one kind. Immutable but for `place`'s own memory of choices."""
 
     __slots__ = (
-        "asked", "backend_request", "kernel", "module", "op", "open", "passed_over", "phase", "place", "plan", "quick",
-        "source", "times", "tuned",
+        "asked", "backend_request", "kernel", "lag", "module", "op", "open", "passed_over", "phase", "place", "plan",
+        "quick", "source", "times", "tuned",
     )  # fmt: skip
 
     def __init__(
@@ -131,6 +132,7 @@ class Route:
         self.tuned = tuned
         self.times = times
         self.open = False
+        self.lag: StepLag | None = None
         self.plan: Any = None
         self.quick = False
         self.backend_request = backend_request(kernel, tuned=tuned) if place is None else None

@@ -148,8 +148,8 @@ def peak_bytes(run: Callable[[], Any], device: Any) -> int:
 class StepLag:
     """Whether the device is behind the host where a program makes calls of one kind, observed at some of them.
 
-    It is where, for as long as the host needs for a call, the device does not even get to it: then the host's time
-    costs the step nothing.
+    It is where the device has not even got to a call when the host makes the next one, and has needed at least its time
+    for such a call meanwhile: then that costs the step nothing. Nothing waits for it.
 
     Attributes
     ----------
@@ -158,28 +158,28 @@ class StepLag:
     """
 
     #: Observations in a row that settle it, and how many are made before it is settled otherwise.
-    _ROW, _MOST = 3, 64
+    _ROW, _MOST = 3, 24
 
     def __init__(self, host: float) -> None:
         self.behind: bool | None = None
         self._host = host
         self._row = self._count = 0
+        self._last: tuple[float, Any] | None = None
 
     def observe(self, device: Any) -> bool | None:
         """Observe the device at a call, while it is not settled, and return `behind`."""
-        if self.behind is None:
-            self._count += 1
-            self._row = self._row + 1 if _is_behind(self._host, device) else 0
-            self.behind = True if self._row >= self._ROW else False if self._count >= self._MOST else None
+        now = time.perf_counter()
+        if self.behind is None and (self._last is None or now >= self._last[0] + self._host):
+            if self._last is not None:
+                self._count += 1
+                self._row = 0 if self._last[1].query() else self._row + 1
+                self.behind = True if self._row >= self._ROW else False if self._count >= self._MOST else None
+            self._last = now, _queued(device)
         return self.behind
 
 
-def _is_behind(host: float, device: Any) -> bool:
-    """Say whether a device does not get to what is queued now within so many seconds."""
-    reached = torch.cuda.Event()
-    reached.record(torch.cuda.current_stream(device))
-    until = time.perf_counter() + host
-    while time.perf_counter() < until:
-        if reached.query():
-            return False
-    return not reached.query()
+def _queued(device: Any) -> Any:
+    """Return an event that says when a device gets to what is queued from now on."""
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event

@@ -53,6 +53,7 @@ __all__ = [
     "pick",
     "replayed",
     "settle",
+    "unsettled",
 ]
 
 _USUAL = TuningPolicy()
@@ -184,6 +185,12 @@ def pick(
         found = CONTEXT.times[*mark[:2], not behind]
     can = {name for name, _ in candidates}  # another process may have had more
     return next((candidate.kernel for candidate in found.candidates if candidate.kernel in can), candidates[0][0])
+
+
+def unsettled(op: str, key: str, device: Any, *, active: CompiledPolicy) -> StepLag | None:
+    """Return what observes the device before `pick` can choose; ``None`` where nothing does; its arguments."""
+    lag = CONTEXT.lags.get(_mark(op, key, device, active.policy.kernels.tuning))
+    return lag if lag is not None and lag.behind is None else None
 
 
 def _lag(mark: tuple[str, str, bool], device: Any, rule: TuningPolicy) -> StepLag | None:

@@ -69,7 +69,7 @@ def canary_rejection(kernel: TorchKernel, call: TorchCall, describe: Callable[..
     `describe` makes the description of a call, as `bound.call_of` does.
     """
     cases = own_kind if kernel.by_kind else CASES.get(call.op)
-    if cases is None:
+    if cases is None or (kernel.by_kind and call.phase == "backward"):  # which was compared with its forward
         return ""
     learns = call.phase in ("train", "backward") and not _writes(call.op)
     first = next(iter(call.operands.values()))

@@ -17,6 +17,7 @@ import torch
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.ops.torch_kernels import Saved
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import context, tuning
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
@@ -152,15 +153,20 @@ def _count(op: str, tensors: Sequence[Tensor], names: str, attributes: str) -> i
 
 def _like(op: str, tensors: Sequence[Tensor], names: str, attributes: str) -> list[Tensor]:
     """Return the outputs of an operation without data, all of them dense."""
+    if all(type(x) in _PLAIN for x in tensors):
+        known = _like_of_kinds if _private_api.dispatch_modes() == 0 else _like_of_kinds.__wrapped__
+        return list(known(op, tuple((x.shape, x.stride(), x.dtype) for x in tensors), names, attributes))
     with torch.no_grad():
-        if all(type(x) in (torch.Tensor, torch.nn.Parameter) for x in tensors):
-            metas = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in tensors]
-            return [
-                torch.empty_like(x, memory_format=torch.contiguous_format)
-                for x in _reference(op, metas, names, attributes)
-            ]
         made = _reference(op, tensors, names, attributes)
         return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in made]
+
+
+@functools.lru_cache(maxsize=4096)
+def _like_of_kinds(op: str, kinds: tuple[Any, ...], names: str, attributes: str) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        metas = [torch.empty_strided(shape, stride, dtype=dtype, device="meta") for shape, stride, dtype in kinds]
+        made = _reference(op, metas, names, attributes)
+        return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in made)
 
 
 def _route_of(
@@ -181,9 +187,9 @@ def _route_of(
         *((tuple(map(int, x.shape)), tuple(map(int, x.stride())), x.dtype, x.device) for x in tensors),
     )  # fmt: skip
     route = active.routes.get(known)
-    if route is not None and not route.open:
-        return route
     like = tensors[0]
+    if route is not None and not (route.open and (route.lag is None or route.lag.observe(like.device) is not None)):
+        return route
     facts = facts_of_call(
         op, device=like.device, dtype=like.dtype, phase=phase if active.by_phase else "", module=module, sizes={}
     )
@@ -244,7 +250,10 @@ def _settle(
     layouts = ",".join(f"{list(x.shape)}{list(x.stride())}{x.dtype}" for x in tensors)
     text = f"{names};{attributes};{layouts};grad={records};deterministic={exact}{part and f';part={part}'}"
     best = tuning.pick(op, text, candidates, device, passes=dict.fromkeys(places, 0), active=active)
-    if best is None:  # it could not be measured now
+    if best is None:  # it could not be measured now, or later calls are observed before
+        route.lag = tuning.unsettled(op, text, device, active=active)
+        if route.lag is not None:
+            active.keep(known, route)
         return route
     times = tuning.measured(op, text, device, active=active)
     return tuning.keep_tuned(active, known, route, best, places.get(best), times)
