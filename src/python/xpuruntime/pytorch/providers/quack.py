@@ -181,7 +181,7 @@ class _Rope(QuackKernel):
         columns = call.operands["q"].shape[-1]
         if columns % 8 or columns > _MOST_HEAD_DIM:
             return False, f"it takes a head_dim in multiples of 8 up to {_MOST_HEAD_DIM}, and this is {columns}"
-        if wrong := _unaligned(call, ("q", "k")):
+        if call.phase != "backward" and (wrong := _unaligned(call, ("q", "k"))):  # which a gradient does without
             return False, wrong
         return is_rotation(call)
 
