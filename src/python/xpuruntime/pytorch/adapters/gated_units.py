@@ -14,7 +14,7 @@ import torch
 
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.adapters.in_place import UNUSUAL, AdaptedClasses, decides, is_usual, run_original
-from xpuruntime.pytorch.coverage.class_code import code_names
+from xpuruntime.pytorch.coverage.class_code import ACTIVATIONS, code_names, projections_of
 from xpuruntime.pytorch.dispatch.context import active_policy, thread_policy
 from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override
 from xpuruntime.pytorch.providers.operations import geglu, swiglu
@@ -25,13 +25,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["ACTIVATIONS", "OVERRIDES", "projections_of"]
+__all__ = ["OVERRIDES"]
 
-#: Names of the projections of the gate, of what it multiplies, and of the product; or of both of the former, and that.
-_PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("gate_up_proj", "down_proj"))
 #: Name of the method by which experts of transformers compute the unit, of gate and input beside each other.
 _GATE = "_apply_gate"
-ACTIVATIONS = ("act_fn", "activation_fn", "act")
 _UNKNOWN = "it is no product of SiLU or GELU of a gate with its input that this library knows"
 _lock = threading.RLock()
 _known: weakref.WeakKeyDictionary[type, dict[Any, str]] = weakref.WeakKeyDictionary()
@@ -57,11 +54,6 @@ def _own_gate(kind: type) -> FunctionType | None:
     """Return the method of experts that a class itself defines, of gate and input beside each other."""
     gate = kind.__dict__.get(_GATE)
     return gate if isinstance(gate, FunctionType) and gate.__code__.co_argcount == 2 else None
-
-
-def projections_of(names: frozenset[str]) -> tuple[str, ...]:
-    """Return the projections of a gated unit among the names in the code of a class; empty: it is none."""
-    return next((some for some in _PROJECTIONS if names.issuperset(some)), ())
 
 
 def _adapter(original: FunctionType) -> Callable[..., Any]:

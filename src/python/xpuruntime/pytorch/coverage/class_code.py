@@ -15,10 +15,13 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["code_constants", "code_names"]
+__all__ = ["ACTIVATIONS", "code_constants", "code_names", "projections_of"]
 
 #: What each module has, and a class of norms does not define.
 _OF_MODULES = frozenset(dir(torch.nn.Module))
+#: Names of the projections of the gate, of what it multiplies, and of the product; or of both of the former, and that.
+_PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("gate_up_proj", "down_proj"))
+ACTIVATIONS = ("act_fn", "activation_fn", "act")
 
 
 @lru_cache(maxsize=4096)
@@ -71,3 +74,8 @@ def _in_code(code: CodeType) -> frozenset[str]:
         if isinstance(const, CodeType):
             found |= _in_code(const)
     return frozenset(found)
+
+
+def projections_of(names: frozenset[str]) -> tuple[str, ...]:
+    """Return the projections of a gated unit among the names in the code of a class; empty: it is none."""
+    return next((some for some in _PROJECTIONS if names.issuperset(some)), ())

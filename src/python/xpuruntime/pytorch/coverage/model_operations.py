@@ -8,7 +8,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.pytorch.coverage.class_code import code_names
+from xpuruntime.pytorch.coverage.class_code import ACTIVATIONS, code_names, projections_of
 from xpuruntime.pytorch.coverage.operation_table import UncoveredKernel, norm_by_operators, title_of
 
 if TYPE_CHECKING:
@@ -106,8 +106,6 @@ def _rotates(kind: type) -> bool:
 
 def _unit_of(module: torch.nn.Module) -> str:
     """Return the operation of a module that multiplies a projection by the activation of another; empty: none."""
-    from xpuruntime.pytorch.adapters.gated_units import ACTIVATIONS, projections_of
-
     names = code_names(type(module))  # type: ignore[arg-type]
     if not projections_of(names):
         return ""

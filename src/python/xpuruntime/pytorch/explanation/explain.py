@@ -21,12 +21,13 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
 from xpuruntime.pytorch.dispatch.overrides import registry
 from xpuruntime.pytorch.dispatch.overrides.native import never_compile
-from xpuruntime.pytorch.explanation.attribution import Profiler, attribute_events, refuse_a_second
+from xpuruntime.pytorch.explanation.attribution import attribute_events
 from xpuruntime.pytorch.explanation.call_recorder import CallRecorder
 from xpuruntime.pytorch.explanation.explanation import Explanation, ExplanationData
 from xpuruntime.pytorch.explanation.graph_calls import replays_so_far, rows_of_replays
 from xpuruntime.pytorch.explanation.summary import build_rows
 from xpuruntime.pytorch.explanation.timeline import MODULE, RANGE
+from xpuruntime.pytorch.profiling.torch_profiler import Profiler, refuse_a_second
 from xpuruntime.pytorch.weights import deviations, traffic_of, weights_of
 from xpuruntime.runtime.interruptible_waits import uninterrupted
 from xpuruntime.runtime.profiler import RecordedBlock

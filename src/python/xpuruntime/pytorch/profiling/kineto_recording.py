@@ -15,7 +15,7 @@ from torch.autograd import DeviceType
 
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.explanation.attribution import Profiler, refuse_a_second
+from xpuruntime.pytorch.profiling.torch_profiler import Profiler, refuse_a_second
 from xpuruntime.runtime.profiler import DeviceWork, HostCall, Range, WorkKind
 
 if TYPE_CHECKING:

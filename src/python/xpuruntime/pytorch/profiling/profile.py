@@ -22,10 +22,10 @@ from xpuruntime.ops.decision_log import decisions
 from xpuruntime.policies.files import dumps
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch.context import active_policy
-from xpuruntime.pytorch.explanation.attribution import Profiler, refuse_a_second
 from xpuruntime.pytorch.explanation.call_recorder import CallRecorder
 from xpuruntime.pytorch.explanation.explain import Watch, served_since
 from xpuruntime.pytorch.explanation.summary import decision_of
+from xpuruntime.pytorch.profiling.torch_profiler import Profiler, refuse_a_second
 from xpuruntime.runtime.profiler import Marks, RecordedBlock, record_marks, warn_beside
 
 if TYPE_CHECKING:
