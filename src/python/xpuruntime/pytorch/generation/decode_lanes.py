@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["Lane", "fingerprint"]
 
 _SCALARS = (bool, int, float, str, type(None))
+#: What each module has, and which of it are hooks.
+_USUAL = frozenset(vars(torch.nn.Module()))
+_HOOKS = tuple(name for name in vars(torch.nn.Module()) if name.endswith("_hooks"))
 
 
 @functools.cache
@@ -201,17 +204,16 @@ def fingerprint(modules: Iterable[Any]) -> tuple[Any, ...]:
     found: list[Any] = []
     for module in modules:
         own = vars(module)
-        found.append((id(module), id(own.get("forward"))))
+        found.append((id(module), id(own.get("forward")), own.get("training")))
+        for tensors in filter(None, map(own.get, ("_parameters", "_buffers"))):
+            found += [
+                (part, tensor.data_ptr(), tensor.dtype, tensor.device)
+                for part, tensor in tensors.items()
+                if tensor is not None
+            ]
+        found += [(name, tuple(own[name])) for name in _HOOKS if own.get(name)]
         for name, value in own.items():
-            if name in ("_parameters", "_buffers"):
-                found += [
-                    (part, tensor.data_ptr(), tensor.dtype, tensor.device)
-                    for part, tensor in value.items()
-                    if tensor is not None
-                ]
-            elif type(value) in _SCALARS:
-                found.append((name, value))
-            elif value and (switch := _switch(value)) is not None:
+            if name not in _USUAL and (switch := _switch(value)) is not None:
                 found.append((name, switch))
     return tuple(found)
 
