@@ -15,7 +15,7 @@ from xpuruntime.pytorch.capture.api import compiled_by, device_of
 from xpuruntime.pytorch.capture.captured_state import CapturedState
 from xpuruntime.pytorch.capture.graph_recorder import CudaRecorder
 from xpuruntime.pytorch.generation.captured_decode import CapturedDecode
-from xpuruntime.pytorch.generation.decode_calls import why_plain
+from xpuruntime.pytorch.generation.decode_calls import why_apart, why_plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,7 +124,7 @@ def capture_decode(
     if min((max_length, check_every, max_graphs, *batches)) < 1 or not batches:
         raise InputError("max_length, batch, check_every and max_graphs are at least 1, such as batch=(1, 8)")
     device, reason = device_of(CapturedState(modules=[model]), ())
-    plain = why_plain(model)
+    plain = why_plain(model) or why_apart(model)
     if strict and (plain or reason):
         fix = "leave strict=True out to have it run eagerly"
         raise UnsupportedOperationError(f"capture_decode: {plain or reason}", fix=fix)

@@ -30,6 +30,7 @@ from xpuruntime.pytorch.generation.decode_calls import (
     check_prompt,
     choice_of,
     refuse_mode,
+    why_apart,
     why_plain,
 )
 from xpuruntime.pytorch.generation.decode_lanes import Lane, fingerprint
@@ -156,7 +157,9 @@ class CapturedDecode:
         self._adopt()
 
     def _adopt(self) -> None:
-        self._joined = JoinedProducts(self._model) if self._fuse and not why_plain(self._model) else None
+        self._apart = why_apart(self._model)
+        plain = self._apart or why_plain(self._model)
+        self._joined = JoinedProducts(self._model) if self._fuse and not plain else None
         #: Made when it is first needed: the decoder, or why there is none.
         self._fused: FusedDecoder | str | None = None
         self._modules = list(self._model.modules())
@@ -250,7 +253,7 @@ class CapturedDecode:
         del options["self"]
         check_prompt(options)
         try:
-            if plain := why_plain(self._model):
+            if plain := why_plain(self._model) or self._apart:
                 raise NotCapturedError(plain)
             for name in _LEFT:
                 if options.get(name) is not None:

@@ -21,6 +21,8 @@ _QUERIES = tl.constexpr(16)
 #: Positions of the cache that a program of attention reads at once.
 _TILE = 64
 _WARPS = 4
+#: Positions that make another program worth while, and programs that a chip runs at once.
+_LEAST, _PROGRAMS = 96, 256
 #: Bytes of keys and values that a program of attention reads at once, at most.
 _STAGE = 64 << 10
 
@@ -238,8 +240,12 @@ def launched_early(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def splits_for(rows: int, kv_heads: int, extent: int) -> int:
-    """Return how many programs share the positions of a head: enough for the chip, none with less than a tile."""
-    return max(1, min(-(-extent // _TILE), 16, -(-264 // (rows * kv_heads))))
+    """Return how many programs share the positions of a head: enough for the chip, none with little to do."""
+    return max(1, min(extent // _LEAST, 16, _PROGRAMS // (rows * kv_heads)))
+
+
+def _tile(splits: int, head_bytes: int) -> int:
+    return min(_TILE if splits > 1 else 2 * _TILE, _STAGE // (2 * head_bytes))
 
 
 def attend(
@@ -276,7 +282,7 @@ def attend(
     group = qkv.shape[1] // (kv_heads * size) - 2
     splits = splits_for(rows, kv_heads, extent)
     q_norm, k_norm, eps = norms or (qkv, qkv, 0.0)
-    tile = min(_TILE, _STAGE // (2 * size * keys.element_size()))
+    tile = _tile(splits, size * keys.element_size())
     _attend[rows * kv_heads, splits](
         qkv, keys, values, *turns, mask, length, position, q_norm, k_norm, out, *scratch, scale, eps, room,
         KV_HEADS=kv_heads, GROUP=group, HALF=size // 2, SPLITS=splits, NORM=norms is not None,
@@ -306,6 +312,6 @@ def attend_to_all(
         q, keys, values, q if mask is None else mask, out, lse, pieces, arrived, scale, length, q.stride(0),
         q.stride(1), *keys.stride()[:3], *values.stride()[:3], *steps, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         HALF=size // 2, SPLITS=splits, MASK=0 if mask is None else 1 if mask.dtype == torch.bool else 2,
-        TILE=min(_TILE, _STAGE // (2 * size * keys.element_size())), num_warps=_WARPS,
+        TILE=_tile(splits, size * keys.element_size()), num_warps=_WARPS,
     )  # fmt: skip
     return out, lse

@@ -15,7 +15,16 @@ from xpuruntime.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Choice", "NotCapturedError", "check_prompt", "choice_of", "padding_of", "refuse_mode", "why_plain"]
+__all__ = [
+    "Choice",
+    "NotCapturedError",
+    "check_prompt",
+    "choice_of",
+    "padding_of",
+    "refuse_mode",
+    "why_apart",
+    "why_plain",
+]
 
 #: Logits processors of transformers whose work is the same at each step, and all on the device.
 _DEVICE_ONLY = frozenset({
@@ -113,6 +122,11 @@ def why_plain(model: Any) -> str:
     attention = str(getattr(model.config, "_attn_implementation", None))
     if attention.startswith(("flash", "flex", "paged")):
         return f"attn_implementation={attention!r} takes no static cache with a mask"
+    return ""
+
+
+def why_apart(model: Any) -> str:
+    """Return that a model is on several devices; empty where it is not."""
     devices = {tensor.device for tensor in itertools.chain(model.parameters(), model.buffers())}
     return f"the model is on {' and '.join(sorted(map(str, devices)))}" if len(devices) > 1 else ""
 

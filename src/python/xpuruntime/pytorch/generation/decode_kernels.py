@@ -30,25 +30,12 @@ __all__ = ["attend", "product", "splits_for", "ways"]
 #: Rows of a weight that a program of a product of one row has.
 _BLOCK_N = 4
 _LIBRARY = "cuBLAS"
-_FETCH = False
-
-
-@triton.jit
-def _fetch(weight, n, N: tl.constexpr, K: tl.constexpr, FROM: tl.constexpr):
-    """Have the later weights of a program on their way to L2."""
-    LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
-    LINES: tl.constexpr = triton.next_power_of_2((K - FROM + LINE - 1) // LINE)
-    line = tl.minimum(FROM + tl.arange(0, LINES) * LINE, K - 1)
-    places = (weight + tl.minimum(n, N - 1)[:, None].to(tl.int64) * K + line[None, :]).to(tl.int64)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1
-    )
 
 
 @triton.jit
 def _row_product(x, norm, weight, bias, residual, out, eps, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
                  BIAS: tl.constexpr, RESIDUAL: tl.constexpr, GATED: tl.constexpr, BLOCK_N: tl.constexpr,
-                 BLOCK_K: tl.constexpr, FETCH: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+                 BLOCK_K: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """One row of activations: each weight is read once, straight into registers."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -60,10 +47,6 @@ def _row_product(x, norm, weight, bias, residual, out, eps, N: tl.constexpr, K: 
     first = tl.load(at, mask=rows & (k[None, :] < K), other=0.0, eviction_policy="evict_first")
     if GATED:
         first_up = tl.load(at + N * K, mask=rows & (k[None, :] < K), other=0.0, eviction_policy="evict_first")
-    if FETCH and BLOCK_K < K:
-        _fetch(weight, n, N, K, BLOCK_K)
-        if GATED:
-            _fetch(weight + N * K, n, N, K, BLOCK_K)
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -174,5 +157,5 @@ def product(
     _row_product[triton.cdiv(count, _BLOCK_N),](
         x, scale, weight, x if bias is None else bias, x if residual is None else residual, out, eps, N=count,
         K=columns, NORM=norm is not None, BIAS=bias is not None, RESIDUAL=residual is not None, GATED=gated,
-        BLOCK_N=_BLOCK_N, BLOCK_K=2048 if norm is None else 1024, num_warps=2 if gated else 4, FETCH=_FETCH, **at_once,
+        BLOCK_N=_BLOCK_N, BLOCK_K=2048 if norm is None else 1024, num_warps=2 if gated else 4, **at_once,
     )  # fmt: skip

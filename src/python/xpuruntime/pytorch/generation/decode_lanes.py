@@ -45,7 +45,6 @@ def _ranged_layer() -> type[Any]:
                 length = key_states.shape[-2]
                 self.keys[:, :, :length].copy_(key_states)
                 self.values[:, :, :length].copy_(value_states)
-                self.cumulative_length.add_(length)
                 return key_states, value_states
             keys, values = super().update(key_states, value_states, *args, **kwargs)
             return keys[:, :, : self.extent], values[:, :, : self.extent]
@@ -114,7 +113,9 @@ class Lane:
     def start(self, ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None, least: int) -> None:
         """Fill the tensors for a prompt. What an earlier call left, whole or broken off, is gone."""
         length = ids.shape[1]
-        self.cache.reset()
+        layers = [layer for layer in self.cache.layers if layer.is_initialized]
+        for name in ("keys", "values", "cumulative_length") if layers else ():
+            torch._foreach_zero_([getattr(layer, name) for layer in layers])
         self.mask.fill_(1)
         if mask is not None:
             self.mask[:, :length].copy_(mask)
@@ -141,6 +142,8 @@ class Lane:
         finally:
             for layer in self.cache.layers:
                 layer.begins = False
+        filled = [layer.cumulative_length for layer in self.cache.layers if layer.is_initialized]
+        torch._foreach_add_(filled, ids.shape[1])
         self.advance(scores, choice)
 
     def step(self, choice: Choice) -> None:

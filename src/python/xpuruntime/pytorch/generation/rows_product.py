@@ -21,7 +21,6 @@ __all__ = ["rows_product"]
 
 #: Rows of a weight of which a chip has about one program for each multiprocessor.
 _FEW = 2560
-_FETCH = False
 
 
 @gluon.jit
@@ -32,25 +31,9 @@ def _weights(at, start, k, K: gl.constexpr, STEP: gl.constexpr):
 
 
 @gluon.jit
-def _fetch(weight, first, COUNT: gl.constexpr, N: gl.constexpr, K: gl.constexpr, STEP: gl.constexpr):
-    """Have the later weights of a program on their way to L2."""
-    LINE: gl.constexpr = 64
-    LINES: gl.constexpr = triton.next_power_of_2((K - STEP + LINE - 1) // LINE)
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [gl.num_warps(), 1], [1, 0])
-    n = gl.arange(0, 16, layout=gl.SliceLayout(1, LAYOUT))
-    n = gl.minimum(first + n % COUNT, N - 1) + n // COUNT * N
-    line = STEP + gl.arange(0, LINES, layout=gl.SliceLayout(0, LAYOUT)) * LINE
-    places = (weight + n[:, None].to(gl.int64) * K + gl.minimum(line, K - 1)[None, :]).to(gl.int64)
-    gl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
 def _rows_product(x, norm, weight, bias, residual, out, eps, M, N: gl.constexpr, K: gl.constexpr, NORM: gl.constexpr,
                   BIAS: gl.constexpr, RESIDUAL: gl.constexpr, GATED: gl.constexpr, ROWS: gl.constexpr,
-                  BLOCK_K: gl.constexpr, CHAINS: gl.constexpr, FETCH: gl.constexpr,
-                  EARLY: gl.constexpr):  # fmt: skip
+                  BLOCK_K: gl.constexpr, CHAINS: gl.constexpr, EARLY: gl.constexpr):  # fmt: skip
     """Weights are the tall operand, rows the narrow one. Each warp has shares of the columns, in chains of sums.
 
     A program has 16 rows of the weight; of a gated product, 8 of the gate and the same 8 of what it lets through.
@@ -77,8 +60,6 @@ def _rows_product(x, norm, weight, bias, residual, out, eps, M, N: gl.constexpr,
     there = (x_row < M)[None, None, :]
     # The first weights are on their way while the kernel in front still runs.
     ahead = _weights(at, 0, k, K, STEP)
-    if FETCH and STEP < K:
-        _fetch(weight, gl.program_id(0) * COUNT, COUNT, N, K, STEP)
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -124,14 +105,26 @@ def _rows_product(x, norm, weight, bias, residual, out, eps, M, N: gl.constexpr,
     gl.store(out + to_row * N + to_n, made.to(out.dtype.element_ty), mask=alive)
 
 
+def _tiles(rows, count, columns, gated):
+    """Return what was fastest on an H200: as many bytes on their way as fit, and several programs at a time."""
+    few = count <= _FEW
+    if gated:
+        block, chains, warps = (128, 2, 4) if rows <= 8 else (256, 1, 4)
+    elif rows > (16 if few else 8):
+        block, chains, warps = 256, 1, 8 if few else 4
+    else:
+        block, chains, warps = (128, 2, 8) if few and columns > 4096 and rows <= 8 else (512, 1, 4)
+    return {"BLOCK_K": block, "CHAINS": chains, "num_warps": warps}
+
+
 def rows_product(x, weight, out, *, norm, bias, residual, gated, tiles=None) -> None:
     """Write a product as `product` of the other kernels does."""
     rows, columns = x.shape
     count = weight.shape[0] // (2 if gated else 1)
     scale, eps = norm or (x, 0.0)
-    tiles = tiles or {"BLOCK_K": 256, "CHAINS": 1, "num_warps": 8 if weight.shape[0] <= _FEW else 4}
+    tiles = tiles or _tiles(rows, weight.shape[0], columns, gated)
     _rows_product[triton.cdiv(count, 8 if gated else 16),](
         x, scale, weight, x if bias is None else bias, x if residual is None else residual, out, eps, rows, N=count,
         K=columns, NORM=norm is not None, BIAS=bias is not None, RESIDUAL=residual is not None, GATED=gated,
-        ROWS=max(8, triton.next_power_of_2(rows)), FETCH=_FETCH, **tiles, **launched_early(x),
+        ROWS=max(8, triton.next_power_of_2(rows)), **tiles, **launched_early(x),
     )  # fmt: skip
