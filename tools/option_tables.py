@@ -300,7 +300,8 @@ gets five, so it is called directly."""),
     "kernels-flashinfer": ("flashinfer", "FlashInfer", """\
 FlashInfer has kernels for inference, which its first call compiles with `nvcc`. It is made for decoding: attention of a
 single query, and writes of keys and values into a cache, for which each sequence of a static cache is a page. It has no
-gradients, and its functions are no operators of PyTorch's. **No call was served by it on a GPU yet.**"""),
+gradients, and its functions are no operators of PyTorch's. On a GPU it has written a cache; **its other words have
+served no call there yet**."""),
 }  # fmt: skip
 ADVISORIES_INTRO = """\
 # Known errors of kernels
