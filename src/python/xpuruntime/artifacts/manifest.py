@@ -22,7 +22,6 @@ from xpuruntime.policies import ArtifactPolicy, Policy
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from xpuruntime.engines.model import ModelInfo
 
 __all__ = [
     "MANIFEST",

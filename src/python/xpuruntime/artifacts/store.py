@@ -40,7 +40,6 @@ from xpuruntime.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.accuracy import AccuracyCheck, Reference
     from xpuruntime.engines.base import Compiled, Engine, Recipe, Request
     from xpuruntime.engines.model import ModelInfo

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from xpuruntime.engines.base import Binding
-    from xpuruntime.engines.host_model import HostRunner
     from xpuruntime.inference.session import InferenceSession
 
 __all__ = [

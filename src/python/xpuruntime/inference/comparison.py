@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.evidence.tolerances import OutputFigures, Tolerance
 
     Answer = Callable[[ModelInfo], Mapping[str, Any]]
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     Settled = Callable[[Mapping[str, RatioComparison]], bool]
     from collections.abc import Mapping
 
-    from xpuruntime.measuring.statistics import RatioComparison
     from xpuruntime.measuring.tuning_watch import TuningStep
     from xpuruntime.policies import TuningPolicy
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from xpuruntime.engines.base import Engine, Request
-    from xpuruntime.evidence.records import Control, Verdict
+    from xpuruntime.evidence.records import Verdict
     from xpuruntime.planning.candidates import EngineCandidate
     from xpuruntime.planning.plan import PlanRequest
     from xpuruntime.policies import KernelPolicy, Policy

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Self
 
-    from xpuruntime.policies.kinds import Kind
 
 __all__ = [
     "Accepts",

@@ -25,7 +25,6 @@ from xpuruntime.runtime.packages import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
 __all__ = [
     "Probed",

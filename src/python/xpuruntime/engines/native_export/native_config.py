@@ -207,7 +207,7 @@ class KeyOutcomes:
             )
 
     def add_options(self, names: Iterable[str], options: Iterable[str], outcome: OutcomeWord, reason: str) -> None:
-        """Say what becomes of provider options of an engine of these names; ``""`` stands for all others."""
+        """Say what becomes of provider options, under each name of the engine; ``""`` stands for all others."""
         for key in itertools.product(names, options):
             self.add(f"execution.provider_options.{'.'.join(key)}", outcome, reason)
 

@@ -250,7 +250,7 @@ class KernelKeys:
     def _idle(self, key: str, rule: KernelRule) -> None:
         """Add the control of a rule that is for no node of the model.
 
-        Where it states a path that the model lacks, it asks for what is not there. Other conditions may hold of other
+        Where it states a path that the model lacks, it asks for a missing module. Other conditions may hold of other
         models, devices and phases that the policy is for.
         """
         stated = rule.match.stated_fields()

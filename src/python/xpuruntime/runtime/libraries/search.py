@@ -21,7 +21,6 @@ from xpuruntime.runtime.packages import distributions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
 __all__ = [
     "ElfFacts",
