@@ -102,7 +102,7 @@ def tune(
     fn, sample_inputs, optimizer, scaler, before_step, modules, make_capturable
         As of `capture_graph`. The sample inputs are those of every step that is timed.
     launches : sequence of str, optional
-        Of ``"eager"``, which is always there, ``"compile"``, ``"compile:reduce-overhead"``,
+        Of ``"eager"``, which is always there without a policy, ``"compile"``, ``"compile:reduce-overhead"``,
         ``"compile:max-autotune-no-cudagraphs"``, ``"capture"`` and ``"capture:compile"``. Default: all.
     kernels : dict of str to KernelPolicy or None, optional
         Names to policies. Default: PyTorch's kernels, and the fastest measured ones of products.
@@ -435,7 +435,7 @@ def _variants(launches: Sequence[str], kernels: Mapping[str, KernelPolicy | None
             raise InputError(msg)
     found = [Variant(EAGER, "native", None)]
     for name, policy in kernels.items():
-        found += [Variant(launch, name, policy) for launch in LAUNCHES if launch in launches or launch == EAGER]
+        found += [Variant(launch, name, policy) for launch in LAUNCHES if launch in launches]
     return list({one.name: one for one in found}.values())
 
 
