@@ -138,6 +138,31 @@ def test_ctrl_c_inside_of_an_uninterrupted_call_is_handled_after_it() -> None:
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+@pytest.mark.parametrize("name", ["SIGALRM", "SIGTERM", "SIGHUP"])
+def test_so_is_another_signal_whose_handler_raises(name: str) -> None:
+    number = getattr(signal, name, None)
+    if number is None:
+        pytest.skip(f"this system has no {name}")
+    done: list[str] = []
+
+    def work() -> None:
+        signal.raise_signal(number)
+        uninterrupted(lambda: done.append("inner"))
+        done.append("outer")
+
+    def end(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(number, end)
+    try:
+        with pytest.raises(TimeoutError):
+            uninterrupted(work)
+        assert done == ["inner", "outer"]
+        assert signal.getsignal(number) is end
+    finally:
+        signal.signal(number, before)
+
+
 def test_ctrl_c_ends_a_wait_for_a_latch_and_a_condition() -> None:
     latch, lock = Latch(), threading.Lock()
     thread = press_when(lambda: latch._waiting)

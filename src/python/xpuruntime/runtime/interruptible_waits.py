@@ -15,6 +15,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from xpuruntime import _core
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
@@ -27,18 +29,42 @@ LONGEST_WAIT = 0.1 if sys.platform == "win32" else 0.5
 
 
 def uninterrupted(function: Callable[..., _Result], *arguments: Any) -> _Result:
-    """Call a function to its end; a Ctrl-C that comes meanwhile is handled after it. Not for what waits."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+    """Call a function to its end; a Ctrl-C that comes meanwhile is handled after it. Not for what waits.
+
+    So are other signals that end programs, or functions that take too long, by an exception of their handler.
+    """
+    if threading.current_thread() is not threading.main_thread():
         return function(*arguments)
-    pressed: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: pressed.append((number, frame)))
+    came: list[tuple[int, FrameType | None]] = []
+    handlers: dict[int, Any] = {}
     try:
+        for number in _DEFERRED:
+            if callable(handler := signal.getsignal(number)):
+                handlers[number] = handler
+                signal.signal(number, lambda number, frame: came.append((number, frame)))
         return function(*arguments)
     finally:
-        signal.signal(signal.SIGINT, handler)
-        if pressed:
-            handler(*pressed[0])
+        known = dict(handlers)
+        _put_back(handlers)
+        for number, frame in came:
+            known[number](number, frame)
+
+
+#: Signals whose handlers are known to raise: of Ctrl-C, of time limits, and of whoever ends a service.
+_DEFERRED = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGALRM", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
+)
+
+
+def _restore(handlers: dict[int, Any]) -> None:
+    while handlers:
+        number = next(iter(handlers))
+        signal.signal(number, handlers[number])
+        del handlers[number]
+
+
+#: It is begun anew where a handler that stands again interrupts it.
+_put_back = _core.guarded(_restore, _restore)
 
 
 class Latch:
