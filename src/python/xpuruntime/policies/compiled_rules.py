@@ -49,11 +49,7 @@ class CompiledRule:
         self.source = f"kernels.rules[{index}]"
         self.use = _as_tuple(rule.use)
         self._conditions = conditions_of(rule.match)
-        self._ops: frozenset[str] | None = None
-        if rule.match.op is None and rule.use is not None:
-            from xpuruntime.policies.kernel_rules import ops_of  # which imports this module
-
-            self._ops = ops_of(rule.use)
+        self._ops = rule.ops_of_kernels()
 
     def __repr__(self) -> str:
         return f"CompiledRule({self.source}: {self.rule!r})"

@@ -328,6 +328,10 @@ class KernelRule(PolicyValue, frozen=True, kw_only=True):
         Choice(_PRECISIONS, "Precision to compute in.", what="precisions"), default=None
     )
 
+    def ops_of_kernels(self) -> frozenset[str] | None:
+        """Return the operations that it is for by its kernels, where it states none itself; ``None`` elsewhere."""
+        return ops_of(self.use) if self.match.op is None and self.use is not None else None
+
     def _check_together(self) -> None:
         """Refuse rules that ask for nothing or match everything, and kernels of another operation."""
         if self.use is None and self.precision is None:
