@@ -97,6 +97,10 @@ def test_generation_writes_a_static_cache_by_a_kernel(hf, package):
     kernel = ("package.cache_update", "honoured")
     assert set(rows_of(found)) == {("prefill", *kernel), ("decode", *kernel)}
     assert hf.cache_utils.StaticLayer.__dict__["update"] is own
+    rule = {"match": {"op": "cache_update", "phase": "decode"}, "use": "package.cache_update"}
+    with xt.kernel_policy(xrt.Policy(mode="strict", kernels={"rules": [rule]})), xt.explain(root=model) as found:
+        assert torch.equal(generate(), plain)
+    assert {key for key in rows_of(found) if key[1] == kernel[0]} == {("decode", *kernel)}
     with xt.kernel_policy(xrt.KernelPolicy(cache_update=["package.other", "torch"])):
         assert torch.equal(generate(), plain)
 

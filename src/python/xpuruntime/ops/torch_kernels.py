@@ -200,10 +200,6 @@ class TorchKernel:
         del call, tensors
         return ()
 
-    def warm(self, call: TorchCall) -> None:
-        """Compile what a call needs, where the package compiles at the first call."""
-        del call
-
 
 def register_torch_kernels(backend: str, device_type: str, *kernels: TorchKernel) -> None:
     """Register kernels, all or none. Raises `InputError`."""
