@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Kernels of packages over the life of a process: forks, copies, interruptions, reloads, code that outlives them."""
+
+from __future__ import annotations
+
+import copy
+import io
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch_kernels  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+
+import xpuruntime as xrt  # noqa: E402
+import xpuruntime.pytorch as xt  # noqa: E402
+from xpuruntime.errors import InputError, UnsupportedOperationError  # noqa: E402
+from xpuruntime.ops import plugins  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("no_policy_is_left", "own_tuning_cache")
+
+HERE = Path(__file__).parent
+STRICT = xrt.Policy(mode="strict", kernels={"rms_norm": "foreign.rms_norm"})
+
+
+class Counting(torch_kernels.ForeignNorm):
+    """The adapter of the package, which counts its calls and may be interrupted in one."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.interrupts = False
+
+    def forward(self, call, x, weight):
+        self.calls += 1
+        if self.interrupts:
+            raise KeyboardInterrupt
+        return super().forward(call, x, weight)
+
+
+def register() -> Counting:
+    kernel = Counting()
+    plugins.register(plugins.KernelBackend("foreign", "cpu", version="1.0"), kernel)
+    return kernel
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(torch_kernels.install(tmp_path))
+    yield tmp_path
+    torch_kernels.forget()
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(x, x.shape[-1:], weight, 1e-6)
+
+
+def operands(columns: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(4, columns), torch.ones(columns)
+
+
+def test_compiled_code_that_outlives_the_policy_runs_without_its_kernel(site):
+    kernel, (x, weight) = register(), operands()
+    torch._dynamo.reset()
+    run = torch.compile(norm, backend="aot_eager", fullgraph=True)
+    with xt.kernel_policy(STRICT):
+        run(x, weight)
+    before = kernel.calls
+    assert before
+    torch.testing.assert_close(run(x, weight), norm(x, weight))
+    assert kernel.calls == before
+    with xt.kernel_policy(STRICT):
+        run(x, weight)
+    assert kernel.calls == before + 1
+
+
+def test_a_kernel_that_is_gone_is_refused_and_one_that_is_back_serves(site):
+    first, (x, weight) = register(), operands()
+    with xt.kernel_policy(STRICT):
+        expected = norm(x, weight)
+    torch._dynamo.reset()
+    run = torch.compile(norm, backend="aot_eager")
+    with xt.kernel_policy(STRICT):
+        run(x, weight)
+    torch_kernels.forget()
+    with xt.kernel_policy(STRICT):
+        for call in (norm, run):
+            with pytest.raises((UnsupportedOperationError, InputError), match=r"foreign\.rms_norm"):
+                call(x, weight)
+    before, second = first.calls, register()
+    with xt.kernel_policy(STRICT):
+        torch.testing.assert_close(norm(x, weight), expected)
+        torch.testing.assert_close(run(x, weight), expected)
+    assert (first.calls, second.calls >= 2) == (before, True)
+
+
+def test_an_interruption_inside_a_kernel_leaves_nothing_behind(site):
+    from xpuruntime.pytorch.dispatch.overrides.registry import installed
+
+    kernel, (x, weight) = register(), operands()
+    with xt.kernel_policy(STRICT):
+        norm(x, weight)  # and it is compared
+    kernel.interrupts = True
+    with pytest.raises(KeyboardInterrupt), xt.kernel_policy(STRICT):
+        norm(x, weight)
+    assert installed() == ()
+    kernel.interrupts = False
+    with xt.kernel_policy(STRICT), xt.explain() as found:
+        norm(x, weight)
+    assert [(row.resolved, row.status) for row in found.rows if row.op] == [("foreign.rms_norm", "honoured")]
+
+
+def test_an_interruption_while_it_is_compared_gives_no_verdict(site):
+    kernel, (x, weight) = register(), operands()
+    kernel.interrupts = True
+    with pytest.raises(KeyboardInterrupt), xt.kernel_policy(STRICT):
+        norm(x, weight)
+    kernel.interrupts = False
+    with xt.kernel_policy(STRICT):
+        torch.testing.assert_close(norm(x, weight), F.rms_norm(x, (8,), weight, 1e-6))
+
+
+def test_models_are_copied_and_pickled_under_a_policy(site):
+    register()
+    x = operands()[0]
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.RMSNorm(8))
+    with xt.kernel_policy(STRICT):
+        expected = model(x)
+        file = io.BytesIO()
+        torch.save(model, file)
+        copied = copy.deepcopy(model)
+        torch.testing.assert_close(copied(x), expected)
+    loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+    for other in (copied, loaded):
+        torch.testing.assert_close(other(x), model(x))
+
+
+def _in_child(queue, x, weight):
+    with xt.explain() as found:
+        norm(x, weight)
+    queue.put([(row.resolved, row.status) for row in found.rows if row.op])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_process_follows_the_policy(site):
+    register()
+    x, weight = operands()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    with xt.kernel_policy(STRICT):
+        norm(x, weight)
+        child = context.Process(target=_in_child, args=(queue, x, weight))
+        child.start()
+        assert queue.get(timeout=60) == [("foreign.rms_norm", "honoured")]
+        child.join(60)
+    assert child.exitcode == 0
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+def test_norms_of_few_columns_are_compared_and_served(site, columns):
+    register()
+    x, weight = operands(columns)
+    x.requires_grad_(True)
+    plain = torch.autograd.grad(norm(x, weight).sum(), x)
+    with xt.kernel_policy(STRICT):
+        torch.testing.assert_close(torch.autograd.grad(norm(x, weight).sum(), x), plain)
+
+
+PROGRAM = textwrap.dedent(
+    """
+    import sys
+    sys.path[:0] = [{here!r}, {site!r}]
+    import torch, torch_kernels, xpuruntime as xrt, xpuruntime.pytorch as xt
+    from xpuruntime.ops import plugins
+
+    plugins.register(plugins.KernelBackend("foreign", "cpu", version="1.0"), torch_kernels.ForeignNorm())
+    policy = xrt.Policy(mode="strict", kernels={{"rms_norm": "foreign.rms_norm"}})
+    try:
+        with xt.kernel_policy(policy):
+            torch.nn.functional.rms_norm(torch.randn(4, 8), (8,), torch.ones(8), 1e-6)
+        print("served")
+    except xrt.UnsupportedOperationError as refused:
+        print("refused:", refused)
+    """
+)
+
+
+def start(site: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
+    text = PROGRAM.format(here=str(HERE), site=str(site))
+    return subprocess.Popen(
+        [sys.executable, *options, "-W", "ignore", "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("factor", "said"), [(1.0, "served"), (3.0, "refused: ")])
+def test_a_wrong_kernel_is_found_without_assertions(site, factor, said):
+    torch_kernels.install(site, factor=factor)
+    out, error = start(site, "-O").communicate(timeout=120)
+    assert out.startswith(said), out + error
+
+
+def test_processes_that_compare_a_kernel_at_once_both_serve(site, tmp_path):
+    place = str(tmp_path / "both" / "tuning.json")
+    runs = [start(site, XPURUNTIME_TUNING_CACHE=place) for _ in range(2)]
+    assert [run.communicate(timeout=120)[0] for run in runs] == ["served\n"] * 2
+
+
+@pytest.mark.parametrize("content", ["{", '{"schema": "xpuruntime.tuning/1", "entries": []}'])
+def test_a_corrupt_cache_of_verdicts_is_no_obstacle(site, tmp_path, content):
+    place = tmp_path / "corrupt.json"
+    place.write_text(content)
+    out, error = start(site, XPURUNTIME_TUNING_CACHE=str(place)).communicate(timeout=120)
+    assert out == "served\n", out + error
