@@ -92,7 +92,7 @@ def test_what_blocks_a_cuda_graph_is_named(allowed):
     optimized, events = split_session()
     joined = attribute_units(source(), optimized, events, None, device="cuda:0", allow_cpu_ops=allowed)
     found = graph_status(
-        device="cuda:0", engine="onnxruntime", asked="prefer", units=joined.units, boundaries=joined.boundaries
+        device="cuda:0", engine="onnxruntime", stated="prefer", units=joined.units, boundaries=joined.boundaries
     )
     assert found.status == "blocked"
     assert [(blocker.node, blocker.op, blocker.kind) for blocker in found.blockers] == [
