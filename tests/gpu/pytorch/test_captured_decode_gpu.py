@@ -62,12 +62,13 @@ def model_of(kind, dtype=torch.float32):
 @pytest.mark.parametrize("kind", [*FUSED, *OTHERS])
 def test_families_have_the_tokens_of_plain_generate(exact, kind):
     model = model_of(kind)
-    captured = capture(model, compile=False, strict=True)
+    captured = capture(model, compile=False, strict=kind in FUSED)
     for rows in (1, 2):
         options = {"attention_mask": MASK[:rows], "max_new_tokens": 60, "do_sample": False}
         assert torch.equal(captured.generate(PROMPT[:rows], **options), model.generate(PROMPT[:rows], **options))
         assert (f"layers by five kernels each, {rows} rows: in 2 layers" in captured.report.notes) == (kind in FUSED)
-    assert captured.report.reasons == {}
+    if kind in FUSED:  # experts of some transformers are chosen on the host, and such steps run eagerly
+        assert captured.report.reasons == {}
 
 
 @pytest.mark.parametrize("kind", FUSED)
@@ -79,7 +80,8 @@ def test_bfloat16_is_fused_and_close(kind, rows):
     made = captured.generate(ids, max_new_tokens=100, do_sample=False, attention_mask=torch.ones_like(ids))
     assert f"layers by five kernels each, {rows} rows: in 2 layers" in captured.report.notes
     assert all("not by" not in note for note in captured.report.notes), captured.report
-    logits = model(made).logits[:, 8:-1].float()
+    with torch.no_grad():
+        logits = model(made).logits[:, 8:-1].float()
     chosen = logits.gather(-1, made[:, 9:, None])[..., 0]
     assert float((logits.amax(-1) - chosen).max()) <= 2**-4 * float(logits.abs().max())
 
