@@ -106,6 +106,15 @@ class RequestedKernels:
                 return found.use, found.source, sure
         return (), "default", True
 
+    def own_kernel(self, facts: CallFacts) -> Preference | None:
+        """Return the preference that surely leaves a call to PyTorch's own kernel by name, if there is one."""
+        for kernels in self._policies.values():
+            result = kernels.compiled_rules.match(facts)
+            first = next(iter(result.preferences), None)
+            if first is not None and "auto" not in first.use and result.certainty != "unknown":
+                return first
+        return None
+
 
 def _named(kernels: KernelPolicy, op: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the keys that name kernels for all calls of an operation, or for all of some modules."""

@@ -16,7 +16,7 @@ from xpuruntime.pytorch.attention import flash_impl
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, kernels_in
 from xpuruntime.pytorch.coverage.operation_table import CUTE, FLEX, unserved_operator
 from xpuruntime.pytorch.coverage.unserved import products_of_any_type, sizes_of_call
-from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES, facts_of_call
+from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, facts_of_call
 from xpuruntime.pytorch.explanation.attribution import AttributedTime, Called
 from xpuruntime.pytorch.explanation.requested import NO_FLOATS, is_no_float, requests_other_kernel, uncertain
 from xpuruntime.pytorch.explanation.timeline import MODULE
@@ -336,6 +336,9 @@ def _of_rest(key: UnattributedCalls, share: AttributedTime, kind: str, asking: R
         elif requested:
             status = "bypassed"
             reason = key.reason if sure else f"{key.reason}; {uncertain(source)}"
+        elif (own := asking.own_kernel(facts)) is not None:
+            requested, source = own
+            status, resolved = "honoured", DEFAULT_ID[key.op]
     elif key.what != "other":
         status = "opaque"
         reason = _OPAQUE[key.what]

@@ -99,7 +99,7 @@ def _units(model: DecoderModel, rows: Iterable[Row], runs: int) -> Iterable[Unit
             device=model.device,
             kernel=", ".join(ran) or None,
             kernel_source="reported" if ran else "unknown",
-            precision_requested=model.computes,
+            precision_requested=model.computes if any(row.dtypes for row in kind) else None,
             precision_run=", ".join(floats) or None,
             time=Time(
                 value=sum(row.time_us for row in kind) / runs,
