@@ -234,10 +234,10 @@ def check_replica(settings: ServeSettings) -> None:
 
 def _unused(settings: ServeSettings) -> list[str]:
     """Return what settings state of listeners, which are Ray's."""
-    given = {"http": (settings.http, ("listen", "body_threads")), "grpc": (settings.grpc, ("listen", "max_message"))}
+    sections = {"http": (settings.http, ("listen", "body_threads")), "grpc": (settings.grpc, ("listen", "max_message"))}
     return [
         f"{section}.{key}"
-        for section, (stated, keys) in given.items()
+        for section, (stated, keys) in sections.items()
         for key in keys
         if getattr(stated, key) != getattr(type(stated)(), key)
     ]
@@ -385,7 +385,7 @@ def _document(
     batching: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Return what ``serve.yaml`` would say, with absolute paths: a replica has another folder."""
-    given = {"policy": policy, "lock": lock, "name": name, "batching": batching}
+    arguments = {"policy": policy, "lock": lock, "name": name, "batching": batching}
     paths = {
         key: None if path is None else str(Path(path).absolute()) for key, path in (("policy", policy), ("lock", lock))
     }
@@ -393,7 +393,7 @@ def _document(
         Path(source).absolute(),
         {**paths, "batching": None if batching is None else dict(batching)},
         name=name,
-        given=[key for key, value in given.items() if value is not None],
+        given=[key for key, value in arguments.items() if value is not None],
     )
     return {**settings.to_plain(), "schema": SCHEMA}
 

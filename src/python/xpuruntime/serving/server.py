@@ -163,9 +163,9 @@ class Server:
         stated = settings if isinstance(settings, ServeSettings) else ServeSettings.load(settings)
         options = TransportOptions.of(stated, token, drain_seconds=drain_seconds)
         models = Models(stated, gc_freeze=gc_freeze)
-        made = cls(models, http=stated.http.listen, grpc=stated.grpc.listen, options=options, tls=tls)
-        made._own = models
-        return made
+        server = cls(models, http=stated.http.listen, grpc=stated.grpc.listen, options=options, tls=tls)
+        server._own = models
+        return server
 
     @property
     def models(self) -> ModelService:

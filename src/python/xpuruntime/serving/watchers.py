@@ -127,12 +127,12 @@ class Watcher(ABC):
 
     def _run(self, session: InferenceSession, feed: Feed, fixed: int = 0) -> tuple[dict[str, Any], float]:
         """Run a request alone, and return its outputs and seconds."""
-        one = Slice(feed, 0, feed.rows)
-        made = assemble(self._layout, [one], fixed)
+        feed_slice = Slice(feed, 0, feed.rows)
+        assembly = assemble(self._layout, [feed_slice], fixed)
         begin = time.perf_counter()
-        results = session.run(made.feeds)
+        results = session.run(assembly.feeds)
         took = time.perf_counter() - begin
-        return take_apart(self._layout, results, made.rows, [one])[0], took
+        return take_apart(self._layout, results, assembly.rows, [feed_slice])[0], took
 
     def _work(self) -> None:
         while (sample := self._samples.get()) is not None:
@@ -317,7 +317,7 @@ class Shadow(Watcher):
     def to_dict(self) -> dict[str, Any]:
         """Return what was found so far, as plain values."""
         with self._lock:
-            found = self.comparison
+            comparison = self.comparison
             return {
                 "policy": self._shadow.policy,
                 "share": self._shadow.share,
@@ -331,16 +331,16 @@ class Shadow(Watcher):
                 "worst_drift": self.worst,
                 "last": self.last,
                 "time": None
-                if found is None
+                if comparison is None
                 else {
-                    "verdict": found.verdict.value,
-                    "ratio": found.ratio,
-                    "low": found.low,
-                    "high": found.high,
-                    "confidence": found.confidence,
-                    "margin": found.margin,
-                    "rounds": found.rounds,
-                    "too_noisy": found.too_noisy,
+                    "verdict": comparison.verdict.value,
+                    "ratio": comparison.ratio,
+                    "low": comparison.low,
+                    "high": comparison.high,
+                    "confidence": comparison.confidence,
+                    "margin": comparison.margin,
+                    "rounds": comparison.rounds,
+                    "too_noisy": comparison.too_noisy,
                 },
                 "rounds": len(self._times["shadow"]),
                 "next_look": next((look for look in self._looks if look > len(self._times["shadow"])), None),

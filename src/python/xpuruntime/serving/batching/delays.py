@@ -163,7 +163,7 @@ _SIZES: dict[str, tuple[int, ...]] = {
 def sized_by_values(model: ModelInfo) -> bool:
     """Return whether the values of a request may say how much a model computes, beside the shapes of its inputs."""
     made_by = {name: node for node in model.nodes for name in node.outputs}
-    given = {input_.name for input_ in model.inputs}
+    input_names = {input_.name for input_ in model.inputs}
     todo = [
         name
         for node in model.nodes
@@ -174,7 +174,7 @@ def sized_by_values(model: ModelInfo) -> bool:
     seen: set[str] = set()
     while todo:
         name = todo.pop()
-        if name in given:
+        if name in input_names:
             return True
         node = made_by.get(name)
         if name not in seen and node is not None and node.op not in ("Shape", "Size"):

@@ -351,7 +351,7 @@ class Batcher:
                 self._settled.notify_all()
 
     def _serve(self, index: int) -> None:
-        place = index % len(self._executors)
+        executor_index = index % len(self._executors)
         batch: Dispatch | None = None
         jobs: list[Job] = []
         execution: Execution | None = None
@@ -379,8 +379,8 @@ class Batcher:
                         self._work.notify()
             self._answer(ready)
             if batch is not None:
-                execution = self._executors[place].execute(batch, jobs, now)
-                execution.place = place
+                execution = self._executors[executor_index].execute(batch, jobs, now)
+                execution.place = executor_index
                 jobs = []
                 self._observer.executed(execution)
 

@@ -81,24 +81,24 @@ class _Copiers:
 _copiers = _Copiers()
 
 
-def copy_parts(made: np.ndarray[Any, Any], parts: Iterable[tuple[Place, np.ndarray[Any, Any]]]) -> None:
+def copy_parts(buffer: np.ndarray[Any, Any], parts: Iterable[tuple[Place, np.ndarray[Any, Any]]]) -> None:
     """Copy each part to its place in an array. Returns when all are there.
 
     The core copies several parts without the GIL in between, which NumPy needs after each: a thread would wait for it
     behind those that take requests and give answers.
     """
     left = list(parts)
-    if made.nbytes < _SMALL or len(left) < 2 or made.dtype.hasobject or not _copiers.count:
-        _copy_all(made, left)
+    if buffer.nbytes < _SMALL or len(left) < 2 or buffer.dtype.hasobject or not _copiers.count:
+        _copy_all(buffer, left)
         return
     shares = [left[start :: _copiers.count + 1] for start in range(min(_copiers.count + 1, len(left)))]
     helping: list[Future[None]] = []
     with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no thread any more
         for share in shares[1:]:
-            helping.append(_copiers.pool().submit(_copy_all, made, share))
+            helping.append(_copiers.pool().submit(_copy_all, buffer, share))
     try:
         for share in (shares[0], *shares[1 + len(helping) :]):
-            _copy_all(made, share)
+            _copy_all(buffer, share)
     finally:
         failures = [entry.exception() for entry in helping]  # none writes any more
     for failure in failures:
@@ -106,16 +106,16 @@ def copy_parts(made: np.ndarray[Any, Any], parts: Iterable[tuple[Place, np.ndarr
             raise failure
 
 
-def _copy_all(made: np.ndarray[Any, Any], parts: Sequence[tuple[Place, np.ndarray[Any, Any]]]) -> None:
+def _copy_all(buffer: np.ndarray[Any, Any], parts: Sequence[tuple[Place, np.ndarray[Any, Any]]]) -> None:
     targets: list[Any] = []
     sources: list[Any] = []
-    for place, part in parts:
-        target = made[place]
+    for region, part in parts:
+        target = buffer[region]
         if (
             target.shape == part.shape
             and target.flags.c_contiguous
             and part.flags.c_contiguous
-            and _same_bytes(made, part)
+            and _same_bytes(buffer, part)
         ):
             targets.append(target)
             sources.append(part)
@@ -124,9 +124,9 @@ def _copy_all(made: np.ndarray[Any, Any], parts: Sequence[tuple[Place, np.ndarra
     _core.copy_arrays(targets, sources)
 
 
-def _same_bytes(made: np.ndarray[Any, Any], part: np.ndarray[Any, Any]) -> bool:
+def _same_bytes(buffer: np.ndarray[Any, Any], part: np.ndarray[Any, Any]) -> bool:
     """Whether the bytes of a part are those of the array: of one dtype, and one that buffers have."""
-    return made.dtype == part.dtype and made.dtype.kind in "biufc"
+    return buffer.dtype == part.dtype and buffer.dtype.kind in "biufc"
 
 
 class Slice(NamedTuple):
@@ -198,11 +198,11 @@ def whole_outputs(layout: Layout, results: Mapping[str, Any], feed: Feed) -> dic
     return {name: _checked(layout.outputs[name], results[name], feed.rows) for name in feed.outputs}
 
 
-def _part(info: InputLayout, one: Slice) -> np.ndarray[Any, Any]:
-    array: np.ndarray[Any, Any] = one.feed.arrays[info.name]
-    if info.batch is None or (one.start, one.stop) == (0, one.feed.rows):
+def _part(info: InputLayout, slice_: Slice) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any] = slice_.feed.arrays[info.name]
+    if info.batch is None or (slice_.start, slice_.stop) == (0, slice_.feed.rows):
         return array
-    return array[_rows(info.batch, one.start, one.stop)]
+    return array[_rows(info.batch, slice_.start, slice_.stop)]
 
 
 def _rows(axis: int, start: int, stop: int) -> tuple[slice, ...]:
@@ -225,21 +225,21 @@ def _joined_parts(
     if target is not None:
         assert info.padding is not None
         shape[info.padding.axis] = target
-    made = empty(shape, info.dtype)
+    joined = empty(shape, info.dtype)
     if target is not None and any(part.shape[info.padding.axis] != target for part in parts):  # type: ignore[union-attr]
-        made.fill(info.padding.value)  # type: ignore[union-attr]
+        joined.fill(info.padding.value)  # type: ignore[union-attr]
     at = 0
     places = []
     for part in parts:
-        place = [slice(size) for size in part.shape]
+        region = [slice(size) for size in part.shape]
         if info.batch is not None:
-            place[info.batch] = slice(at, at + part.shape[info.batch])
+            region[info.batch] = slice(at, at + part.shape[info.batch])
             at += part.shape[info.batch]
-        places.append((tuple(place), part))
-    copy_parts(made, places)
+        places.append((tuple(region), part))
+    copy_parts(joined, places)
     if info.batch is not None and at < rows:
-        made[_rows(info.batch, at, rows)] = made[_rows(info.batch, at - 1, at)]
-    return made
+        joined[_rows(info.batch, at, rows)] = joined[_rows(info.batch, at - 1, at)]
+    return joined
 
 
 def _for_engine(info: InputLayout, array: np.ndarray[Any, Any]) -> Any:
@@ -267,23 +267,23 @@ def _text(element: Any) -> str:
 
 def take_apart(layout: Layout, results: Mapping[str, Any], rows: int, slices: Sequence[Slice]) -> list[dict[str, Any]]:
     """Return the outputs of each slice: views of the rows, cut back where the inputs were padded."""
-    found: list[dict[str, Any]] = [{} for _ in slices]
+    slice_outputs: list[dict[str, Any]] = [{} for _ in slices]
     for name, info in layout.outputs.items():
         array = _checked(info, results[name], rows)
         at = 0
-        for one, outputs in zip(slices, found, strict=True):
-            count = one.stop - one.start
-            if name in one.feed.outputs:
-                place: list[Any] = [slice(None)] * array.ndim
+        for slice_, outputs in zip(slices, slice_outputs, strict=True):
+            count = slice_.stop - slice_.start
+            if name in slice_.feed.outputs:
+                region: list[Any] = [slice(None)] * array.ndim
                 if info.batch is not None:
-                    place[info.batch] = slice(at, at + count)
+                    region[info.batch] = slice(at, at + count)
                 for axis, source in info.cuts:
-                    if source in one.feed.lengths and axis < array.ndim:
-                        place[axis] = slice(one.feed.lengths[source])
-                place.append(Ellipsis)  # keeps an array of no dimensions one
-                outputs[name] = array[tuple(place)]
+                    if source in slice_.feed.lengths and axis < array.ndim:
+                        region[axis] = slice(slice_.feed.lengths[source])
+                region.append(Ellipsis)  # keeps an array of no dimensions one
+                outputs[name] = array[tuple(region)]
             at += count
-    return found
+    return slice_outputs
 
 
 def _checked(info: OutputLayout, result: Any, rows: int) -> np.ndarray[Any, Any]:
@@ -299,14 +299,14 @@ def _checked(info: OutputLayout, result: Any, rows: int) -> np.ndarray[Any, Any]
 
 
 def _plain(array: Any, datatype: str) -> np.ndarray[Any, Any]:
-    made: np.ndarray[Any, Any] = np.asarray(array)
+    plain_array: np.ndarray[Any, Any] = np.asarray(array)
     if datatype == "BYTES":
-        texts = np.empty(made.shape, object)
+        texts = np.empty(plain_array.shape, object)
         texts.reshape(-1)[:] = [
-            element.encode() if isinstance(element, str) else bytes(element) for element in made.reshape(-1)
+            element.encode() if isinstance(element, str) else bytes(element) for element in plain_array.reshape(-1)
         ]
         return texts
-    return made.view(np.uint16) if datatype == "BF16" else made
+    return plain_array.view(np.uint16) if datatype == "BF16" else plain_array
 
 
 def joined(layout: Layout, feed: Feed, pieces: Mapping[int, Mapping[str, Any]]) -> list[InferTensor]:
@@ -354,9 +354,9 @@ class BatchExecutor:
                 job.began = now
             job.executions.append(execution)
         feed = jobs[0].feed
-        whole = len(parts) == 1 and parts[0].stop - parts[0].start == feed.rows
+        covers_feed = len(parts) == 1 and parts[0].stop - parts[0].start == feed.rows
         try:
-            if whole and self._passes and not feed.lengths:
+            if covers_feed and self._passes and not feed.lengths:
                 self._run_whole(jobs[0], execution)
             else:
                 self._run_parts(parts, jobs, execution)
@@ -384,12 +384,12 @@ class BatchExecutor:
     def _run_parts(self, parts: Sequence[EntryRows], jobs: Sequence[Job], execution: Execution) -> None:
         begin = _tick()
         slices = [Slice(job.feed, part.start, part.stop) for job, part in zip(jobs, parts, strict=True)]
-        made = assemble(self._layout, slices, self._fixed_rows or self._padded(slices), self._runner)
-        execution.rows, execution.elements, execution.padding = made.rows, made.elements, made.padding
+        assembly = assemble(self._layout, slices, self._fixed_rows or self._padded(slices), self._runner)
+        execution.rows, execution.elements, execution.padding = assembly.rows, assembly.elements, assembly.padding
         copied = _tick()
-        results = self._runner.run(made.feeds)
+        results = self._runner.run(assembly.feeds)
         ran = _tick()
-        pieces = take_apart(self._layout, results, made.rows, slices)
+        pieces = take_apart(self._layout, results, assembly.rows, slices)
         execution.input_ns, execution.infer_ns, execution.output_ns = copied - begin, ran - copied, _tick() - ran
         for job, part, outputs in zip(jobs, parts, pieces, strict=True):
             job.pieces[part.start] = outputs

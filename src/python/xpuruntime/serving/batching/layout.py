@@ -104,20 +104,20 @@ class Layout:
         symbols = _padded_symbols(paddings, inputs)
         _check_symbols(symbols, paddings, inputs, optional)
         masks = {rule.mask: name for name, rule in settings.pad.items() if rule.mask is not None}
-        made = [
+        input_layouts = [
             InputLayout(
-                name=one.name,
-                datatype=datatype_of(one),
-                dtype=_buffer_type(one.dtype),
-                dims=one.shape,
-                batch=axes.get(one.name),
-                required=required and one.name not in masks,
-                padding=paddings.get(one.name),
+                name=info.name,
+                datatype=datatype_of(info),
+                dtype=_buffer_type(info.dtype),
+                dims=info.shape,
+                batch=axes.get(info.name),
+                required=required and info.name not in masks,
+                padding=paddings.get(info.name),
             )
             for some, required in ((inputs, True), (optional, False))
-            for one in some
+            for info in some
         ]
-        _check_masks(masks, {one.name: one for one in made})
+        _check_masks(masks, {layout.name: layout for layout in input_layouts})
         rules = {name: rule.outputs for name, rule in settings.pad.items()}
         results = {output.name: _output(output, key, bool(axes), symbols, rules) for output in outputs}
         if axes:
@@ -127,7 +127,7 @@ class Layout:
                         f"batching.max_batch_size: {settings.max_batch_size}, but the output {result.name!r} has no "
                         "batch dimension, so its rows cannot be distinguished. Fix: state 0, or give the output one"
                     )
-        return cls({one.name: one for one in made}, results, bool(axes), masks)
+        return cls({layout.name: layout for layout in input_layouts}, results, bool(axes), masks)
 
 
 def _buffer_type(dtype: str) -> np.dtype[Any]:

@@ -312,10 +312,10 @@ def failure_of_run(error: BaseException, name: str) -> ServingError:
     """
     if not isinstance(error, (XpuRuntimeError, MemoryError)):
         _logger.error("a batch of model %r failed", name, exc_info=error)
-    one: BaseException | None = error
-    while one is not None and one.__traceback__ is not None:
-        one.__traceback__ = None
-        one = one.__cause__ or one.__context__
+    exception: BaseException | None = error
+    while exception is not None and exception.__traceback__ is not None:
+        exception.__traceback__ = None
+        exception = exception.__cause__ or exception.__context__
     if isinstance(error, ServingError):
         return error
     text = without_folders(printable(str(error))) or type(error).__name__

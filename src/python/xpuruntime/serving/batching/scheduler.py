@@ -217,13 +217,13 @@ class Scheduler:
             if part.entry.outcome == "waiting":
                 return self._sent((part,), "retry", now)
         for group, due in self._candidates(now):
-            found = self._form(self._groups[group], due)
-            if found is None:
+            formed = self._form(self._groups[group], due)
+            if formed is None:
                 continue
-            adaptive = self._adaptive if found[2] == "adaptive" else None
+            adaptive = self._adaptive if formed[2] == "adaptive" else None
             if adaptive is not None and adaptive.probes(group):
                 continue
-            return self._send(group, *found, now)
+            return self._send(group, *formed, now)
         return None
 
     def complete(
@@ -341,21 +341,21 @@ class Scheduler:
 
     def _candidates(self, now: float) -> list[tuple[Hashable, Reason | None]]:
         """Return the groups that may be sent, in the order of their first entries, with the reason if time is it."""
-        found: dict[Hashable, tuple[tuple[int, int], Reason | None]] = {}
+        candidates: dict[Hashable, tuple[tuple[int, int], Reason | None]] = {}
         for head in self._heads():
-            if head.group in found:
+            if head.group in candidates:
                 continue
             due, reason = self._due(head)
             if self.draining or due <= now:
-                found[head.group] = ((head.level, head.number), "drain" if self.draining else reason)
+                candidates[head.group] = ((head.level, head.number), "drain" if self.draining else reason)
         urgent = self._most_urgent()
-        if urgent is not None and urgent[0] <= now and urgent[1].group not in found:
-            found[urgent[1].group] = ((urgent[1].level, urgent[1].number), "deadline")
+        if urgent is not None and urgent[0] <= now and urgent[1].group not in candidates:
+            candidates[urgent[1].group] = ((urgent[1].level, urgent[1].number), "deadline")
         for group in self._ripe:
-            if group not in found:
+            if group not in candidates:
                 first = next(self._groups[group].waiting())
-                found[group] = ((first.level, first.number), None)
-        return [(group, reason) for group, (_, reason) in sorted(found.items(), key=lambda item: item[1][0])]
+                candidates[group] = ((first.level, first.number), None)
+        return [(group, reason) for group, (_, reason) in sorted(candidates.items(), key=lambda item: item[1][0])]
 
     def _form(self, group: Group, due: Reason | None) -> tuple[list[EntryRows], int, Reason] | None:
         """Return the parts of the next batch of a group, or ``None`` where it is better to wait for more."""

@@ -43,16 +43,16 @@ class IntegerList(Kind):
     def _read(self, node: Node) -> tuple[int, ...]:
         if not isinstance(node, SequenceNode):
             raise self.wrong_type(describe(node))
-        found: list[int] = []
+        numbers: list[int] = []
         for index, item in enumerate(node.items):
             try:
                 number = self._item.read(item)
-                if number in found:
+                if number in numbers:
                     raise Refused(f"{number} is listed twice")
             except Refused as refused:
                 raise refused.at(item).under(index) from None
-            found.append(number)
-        return tuple(sorted(found))
+            numbers.append(number)
+        return tuple(sorted(numbers))
 
     def plain(self, value: Any) -> Any:
         """Return the value as it is written to a file."""
@@ -74,10 +74,10 @@ class NamedOf(MappingOf):
         return f"a mapping of {self._what}"
 
     def _check(self, value: Any) -> FrozenDict:
-        if isinstance(value, dict) and any(isinstance(one, PolicyValue) for one in value.values()):
+        if isinstance(value, dict) and any(isinstance(entry, PolicyValue) for entry in value.values()):
             for name in value:
                 self._check_name(name)
-            return FrozenDict({name: self.item.check(one) for name, one in sorted(value.items())})
+            return FrozenDict({name: self.item.check(entry) for name, entry in sorted(value.items())})
         return super()._check(value)
 
     def _check_name(self, name: str) -> None:
@@ -90,11 +90,11 @@ class NamedOf(MappingOf):
 
     def plain(self, value: Any) -> Any:
         """Return the value as it is written to a file."""
-        return {name: self.item.plain(one) for name, one in value.items()}
+        return {name: self.item.plain(entry) for name, entry in value.items()}
 
     def relocate(self, value: Any, move: Callable[[str], str]) -> Any:
         """Return the values whose paths are changed by `move`."""
-        return FrozenDict({name: self.item.relocate(one, move) for name, one in value.items()})
+        return FrozenDict({name: self.item.relocate(entry, move) for name, entry in value.items()})
 
     def _schema(self) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": self.item.schema()}

@@ -56,8 +56,8 @@ def check_server(
         if not chosen:
             not_seen("infer", "the server lists no model. Fix: name one")
         if listed[_MOST_MODELS:]:
-            more = len(listed) - _MOST_MODELS
-            not_seen("models", f"{more} more are listed, and were not checked. Fix: name those to check")
+            unchecked_count = len(listed) - _MOST_MODELS
+            not_seen("models", f"{unchecked_count} more are listed, and were not checked. Fix: name those to check")
         for name in sorted((shapes or {}).keys() - rest.inputs):
             not_seen(f"shape of {name}", "no model that was checked has this input. Fix: correct the name")
         checks = rest.checker.checks

@@ -83,9 +83,9 @@ class GrpcChecks:
             raise FailedCheck(f"{code}: {details}")
         return answer
 
-    def ask(self, method: str, **asked: Any) -> dict[str, Any]:
+    def ask(self, method: str, **fields: Any) -> dict[str, Any]:
         """Ask for facts."""
-        return decode(f"{method}Response", self.call(method, encode(f"{method}Request", asked)))
+        return decode(f"{method}Response", self.call(method, encode(f"{method}Request", fields)))
 
     def refused(self, method: str, message: bytes) -> str:
         """Raise unless the server refuses a message."""
@@ -200,8 +200,8 @@ def _target(address: str, encrypted: bool) -> tuple[str, bool]:
     for scheme, has in (("grpc://", False), ("grpcs://", True)):
         if address.startswith(scheme):
             target, encrypted = address.removeprefix(scheme), has
-    found = _ADDRESS.fullmatch(target)
-    if not target.startswith("unix:") and (found is None or not 0 < int(found[1]) < 1 << 16):
+    match = _ADDRESS.fullmatch(target)
+    if not target.startswith("unix:") and (match is None or not 0 < int(match[1]) < 1 << 16):
         raise InputError(f"{address[:80]!r} is no address of gRPC. Fix: write HOST:PORT, or grpcs://HOST:PORT with TLS")
     return target, encrypted
 

@@ -69,12 +69,15 @@ class HttpClient:
     def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
         """Send one request on a connection of its own."""
         kind: Any = http.client.HTTPConnection
-        more: dict[str, Any] = {}
+        connection_options: dict[str, Any] = {}
         if self._scheme == "https":
-            kind, more = http.client.HTTPSConnection, {"context": ssl.create_default_context(cadata=self._authorities)}
+            kind, connection_options = (
+                http.client.HTTPSConnection,
+                {"context": ssl.create_default_context(cadata=self._authorities)},
+            )
         deadline = time.monotonic() + self._seconds
         most = _MOST_OF_TENSORS if path.endswith("/infer") else _MOST_OF_FACTS
-        connection = kind(self._host, self._port, timeout=self._seconds, **more)
+        connection = kind(self._host, self._port, timeout=self._seconds, **connection_options)
         connection.connect()
         connected = connection.sock
         connection.sock = _Bounded(connected, deadline, most)
@@ -213,14 +216,14 @@ class RestChecks:
         ):
             try:
                 answer = self.ask(method, path, b"{}" if method == "POST" else None)
-                found = answer.json(kind) if answer.status == 200 else []
+                document = answer.json(kind) if answer.status == 200 else []
             except (OSError, http.client.HTTPException):
                 continue
             except FailedCheck as error:
                 self.checker.fail(f"models that {path} lists", str(error))
                 continue
-            listed = found.model_stats if isinstance(found, _Statistics) else found
-            names = {one.name for one in listed if one.state in (None, "READY")}
+            listed = document.model_stats if isinstance(document, _Statistics) else document
+            names = {entry.name for entry in listed if entry.state in (None, "READY")}
             if names:
                 return sorted(names)
         return []
@@ -292,8 +295,8 @@ class RestChecks:
         if not 400 <= answer.status < 600:
             raise FailedCheck(f"status {answer.status}, and not one of an error")
         if body:
-            found = answer.json()
-            if not isinstance(found, dict) or not isinstance(found.get("error"), str):
+            document = answer.json()
+            if not isinstance(document, dict) or not isinstance(document.get("error"), str):
                 raise FailedCheck(f"status {answer.status} without {{'error': text}}")
         typical = answer.status < 500 or answer.status == 501
         return f"status {answer.status}{'' if typical else ', where the protocol has typically 400'}"
@@ -302,29 +305,31 @@ class RestChecks:
         answer = self.ask("GET", "/v2")
         if answer.status != 200:
             raise FailedCheck(f"status {answer.status}")
-        found = answer.json(_Server)
-        self.server = msgspec.to_builtins(found)
-        return f"{found.name} {found.version}: {', '.join(found.extensions) or 'no extension'}"
+        metadata = answer.json(_Server)
+        self.server = msgspec.to_builtins(metadata)
+        return f"{metadata.name} {metadata.version}: {', '.join(metadata.extensions) or 'no extension'}"
 
     def _model_metadata(self, path: str, into: dict[str, Any], model: str) -> None:
         answer = self.ask("GET", path)
         if answer.status != 200:
             raise FailedCheck(f"status {answer.status}")
-        found = answer.json(_Metadata)
-        if found.name != model:
-            raise FailedCheck(f"name is {found.name!r}")
-        for side in (found.inputs, found.outputs):
-            names = [one.name for one in side or ()]
-            for one in side or ():
-                if one.datatype not in DATATYPES:
-                    raise FailedCheck(f"{one.name!r} has the datatype {one.datatype!r}")
-                if min(one.shape, default=0) < -1:
-                    raise FailedCheck(f"{one.name!r} has the shape {one.shape}, where only -1 is a free dimension")
-                if names.count(one.name) > 1:
-                    raise FailedCheck(f"{one.name!r} is listed twice")
-        if not found.inputs:
+        metadata = answer.json(_Metadata)
+        if metadata.name != model:
+            raise FailedCheck(f"name is {metadata.name!r}")
+        for side in (metadata.inputs, metadata.outputs):
+            names = [tensor.name for tensor in side or ()]
+            for tensor in side or ():
+                if tensor.datatype not in DATATYPES:
+                    raise FailedCheck(f"{tensor.name!r} has the datatype {tensor.datatype!r}")
+                if min(tensor.shape, default=0) < -1:
+                    raise FailedCheck(
+                        f"{tensor.name!r} has the shape {tensor.shape}, where only -1 is a free dimension"
+                    )
+                if names.count(tensor.name) > 1:
+                    raise FailedCheck(f"{tensor.name!r} is listed twice")
+        if not metadata.inputs:
             raise UnobservableCheck("it states no inputs, so no request can be made")
-        into.update(msgspec.to_builtins(found))
+        into.update(msgspec.to_builtins(metadata))
         into["outputs"] = into["outputs"] or []
 
     def _infer(self, path: str, request: InferRequest, **how: bool) -> tuple[InferResponse, Answer]:
@@ -372,10 +377,10 @@ class RestChecks:
 
     def _one_output(self, path: str, request: InferRequest) -> str:
         name = self._first(request.model).outputs[-1].name
-        asked = InferRequest(request.model, request.inputs, outputs=[RequestedOutput(name)])
-        found = [output.name for output in self._infer(path, asked)[0].outputs]
-        if found != [name]:
-            raise FailedCheck(f"{name!r} was asked for, and {found} came")
+        single_request = InferRequest(request.model, request.inputs, outputs=[RequestedOutput(name)])
+        names = [output.name for output in self._infer(path, single_request)[0].outputs]
+        if names != [name]:
+            raise FailedCheck(f"{name!r} was asked for, and {names} came")
         return name
 
     def _binary(self, path: str, request: InferRequest, metadata: Mapping[str, Any], *, offered: bool) -> str:
@@ -398,7 +403,7 @@ class RestChecks:
 
 def _null_keys(answer: Answer) -> list[str]:
     """Return the keys of an answer, and of its outputs, that are null."""
-    found = [key for key, value in answer.json(dict[str, msgspec.Raw]).items() if bytes(value) == b"null"]
+    null_keys = [key for key, value in answer.json(dict[str, msgspec.Raw]).items() if bytes(value) == b"null"]
     outputs = answer.json(_Nullable).outputs
     within = {key for output in outputs for key, value in output.items() if bytes(value) == b"null"}
-    return [*found, *(f"outputs.{key}" for key in sorted(within))]
+    return [*null_keys, *(f"outputs.{key}" for key in sorted(within))]

@@ -185,9 +185,9 @@ def check_outputs(response: InferResponse, metadata: Mapping[str, Any], model: s
             raise FailedCheck(f"output {output.name!r} has the shape {list(output.shape)}, and {dims} in the metadata")
 
 
-def need_same(one: InferResponse, other: InferResponse, what: str) -> None:
+def need_same(response: InferResponse, other: InferResponse, what: str) -> None:
     """Raise FailedCheck where two answers to the same request differ."""
-    first, second = ({tensor.name: tensor for tensor in answer.outputs} for answer in (one, other))
+    first, second = ({tensor.name: tensor for tensor in answer.outputs} for answer in (response, other))
     if first.keys() != second.keys():
         raise FailedCheck(f"{what} has the outputs {sorted(second)}, not {sorted(first)}")
     for name, tensor in first.items():

@@ -218,32 +218,32 @@ class Application:
         self.options.access.check_repository()
         body = await self._body(headers, receive, held, min(self.options.max_body, _LONGEST_CONTROL))
         try:
-            asked = msgspec.json.decode(body, type=dict[str, Any]) if body.strip() else {}
+            document = msgspec.json.decode(body, type=dict[str, Any]) if body.strip() else {}
         except (ValueError, msgspec.MsgspecError, RecursionError) as error:
             raise ServingError(
                 Status.INVALID_ARGUMENT, f"the body is not a JSON object: {error}. Fix: send one, or nothing"
             ) from None
         if route.action == "index":
-            return _json(self._service.index(asked.get("ready") is True))
+            return _json(self._service.index(document.get("ready") is True))
         call = self._service.load if route.action == "load" else self._service.unload
-        parameters = asked.get("parameters") or {}
+        parameters = document.get("parameters") or {}
         if not isinstance(parameters, dict):
             raise ServingError(Status.INVALID_ARGUMENT, "parameters is no JSON object. Fix: send one, or nothing")
         await asyncio.get_running_loop().run_in_executor(None, call, route.model, parameters)
         return _json({})
 
     async def _infer(self, route: Endpoint, headers: _Headers, receive: Callable[[], Awaitable[Any]]) -> Answer:
-        asked: RestRequest | None = None
+        rest_request: RestRequest | None = None
         try:
             self.options.access.check(headers.get(b"authorization"))
             with self.gate, HeldBytes(self.gate.budget) as held:
-                asked = await self._read(route, headers, receive, held)
-                return await self._respond(asked, headers, receive)
+                rest_request = await self._read(route, headers, receive, held)
+                return await self._respond(rest_request, headers, receive)
         except ClientGone:
             raise
         except Exception as error:
             failed = failure_of(error)
-            if asked is None:
+            if rest_request is None:
                 self.refused(route.model, route.version, failed, headers.trace())
             raise failed from None
 
@@ -258,20 +258,22 @@ class Application:
         body = await self._body(headers, receive, held, self.options.max_body)
         length = header_length(headers.find(b"inference-header-content-length"), len(body))
         if length == 0:
-            asked = self._raw(route, body)
+            rest_request = self._raw(route, body)
         else:
-            asked = await self.gate.decoded(read_request, body, route.model, route.version, length, arrived)
-        asked.request.trace = headers.trace()
-        return asked
+            rest_request = await self.gate.decoded(read_request, body, route.model, route.version, length, arrived)
+        rest_request.request.trace = headers.trace()
+        return rest_request
 
-    async def _respond(self, asked: RestRequest, headers: _Headers, receive: Callable[[], Awaitable[Any]]) -> Answer:
+    async def _respond(
+        self, rest_request: RestRequest, headers: _Headers, receive: Callable[[], Awaitable[Any]]
+    ) -> Answer:
         async def gone() -> None:
             while (await receive())["type"] != "http.disconnect":
                 await asyncio.sleep(_PAUSE)  # a server may say again that the body has ended
 
-        asked.request.write = functools.partial(write_response, asked=asked)
-        response = await response_of(self.respond(asked.request), gone)
-        written = response.written or write_response(response, asked)
+        rest_request.request.write = functools.partial(write_response, asked=rest_request)
+        response = await response_of(self.respond(rest_request.request), gone)
+        written = response.written or write_response(response, rest_request)
         answer = outputs_answer(written)
         encoding = response_encoding(headers.get(b"accept-encoding"))
         if encoding:

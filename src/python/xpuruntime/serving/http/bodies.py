@@ -66,10 +66,10 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
     most = min(limit, max(_SMALL, MAX_RATIO * len(body)))
     reader = zlib.decompressobj(_GZIP if name == "gzip" else zlib.MAX_WBITS)
     try:
-        made = reader.decompress(body, most + 1)
+        decompressed = reader.decompress(body, most + 1)
     except zlib.error as error:
         raise _corrupt(name, str(error)) from None
-    if len(made) > most:
+    if len(decompressed) > most:
         reason = f"over {limit} bytes" if most == limit else f"over {MAX_RATIO} times as long"
         raise ServingError(
             Status.TOO_LARGE, f"the body grows to {reason} as {name} is undone. Fix: send it in parts, or plain"
@@ -78,7 +78,7 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
         raise _corrupt(name, "the data are truncated")
     if reader.unused_data:
         raise _corrupt(name, f"{len(reader.unused_data)} bytes follow the data")
-    return made
+    return decompressed
 
 
 def _corrupt(name: str, reason: str) -> ServingError:
@@ -311,8 +311,8 @@ class BodyReceiver(_Forwarding):
         super().__init__(connection)
         self.head, self.held = head, held
         storage = np.empty(head.length + _ALIGNMENT, np.uint8)  # of which only what has come takes memory
-        place = -(storage.__array_interface__["data"][0] + (head.json_length or 0)) % _ALIGNMENT
-        self._buffer = storage.data[place : place + head.length]
+        offset = -(storage.__array_interface__["data"][0] + (head.json_length or 0)) % _ALIGNMENT
+        self._buffer = storage.data[offset : offset + head.length]
         self.body = self._buffer.toreadonly()
         self._seconds = seconds
         self._loop = asyncio.get_running_loop()

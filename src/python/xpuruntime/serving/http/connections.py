@@ -58,8 +58,8 @@ class Connection(HttpToolsProtocol):
     threads: BodyThreads
     budget: BodyBudget
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.logger = _logger
         self.thread = threading.get_ident()
         self.waiting: Waiting | None = None
@@ -143,12 +143,12 @@ class Connection(HttpToolsProtocol):
                 self._receive_rest(data, head, end)
                 return
             self._stop_timer()
-            found = self.direct.begin(head, data[end:stop], self._good_line())
-            if found is None:
+            reply = self.direct.begin(head, data[end:stop], self._good_line())
+            if reply is None:
                 self._feed(data)
                 return
             data = data[stop:]
-            if not self._begun(found, data):
+            if not self._begun(reply, data):
                 return
             if not data or self.transport.is_closing():
                 return
@@ -177,13 +177,13 @@ class Connection(HttpToolsProtocol):
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._feed(b"\r\n".join([*lines, b"", self.fed[error.args[0] :]]))
 
-    def _begun(self, found: bytes | Answer | Waiting, rest: bytes = b"") -> bool:
+    def _begun(self, reply: bytes | Answer | Waiting, rest: bytes = b"") -> bool:
         """Send a response, and return whether there is one: else it comes later, and `rest` is kept until then."""
-        if isinstance(found, Waiting):
-            self.waiting, self.kept = found, rest
-            found.future.add_done_callback(self._done)
+        if isinstance(reply, Waiting):
+            self.waiting, self.kept = reply, rest
+            reply.future.add_done_callback(self._done)
             return False
-        self._answered(found)
+        self._answered(reply)
         return True
 
     def _receive_rest(self, data: bytes, head: Head, end: int) -> None:
@@ -235,11 +235,11 @@ class Connection(HttpToolsProtocol):
     def body_received(self, receiver: BodyReceiver) -> None:
         """Answer the request whose body has come."""
         self._received()
-        found = self.direct.begin(receiver.head, receiver.body, self._good_line(), receiver.held)
-        if found is None:
+        reply = self.direct.begin(receiver.head, receiver.body, self._good_line(), receiver.held)
+        if reply is None:
             self._feed(receiver.head.raw + receiver.body)
         else:
-            self._begun(found)
+            self._begun(reply)
 
     def body_failed(self, receiver: BodyReceiver, error: ServingError) -> None:
         """Answer a request whose body came too slowly, or is too much.
@@ -278,7 +278,7 @@ class Connection(HttpToolsProtocol):
             self.flow.resume_reading()
             self._go_on()
 
-    def _answered(self, found: bytes | Answer) -> None:
+    def _answered(self, reply: bytes | Answer) -> None:
         """Send a response."""
         self.used = self.loop.time()
         self.server_state.total_requests += 1
@@ -286,13 +286,13 @@ class Connection(HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
-        if isinstance(found, bytes):
-            self.transport.write(found)
+        if isinstance(reply, bytes):
+            self.transport.write(reply)
             return
-        headers = [*self.server_state.default_headers, *found.headers, (b"content-length", b"%d" % found.length)]
+        headers = [*self.server_state.default_headers, *reply.headers, (b"content-length", b"%d" % reply.length)]
         lines = b"".join([b"%b: %b\r\n" % header for header in headers])
-        self.transport.writelines([STATUS_LINE[found.status], lines, b"\r\n", *found.chunks])
-        if CLOSE in found.headers:
+        self.transport.writelines([STATUS_LINE[reply.status], lines, b"\r\n", *reply.chunks])
+        if CLOSE in reply.headers:
             self.transport.close()
 
     def _good_line(self) -> bytes:

@@ -87,12 +87,12 @@ class DirectInfer:
         try:
             return self._heads[head]
         except KeyError:
-            found = _read(head, self._limit)
+            parsed_head = _read(head, self._limit)
         if len(head) <= _LONGEST_HEAD:
             if len(self._heads) >= _MOST_HEADS:
                 self._heads.clear()
-            self._heads[head] = found
-        return found
+            self._heads[head] = parsed_head
+        return parsed_head
 
     def admit(self, head: Head, received: int) -> HeldBytes | None:
         """Let a request in of whose body so many bytes have come; `None` where it is refused."""
@@ -122,34 +122,34 @@ class DirectInfer:
         """Return the response to a request, or that it is answered later; `None` where it takes long to decode."""
         waiting = False
         entered = held is not None
-        asked: RestRequest | None = None
+        rest_request: RestRequest | None = None
         try:
             if not entered:
                 self._access.check(head.authorization)
                 self._gate.__enter__()
                 entered = True
-            asked = read_request(body, head.model, head.version, head.json_length, time.monotonic(), inline=True)
-            asked.request.trace = head.trace
-            asked.request.write = partial(write_response, asked=asked)
-            found = self._respond(asked.request)
-            if isinstance(found, Future):
-                if not found.done():
+            rest_request = read_request(body, head.model, head.version, head.json_length, time.monotonic(), inline=True)
+            rest_request.request.trace = head.trace
+            rest_request.request.write = partial(write_response, asked=rest_request)
+            outcome = self._respond(rest_request.request)
+            if isinstance(outcome, Future):
+                if not outcome.done():
                     if held is None:
                         held = HeldBytes(self._budget)
                         try:
                             held.take(len(body))
                         except BaseException:
-                            found.cancel()
+                            outcome.cancel()
                             raise
                     waiting = True
-                    return Waiting(asked, found, held)
-                found = found.result()
-            return _good(found, asked, line)
+                    return Waiting(rest_request, outcome, held)
+                outcome = outcome.result()
+            return _good(outcome, rest_request, line)
         except NotInline:
             return None
         except Exception as error:
             failed = failure_of(error)
-            if asked is None:
+            if rest_request is None:
                 self._refused(head.model, head.version, failed, head.trace)
             return failed_answer(failed, closing=self._gate.closed)
         finally:
@@ -181,8 +181,8 @@ def stopped() -> ServingError:
     return ServingError(Status.UNAVAILABLE, "the server has stopped. Fix: send the request to another one")
 
 
-def _good(response: InferResponse, asked: RestRequest, line: bytes) -> bytes | Answer:
-    written: RestResponse = response.written or write_response(response, asked)
+def _good(response: InferResponse, rest_request: RestRequest, line: bytes) -> bytes | Answer:
+    written: RestResponse = response.written or write_response(response, rest_request)
     length = written.length
     if length > ONE_WRITE:
         return outputs_answer(written)
@@ -201,30 +201,30 @@ def _read(head: bytes, most: int) -> Head | None:
     line = _LINE.fullmatch(first)
     if line is None or line[1] in (b".", b"..") or line[2] in (b".", b".."):
         return None
-    found: dict[bytes, bytes] = {}
-    for one in rest:
-        header = _HEADER.fullmatch(one)
-        if header is None or (name := header[1].lower()) in found:
+    headers: dict[bytes, bytes] = {}
+    for header_line in rest:
+        header = _HEADER.fullmatch(header_line)
+        if header is None or (name := header[1].lower()) in headers:
             return None
-        found[name] = header[2].strip(b" ")
-    if not _NOT_PLAIN.isdisjoint(found) or found.get(b"connection", b"keep-alive").lower() != b"keep-alive":
+        headers[name] = header[2].strip(b" ")
+    if not _NOT_PLAIN.isdisjoint(headers) or headers.get(b"connection", b"keep-alive").lower() != b"keep-alive":
         return None
-    if response_encoding(found.get(b"accept-encoding", b"").decode()):
+    if response_encoding(headers.get(b"accept-encoding", b"").decode()):
         return None
-    length = _number(found.get(b"content-length", b""))
+    length = _number(headers.get(b"content-length", b""))
     if not length or length > most:
         return None
     json_length: int | None = None
-    if (stated := found.get(b"inference-header-content-length")) is not None:
+    if (stated := headers.get(b"inference-header-content-length")) is not None:
         json_length = _number(stated)
         if not json_length or json_length > length:
             return None
     if (json_length or length) > INLINE_BYTES:
         return None
     trace = None
-    if b"traceparent" in found:
-        trace = {name: found.get(name.encode(), b"").decode() for name in TRACE_HEADERS}
-    authorization = found.get(b"authorization", b"").decode()
+    if b"traceparent" in headers:
+        trace = {name: headers.get(name.encode(), b"").decode() for name in TRACE_HEADERS}
+    authorization = headers.get(b"authorization", b"").decode()
     model, version, raw = line[1].decode(), (line[2] or b"").decode(), head + b"\r\n\r\n"
     return Head(model, version, length, json_length, authorization, raw, trace)
 

@@ -59,22 +59,22 @@ _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 def find_versions(source: str, wanted: str | tuple[int, ...]) -> dict[int, str]:
     """Return the versions of a model to serve, each with the path that a session is opened with."""
     path = Path(source)
-    found = {1: path} if path.is_file() or made_files(path) is not None else _versions(path)
+    path_by_version = {1: path} if path.is_file() or made_files(path) is not None else _versions(path)
     if wanted == "latest":
-        chosen = [max(found)]
+        chosen = [max(path_by_version)]
     elif wanted == "all":
-        chosen = sorted(found)
+        chosen = sorted(path_by_version)
     else:
         chosen = [int(version) for version in wanted]
-    missing = [version for version in chosen if version not in found]
+    missing = [version for version in chosen if version not in path_by_version]
     if missing:
         raise InputError(
-            f"{source} has no version {missing[0]}; it has {', '.join(map(str, sorted(found)))}. "
+            f"{source} has no version {missing[0]}; it has {', '.join(map(str, sorted(path_by_version)))}. "
             "Fix: correct 'versions'"
         )
-    if found.get(1) == path:
+    if path_by_version.get(1) == path:
         return {1: source}
-    return {version: str(_model_in(found[version])) for version in chosen}
+    return {version: str(_model_in(path_by_version[version])) for version in chosen}
 
 
 def _versions(folder: Path) -> dict[int, Path]:
@@ -95,8 +95,8 @@ def _model_in(folder: Path) -> Path:
     if made_files(folder) is not None:
         return folder
     inside = sorted(folder.iterdir())
-    models = [one for one in inside if one.suffix in _MODELS and one.is_file()]
-    models += [one for one in inside if one.is_dir() and made_files(one) is not None]
+    models = [file for file in inside if file.suffix in _MODELS and file.is_file()]
+    models += [subfolder for subfolder in inside if subfolder.is_dir() and made_files(subfolder) is not None]
     if len(models) != 1:
         names = f"several: {', '.join(model.name for model in models)}" if models else "none"
         raise ModelError(
@@ -108,10 +108,10 @@ def _model_in(folder: Path) -> Path:
 
 def size_on_disk(path: str) -> int:
     """Return the bytes of a model file, without weights in other files, or of all files of an artifact."""
-    place = Path(path)
-    if place.is_dir():
-        return sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
-    return place.stat().st_size
+    model_path = Path(path)
+    if model_path.is_dir():
+        return sum(file.stat().st_size for file in model_path.rglob("*") if file.is_file())
+    return model_path.stat().st_size
 
 
 def _facts_of(session: InferenceSession) -> dict[str, Any]:
@@ -128,19 +128,20 @@ def open_session(
     other it passes, or does not open.
     """
     rows = settings.batching.max_batch_size if settings.batching.shapes == "fixed" else None
-    given: dict[str, Any] = {"device": device or settings.device, "trust": settings.trust, "registry": registry}
+    options: dict[str, Any] = {"device": device or settings.device, "trust": settings.trust, "registry": registry}
     if settings.lock is not None:
-        session = InferenceSession(path, policy=settings.policy, lock=settings.lock, **given)
+        session = InferenceSession(path, policy=settings.policy, lock=settings.lock, **options)
     elif rows is None:
-        session = InferenceSession(path, policy=settings.policy, **given)
+        session = InferenceSession(path, policy=settings.policy, **options)
     else:
-        session = InferenceSession(path, policy=_with_rows(path, settings, rows), **given)
-    found = session.policy.execution.static_batch
-    if rows is not None and found != rows:
+        session = InferenceSession(path, policy=_with_rows(path, settings, rows), **options)
+    static_batch = session.policy.execution.static_batch
+    if rows is not None and static_batch != rows:
         session.close()
         of = f"the lock {settings.lock}" if settings.lock is not None else f"the artifact {path}"
         raise PolicyError(
-            f"batching.shapes: 'fixed' runs {rows} rows, and {of} was made with execution.static_batch: {found}. "
+            f"batching.shapes: 'fixed' runs {rows} rows, and {of} was made with execution.static_batch: "
+            f"{static_batch}. "
             f"Fix: make it again under a policy with execution.static_batch: {rows}"
         )
     return session
@@ -262,8 +263,8 @@ def locked_curve(lock: Lock | None, layout: Layout, batching: BatchSettings) -> 
             if size < largest:
                 return f"the lock has times of {name!r} with {size} elements, and it is padded to {largest}"
     if batching.shapes == "fixed":
-        found = tuple(time for time in times if time.rows == most)
-        return found or f"the lock has no times of {most} rows, which every execution has"
+        curve = tuple(time for time in times if time.rows == most)
+        return curve or f"the lock has no times of {most} rows, which every execution has"
     return tuple(time for time in times if time.rows <= most) or f"the lock has no times of {most} rows or fewer"
 
 
@@ -274,16 +275,19 @@ def curve_of(
     assert settings.slo is not None
     lock = session.lock
     if settings.slo.curve != "load":
-        found = locked_curve(lock, layout, settings.batching)
-        if not isinstance(found, str):
+        curve = locked_curve(lock, layout, settings.batching)
+        if not isinstance(curve, str):
             assert lock is not None
-            made = lock.provenance
-            return found, f"lock {lock.digest}, made {made.created or 'at an unknown time'} by {made.command or '?'}"
+            provenance = lock.provenance
+            return (
+                curve,
+                f"lock {lock.digest}, made {provenance.created or 'at an unknown time'} by {provenance.command or '?'}",
+            )
         if settings.slo.curve == "lock":
             most = max(settings.batching.max_batch_size, 1)
             sizes = (most,) if settings.batching.shapes == "fixed" else batch_sizes(most)
             raise LockError(
-                f"slo.curve: 'lock', but {found}. Fix: xrt lock {path or 'MODEL'} -o {settings.lock or 'LOCK'} "
+                f"slo.curve: 'lock', but {curve}. Fix: xrt lock {path or 'MODEL'} -o {settings.lock or 'LOCK'} "
                 f"--batches {','.join(map(str, sizes))}, or state curve: load"
             )
     return measure_curve(session, layout, settings.batching, runner), "measured when the model was loaded"
@@ -297,7 +301,7 @@ def choose_limits(curve: Sequence[BatchTime], p99: float, source: str = "") -> L
     arrives during one is put together anyway.
     """
     p99_us = 1e6 * p99
-    fitting = [one for one in curve if 2 * one.longest_us <= p99_us]
+    fitting = [point for point in curve if 2 * point.longest_us <= p99_us]
     if not fitting:
         least = min(curve, key=lambda point: point.rows)
         return Limits(p99, False, least.rows, 0, tuple(curve), source)
@@ -343,10 +347,10 @@ class MemoryBudget:
     def used(self) -> dict[str, int]:
         """Return bytes by device."""
         with self._lock:
-            found = dict.fromkeys(self._settings.budget, 0)
+            usage = dict.fromkeys(self._settings.budget, 0)
             for device, size in self._held.values():
-                found[device] = found.get(device, 0) + size
-            return found
+                usage[device] = usage.get(device, 0) + size
+            return usage
 
     def hold(self, model: Evictable, device: str, size: int) -> None:
         """Take memory for a model, and evict others where there is not enough; a model that had some has this now."""

@@ -105,7 +105,7 @@ class _Versions(Kind):
     def _check(self, value: Any) -> Any:
         if value in ("latest", "all"):
             return value
-        if isinstance(value, (list, tuple)) and value and all(type(one) is int and one > 0 for one in value):
+        if isinstance(value, (list, tuple)) and value and all(type(number) is int and number > 0 for number in value):
             return tuple(sorted(set(value)))
         raise self.wrong_type(describe_value(value))
 

@@ -41,20 +41,20 @@ def memory_usage_of(device: str, size: int) -> dict[str, Any]:
     return {"type": "GPU" if kind in ("cuda", "rocm") else kind.upper(), "id": int(number or 0), "byte_size": size}
 
 
-def _dims(one: InputLayout | OutputLayout) -> list[int]:
-    return [dim if isinstance(dim, int) else -1 for dim in one.dims or ()]
+def _dims(layout: InputLayout | OutputLayout) -> list[int]:
+    return [dim if isinstance(dim, int) else -1 for dim in layout.dims or ()]
 
 
-def _tensor(one: InputLayout | OutputLayout) -> dict[str, Any]:
-    return {"name": one.name, "datatype": one.datatype, "shape": _dims(one)}
+def _tensor(layout: InputLayout | OutputLayout) -> dict[str, Any]:
+    return {"name": layout.name, "datatype": layout.datatype, "shape": _dims(layout)}
 
 
-def _config(one: InputLayout | OutputLayout, most: int) -> dict[str, Any]:
-    dims = _dims(one)
-    if most and one.batch is not None:
-        del dims[one.batch]
-    word = "STRING" if one.datatype == "BYTES" else one.datatype
-    return {"name": one.name, "data_type": f"TYPE_{word}", "dims": dims}
+def _config(layout: InputLayout | OutputLayout, most: int) -> dict[str, Any]:
+    dims = _dims(layout)
+    if most and layout.batch is not None:
+        del dims[layout.batch]
+    word = "STRING" if layout.datatype == "BYTES" else layout.datatype
+    return {"name": layout.name, "data_type": f"TYPE_{word}", "dims": dims}
 
 
 #: Extensions of the protocol that the models support; a server adds those of its transports.
@@ -118,9 +118,11 @@ class Models:
         for name, model in self.settings.models.items():
             self._slots[name] = ModelSlot(name, model, self.budget, registry=registry, log=log, changed=self._freeze)
         for name, session in (sessions or {}).items():
-            given = self._slots.pop(name).settings if name in self._slots else ModelSettings(source=session.model.file)
+            model_settings = (
+                self._slots.pop(name).settings if name in self._slots else ModelSettings(source=session.model.file)
+            )
             self._slots[name] = ModelSlot(
-                name, given, self.budget, session=session, registry=registry, log=log, changed=self._freeze
+                name, model_settings, self.budget, session=session, registry=registry, log=log, changed=self._freeze
             )
 
     def start(self) -> None:
@@ -301,10 +303,10 @@ class Models:
         """Return ``model_stats`` of the statistics extension."""
         if model:
             slot = self._slot(model)
-            found = [slot.version(version)] if version else list(slot.loaded)
+            versions = [slot.version(version)] if version else list(slot.loaded)
         else:
-            found = [served for slot in self._slots.values() for served in slot.loaded]
-        return {"model_stats": [_statistics(one) for one in found]}
+            versions = [served for slot in self._slots.values() for served in slot.loaded]
+        return {"model_stats": [_statistics(served) for served in versions]}
 
     def evidence(self, model: str, kind: str, version: str = "") -> Mapping[str, Any]:
         """Return the ``plan``, ``evidence`` or ``lock`` of a model, as its JSON form."""
@@ -329,7 +331,10 @@ class Models:
     def index(self, ready_only: bool = False) -> Sequence[Mapping[str, Any]]:
         """Return ``name``, ``version``, ``state``, ``reason`` of each model of the repository."""
         return [
-            one for slot in self._slots.values() for one in slot.index() if not ready_only or one["state"] == "READY"
+            entry
+            for slot in self._slots.values()
+            for entry in slot.index()
+            if not ready_only or entry["state"] == "READY"
         ]
 
     def load(self, model: str, parameters: Mapping[str, Parameter]) -> None:
@@ -371,8 +376,8 @@ class Models:
 
 def _public(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return facts as JSON without folders of this machine."""
-    found: dict[str, Any] = without_folders(msgspec.to_builtins(facts))
-    return found
+    public_facts: dict[str, Any] = without_folders(msgspec.to_builtins(facts))
+    return public_facts
 
 
 _KINDS = ("plan", "evidence", "lock")
@@ -415,9 +420,9 @@ def evidence_of(loaded: ServedVersion) -> dict[str, Any]:
                 "execution_hash": session.plan.execution_hash,
                 "executions": executions,
                 "rows": rows,
-                "report": loaded.reports[place] if loaded.reports else None,
+                "report": loaded.reports[index] if loaded.reports else None,
             }
-            for place, (session, (executions, rows)) in enumerate(zip(loaded.sessions, loaded.ran, strict=True))
+            for index, (session, (executions, rows)) in enumerate(zip(loaded.sessions, loaded.ran, strict=True))
         ],
         "dispatches": counted.reasons,
         "padding_share": counted.padding_share,

@@ -250,15 +250,15 @@ class ServeSettings(PolicyValue, frozen=True, kw_only=True):
             fields = read_fields(document.root, cls.KINDS)
             if "schema" not in fields:
                 raise Refused(f"needs schema: {SCHEMA} in the first line").at(document.root)
-            made = cls.read(document.root)
+            settings = cls.read(document.root)
         except Refused as refused:
             if refused.unknown_key is not None:
                 refused.reason = home_in_file(refused.unknown_key, cls.KINDS) or refused.reason
                 refused.path = refused.path or ("the file",)
             raise files.policy_error(refused, document.name) from None
-        return made
+        return settings
 
-    def check_log(self, *more: str | os.PathLike[str]) -> None:
+    def check_log(self, *other_paths: str | os.PathLike[str]) -> None:
         """Refuse an access log that is a file which the server reads: a model, policy, lock or key, or one of `more`.
 
         Raises
@@ -267,7 +267,7 @@ class ServeSettings(PolicyValue, frozen=True, kw_only=True):
         """
         from xpuruntime.files.paths import kind_of, refuse_overwriting
 
-        read: list[str | os.PathLike[str]] = [*more]
+        read: list[str | os.PathLike[str]] = [*other_paths]
 
         def keep(path: str) -> str:
             read.append(path)

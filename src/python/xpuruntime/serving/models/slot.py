@@ -302,11 +302,11 @@ class ModelSlot:
         new.clear()
         return self._retiring(old)
 
-    def _drop_unused(self, made: Sequence[ServedVersion]) -> None:
+    def _drop_unused(self, versions: Sequence[ServedVersion]) -> None:
         """Release the versions of a load that failed or was interrupted before they were served."""
         if self._state == "LOADING":
             self._state, self._reason = "UNAVAILABLE", "its loading was interrupted"
-        for version in made:
+        for version in versions:
             if version not in self.loaded:
                 version.close()
         if self._session is None:
@@ -344,21 +344,21 @@ class ModelSlot:
             self._asleep = False
             self._put_away("the server is being stopped", drain)
 
-    def _open(self, made: list[ServedVersion]) -> None:
+    def _open(self, opened_versions: list[ServedVersion]) -> None:
         settings = self.settings
         if self._session is not None:
-            made.append(ServedVersion(self.name, 1, "", settings, session=self._session, log=self._log))
-            made[-1].start()
+            opened_versions.append(ServedVersion(self.name, 1, "", settings, session=self._session, log=self._log))
+            opened_versions[-1].start()
             return
         paths = find_versions(settings.source, settings.versions)
         device = self._reserve(paths)
         for version, path in paths.items():
-            made.append(
+            opened_versions.append(
                 ServedVersion(self.name, version, path, settings, registry=self._registry, log=self._log, device=device)
             )
-            made[-1].start()
-            self._sizes[version] = made[-1].memory["bytes"]
-        self._hold(made)
+            opened_versions[-1].start()
+            self._sizes[version] = opened_versions[-1].memory["bytes"]
+        self._hold(opened_versions)
 
     def _hold(self, loaded: Sequence[ServedVersion]) -> None:
         """Have the memory of these versions counted, and of no others."""

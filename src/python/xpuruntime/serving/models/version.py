@@ -254,12 +254,12 @@ class ServedVersion:
             self.statistics.failed("CANCELED", seconds)
             fail(job.future, error)
         else:
-            found = self.outcome(job, now)
-            if isinstance(found, ServingError):
-                error = found
+            outcome = self.outcome(job, now)
+            if isinstance(outcome, ServingError):
+                error = outcome
                 fail(job.future, error)
             else:
-                answer(job.future, found)
+                answer(job.future, outcome)
         if self._log is not None:
             self._log(job.request, error, seconds, job)
 
@@ -299,8 +299,8 @@ class ServedVersion:
         assert job.began is not None
         queued = job.began - job.entry.arrived
         if len(job.executions) == 1:
-            (one,) = job.executions
-            self.statistics.succeeded(seconds, queued, one.input_ns, one.infer_ns, one.output_ns)
+            (execution,) = job.executions
+            self.statistics.succeeded(seconds, queued, execution.input_ns, execution.infer_ns, execution.output_ns)
             return
         self.statistics.succeeded(
             seconds,
@@ -317,15 +317,15 @@ class ServedVersion:
             assert job.began is not None
             lock = self.lock
             ran = [execution for execution in job.executions if execution.error is None]  # one that failed was repeated
-            whole = sum(one.elements + one.padding for one in ran)
+            total = sum(execution.elements + execution.padding for execution in ran)
             devices = dict.fromkeys(self.sessions[execution.place].plan.device for execution in ran)
             parameters = {
                 "xrt_engine": f"{self.session.plan.engine}@{','.join(devices)}",
                 "xrt_lock": lock.digest if lock is not None else "",
-                "xrt_batch_size": max(one.batch.rows for one in ran),
+                "xrt_batch_size": max(execution.batch.rows for execution in ran),
                 "xrt_executions": len(ran),
                 "xrt_dispatch": ran[-1].batch.reason,
-                "xrt_padded": sum(part.padding for part in ran) / whole if whole else 0.0,
+                "xrt_padded": sum(part.padding for part in ran) / total if total else 0.0,
                 "xrt_queue_us": int((job.began - job.entry.arrived) * 1e6),
                 "xrt_compute_us": sum(execution.compute_ns for execution in job.executions) // 1000,
             }

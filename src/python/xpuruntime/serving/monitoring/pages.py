@@ -53,22 +53,22 @@ class ModelsCollector:
 
     def collect(self) -> Iterator[Any]:
         """Yield the families."""
-        found = [
+        counted_versions = [
             (version, version.statistics.snapshot()) for slot in self._models.slots.values() for version in slot.loaded
         ]
         if "xrt" in self._dialects:
-            yield from _counted(found)
-            yield from _states(self._models, [one for one, _ in found])
-            yield from _watched([one for one, _ in found])
+            yield from _counted(counted_versions)
+            yield from _states(self._models, [version for version, _ in counted_versions])
+            yield from _watched([version for version, _ in counted_versions])
         if "triton" in self._dialects:
-            yield from _triton(found)
+            yield from _triton(counted_versions)
 
 
-def _labels(one: ServedVersion) -> list[str]:
-    return [one.name, str(one.version)]
+def _labels(version: ServedVersion) -> list[str]:
+    return [version.name, str(version.version)]
 
 
-def _counted(found: Sequence[tuple[ServedVersion, StatisticsSnapshot]]) -> Iterator[Any]:
+def _counted(counted_versions: Sequence[tuple[ServedVersion, StatisticsSnapshot]]) -> Iterator[Any]:
     from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
     requests = CounterMetricFamily("xrt_requests", "Requests by outcome.", labels=[*_KEYS, "outcome"])
@@ -79,8 +79,8 @@ def _counted(found: Sequence[tuple[ServedVersion, StatisticsSnapshot]]) -> Itera
     executions = CounterMetricFamily("xrt_executions", "Batches that were run.", labels=_KEYS)
     dispatches = CounterMetricFamily("xrt_dispatches", "Batches by why they were sent.", labels=[*_KEYS, "reason"])
     elements = CounterMetricFamily("xrt_input_elements", "Elements of inputs.", labels=[*_KEYS, "kind"])
-    for one, counted in found:
-        at = _labels(one)
+    for version, counted in counted_versions:
+        at = _labels(version)
         requests.add_metric([*at, "success"], counted.requests["success"].times)
         for failure in FAILURES:
             requests.add_metric([*at, failure.lower()], counted.failures[failure])
@@ -90,8 +90,8 @@ def _counted(found: Sequence[tuple[ServedVersion, StatisticsSnapshot]]) -> Itera
             buckets.append((bound, so_far))
         latency.add_metric(at, buckets, counted.latency_sum)
         queue.add_metric(at, counted.requests["queue"].ns / 1e9)
-        for phase, place in (("input", 0), ("infer", 1), ("output", 2)):
-            compute.add_metric([*at, phase], sum(times[place].ns for times in counted.batches.values()) / 1e9)
+        for phase, position in (("input", 0), ("infer", 1), ("output", 2)):
+            compute.add_metric([*at, phase], sum(times[position].ns for times in counted.batches.values()) / 1e9)
         rows.add_metric(at, counted.inferences)
         executions.add_metric(at, counted.executions)
         for reason, count in counted.reasons.items():
@@ -161,7 +161,7 @@ def _watched(loaded: Sequence[ServedVersion]) -> Iterator[Any]:
     yield from (*families.values(), drift, ratio)
 
 
-def _triton(found: Sequence[tuple[ServedVersion, StatisticsSnapshot]]) -> Iterator[Any]:
+def _triton(counted_versions: Sequence[tuple[ServedVersion, StatisticsSnapshot]]) -> Iterator[Any]:
     """Yield the metrics under Triton's names, whose counters do not end in ``_total``: so they have no type here."""
     from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
 
@@ -177,14 +177,14 @@ def _triton(found: Sequence[tuple[ServedVersion, StatisticsSnapshot]]) -> Iterat
         name: family(f"{name}_duration_us", f"Microseconds: {name.replace('_', ' ')}.")
         for name in ("request", "queue", "compute_input", "compute_infer", "compute_output")
     }
-    for one, counted in found:
-        at = _labels(one)
+    for version, counted in counted_versions:
+        at = _labels(version)
         success.add_metric(at, counted.requests["success"].times)
         for reason in FAILURES:
             failure.add_metric([*at, reason], counted.failures[reason])
         rows.add_metric(at, counted.inferences)
         executions.add_metric(at, counted.executions)
-        pending.add_metric(at, one.batcher.state().waiting)
+        pending.add_metric(at, version.batcher.state().waiting)
         for name, metric in durations.items():
             metric.add_metric(at, counted.requests["success" if name == "request" else name].ns // 1000)
     yield from (success, failure, rows, executions, pending, *durations.values())
@@ -282,22 +282,22 @@ def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple, dict)) else str(value)
 
 
-def _canary(found: dict[str, Any]) -> str:
+def _canary(watch: dict[str, Any]) -> str:
     said = (
-        f"{found['runs']} runs, {found['out_of_tolerance']} out of tolerance, largest drift {found['worst_drift']:.3g}"
+        f"{watch['runs']} runs, {watch['out_of_tolerance']} out of tolerance, largest drift {watch['worst_drift']:.3g}"
     )
-    return said + _left_out(found)
+    return said + _left_out(watch)
 
 
-def _shadow(found: dict[str, Any]) -> str:
-    time = found["time"]
-    verdict = f"{time['verdict']} ({time['ratio']:.3f} x)" if time is not None else f"{found['rounds']} rounds so far"
-    said = f"{found['engine']}: {verdict}, {found['out_of_tolerance']} of {found['runs']} out of tolerance"
-    return said + _left_out(found)
+def _shadow(shadow: dict[str, Any]) -> str:
+    time = shadow["time"]
+    verdict = f"{time['verdict']} ({time['ratio']:.3f} x)" if time is not None else f"{shadow['rounds']} rounds so far"
+    said = f"{shadow['engine']}: {verdict}, {shadow['out_of_tolerance']} of {shadow['runs']} out of tolerance"
+    return said + _left_out(shadow)
 
 
-def _left_out(found: dict[str, Any]) -> str:
-    return "".join(f", {found[what]} {what}" for what in ("dropped", "errors") if found[what])
+def _left_out(watch: dict[str, Any]) -> str:
+    return "".join(f", {watch[what]} {what}" for what in ("dropped", "errors") if watch[what])
 
 
 #: Path to a function of the header ``Accept``, which returns the body and its content type.

@@ -54,11 +54,11 @@ class RequestLog(Protocol):
         """Take one request. Called in many threads."""
 
 
-def both_logs(one: RequestLog, other: RequestLog) -> RequestLog:
+def both_logs(request_log: RequestLog, other: RequestLog) -> RequestLog:
     """Return a log that gives each request to two."""
 
     def log(request: InferRequest, error: ServingError | None, seconds: float, job: Job | None = None) -> None:
-        one(request, error, seconds, job)
+        request_log(request, error, seconds, job)
         other(request, error, seconds, job)
 
     return log
@@ -238,8 +238,8 @@ class StatisticsSnapshot(NamedTuple):
     @property
     def padding_share(self) -> float:
         """Share of the elements of all executions that are padding."""
-        whole = self.elements + self.padding
-        return self.padding / whole if whole else 0.0
+        total = self.elements + self.padding
+        return self.padding / total if total else 0.0
 
     def plain(self) -> dict[str, Any]:
         """Return the fields of ``model_stats`` in the statistics extension."""
@@ -256,11 +256,11 @@ class StatisticsSnapshot(NamedTuple):
             "batch_stats": [
                 {
                     "batch_size": rows,
-                    "compute_input": made.plain(),
+                    "compute_input": input_time.plain(),
                     "compute_infer": ran.plain(),
                     "compute_output": taken.plain(),
                 }
-                for rows, (made, ran, taken) in sorted(self.batches.items())
+                for rows, (input_time, ran, taken) in sorted(self.batches.items())
             ],
         }
 
@@ -292,13 +292,13 @@ class ModelStatistics:
             if execution.error is not None:
                 return
             self._inferences += rows
-            found = self._batches.get(rows)
-            if found is None:
-                found = self._batches[rows] = [0, 0, 0, 0]
-            found[0] += 1
-            found[1] += execution.input_ns
-            found[2] += execution.infer_ns
-            found[3] += execution.output_ns
+            totals = self._batches.get(rows)
+            if totals is None:
+                totals = self._batches[rows] = [0, 0, 0, 0]
+            totals[0] += 1
+            totals[1] += execution.input_ns
+            totals[2] += execution.infer_ns
+            totals[3] += execution.output_ns
             self._last = time.time()
 
     def succeeded(self, seconds: float, queue: float, input_ns: int, infer_ns: int, output_ns: int) -> None:
@@ -345,11 +345,11 @@ class ModelStatistics:
                 self._padding,
                 {
                     rows: (
-                        StatisticDuration(found[0], found[1]),
-                        StatisticDuration(found[0], found[2]),
-                        StatisticDuration(found[0], found[3]),
+                        StatisticDuration(totals[0], totals[1]),
+                        StatisticDuration(totals[0], totals[2]),
+                        StatisticDuration(totals[0], totals[3]),
                     )
-                    for rows, found in self._batches.items()
+                    for rows, totals in self._batches.items()
                 },
                 tuple(self._buckets),
                 self._latency_sum,

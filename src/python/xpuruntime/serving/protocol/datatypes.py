@@ -213,9 +213,9 @@ def array_of_pieces(
             Status.INVALID_ARGUMENT,
             f"tensor {tensor!r} has an element that {datatype.name} cannot hold. Fix: send values of its range",
         ) from None
-    made = arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, datatype.dtype), *arrays])
-    _check_count(made.size, shape, tensor)
-    return made.reshape(shape)
+    array = arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, datatype.dtype), *arrays])
+    _check_count(array.size, shape, tensor)
+    return array.reshape(shape)
 
 
 def _check_count(count: int, shape: tuple[int, ...], tensor: str) -> None:
@@ -266,9 +266,9 @@ def raw_of(tensor: InferTensor) -> bytes | memoryview:
 
 
 def _object_array(elements: Sequence[Any] | NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    made = np.empty(len(elements), object)
-    made[:] = elements
-    return made.reshape(shape)
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array.reshape(shape)
 
 
 def _split(raw: memoryview, count: int, tensor: str, items: Items | None) -> list[bytes]:
@@ -278,7 +278,7 @@ def _split(raw: memoryview, count: int, tensor: str, items: Items | None) -> lis
         raise _wrong_bytes(tensor, f"{count} elements take at least {count * 4} bytes, and there are {end}")
     if items is not None:
         items.take(count)
-    found = []
+    elements = []
     at = 0
     for index in range(count):
         if at + 4 > end:
@@ -287,11 +287,11 @@ def _split(raw: memoryview, count: int, tensor: str, items: Items | None) -> lis
         at += 4
         if at + length > end:
             raise _wrong_bytes(tensor, f"element {index} states {length} bytes, and {end - at} are left")
-        found.append(bytes(raw[at : at + length]))
+        elements.append(bytes(raw[at : at + length]))
         at += length
     if at != end:
         raise _wrong_bytes(tensor, f"{end - at} bytes follow its {count} elements")
-    return found
+    return elements
 
 
 def _wrong_bytes(tensor: str, reason: str) -> ServingError:

@@ -272,35 +272,36 @@ def _tensors(parts: _Parts, raw_field: str, items: Items | None) -> list[InferTe
 _NAMES = {number: name for name, (number, _) in CONTENTS.items()}
 
 
-def _typed_array(datatype: Datatype, shape: tuple[int, ...], one: _TensorParts, items: Items | None) -> NDArray[Any]:
+def _typed_array(datatype: Datatype, shape: tuple[int, ...], tensor: _TensorParts, items: Items | None) -> NDArray[Any]:
     if datatype.only_raw:
-        if not one.contents and math.prod(shape) == 0:
+        if not tensor.contents and math.prod(shape) == 0:
             return np.empty(shape, datatype.dtype)
         raise ServingError(
             Status.INVALID_ARGUMENT,
-            f"tensor {one.name!r} is {datatype.name}, which typed contents have no field for. "
+            f"tensor {tensor.name!r} is {datatype.name}, which typed contents have no field for. "
             "Fix: send raw_input_contents",
         )
     if items is not None:
-        items.convert(sum(map(len, one.contents)))
+        items.convert(sum(map(len, tensor.contents)))
     field, own = CONTENTS[datatype.contents]
     pieces: list[Any] = []
-    for contents in one.contents:
+    for contents in tensor.contents:
         for number, wire, value in fields_of(contents, items):
             if number not in _NAMES:
                 continue
             if number != field:
                 raise ServingError(
                     Status.INVALID_ARGUMENT,
-                    f"tensor {one.name!r} is {datatype.name} and has {_NAMES[number]}. Fix: send {datatype.contents}",
+                    f"tensor {tensor.name!r} is {datatype.name} and has {_NAMES[number]}. "
+                    f"Fix: send {datatype.contents}",
                 )
             if wire not in (own, LENGTH):
                 raise malformed(f"{datatype.contents} have the wire type {wire}")
             pieces.append(bytes(value) if datatype.is_bytes else _piece(field, wire, value))
     if datatype.is_bytes:
-        return array_of_elements(datatype, shape, pieces, one.name)
+        return array_of_elements(datatype, shape, pieces, tensor.name)
     elements = np.concatenate(pieces) if pieces else np.empty(0, datatype.dtype)
-    return array_of_elements(datatype, shape, elements, one.name)
+    return array_of_elements(datatype, shape, elements, tensor.name)
 
 
 def _piece(field: int, wire: int, value: Any) -> NDArray[Any]:

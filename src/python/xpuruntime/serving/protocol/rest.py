@@ -222,16 +222,16 @@ def write_response(response: InferResponse, asked: RestRequest) -> RestResponse:
     outputs: list[dict[str, Any]] = []
     chunks: list[bytes | memoryview] = [b""]
     for tensor in response.outputs:
-        one: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         if asked.binary_by_default or tensor.name in asked.binary:
             raw = raw_of(tensor)
             chunks.append(raw)
-            one["parameters"] = {**tensor.parameters, "binary_data_size": len(raw)}
+            entry["parameters"] = {**tensor.parameters, "binary_data_size": len(raw)}
         else:
             if tensor.parameters:
-                one["parameters"] = tensor.parameters
-            one["data"] = _data(tensor)
-        outputs.append(one)
+                entry["parameters"] = tensor.parameters
+            entry["data"] = _data(tensor)
+        outputs.append(entry)
     written: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     if response.id:
         written["id"] = response.id
@@ -281,18 +281,18 @@ def write_request(request: InferRequest, *, binary: bool = False, nested: bool =
     inputs: list[dict[str, Any]] = []
     raws: list[bytes | memoryview] = []
     for tensor in request.inputs:
-        one: dict[str, Any] = {"name": tensor.name, "shape": tensor.shape, "datatype": tensor.datatype}
+        entry: dict[str, Any] = {"name": tensor.name, "shape": tensor.shape, "datatype": tensor.datatype}
         parameters = dict(tensor.parameters)
         if binary:
             raws.append(raw_of(tensor))
             parameters["binary_data_size"] = len(raws[-1])
         elif nested:
-            one["data"] = _nested(elements_of(tensor), tensor.shape)
+            entry["data"] = _nested(elements_of(tensor), tensor.shape)
         else:
-            one["data"] = elements_of(tensor)
+            entry["data"] = elements_of(tensor)
         if parameters:
-            one["parameters"] = parameters
-        inputs.append(one)
+            entry["parameters"] = parameters
+        inputs.append(entry)
     written: dict[str, Any] = {"inputs": inputs}
     if request.id:
         written["id"] = request.id

@@ -170,7 +170,7 @@ def read_request(
     _check_model(read, model, version)
     refuse_duplicates((input_.name for input_ in read.inputs), "input")
     named = read.outputs or []
-    refuse_duplicates((one.name for one in named), "output")
+    refuse_duplicates((output.name for output in named), "output")
     parameters = _parameters(read.parameters, "the request")
     binary_only = all(len(memoryview(input_.data)) == 0 for input_ in read.inputs)
     inputs = _inputs(read.inputs, view[len(body) if length is None else length :], items)
@@ -202,13 +202,13 @@ class _Form:
 
     __slots__ = ("_asked", "_tensors", "size")
 
-    def __init__(self, asked: RestRequest, size: int) -> None:
+    def __init__(self, rest_request: RestRequest, size: int) -> None:
         #: Without its tensors, which are views of the body of a request that is answered some time.
-        self._asked, self.size = replace(asked, request=replace(asked.request, inputs=())), size
+        self._asked, self.size = replace(rest_request, request=replace(rest_request.request, inputs=())), size
         #: Each tensor with its datatype, number of elements and place behind the JSON.
         self._tensors: list[tuple[InferTensor, Datatype, int, int]] = []
         at = 0
-        for input_ in asked.request.inputs:
+        for input_ in rest_request.request.inputs:
             datatype = DATATYPES[input_.datatype]
             if datatype.is_bytes:  # its size says nothing of its shape, and is not known
                 self.size = -1
@@ -220,23 +220,23 @@ class _Form:
 
     def request(self, body: bytes | memoryview, begin: int, now: float | None) -> RestRequest:
         """Return the request with the values of a body, which are behind its JSON."""
-        asked = self._asked
-        old = asked.request
+        rest_request = self._asked
+        old = rest_request.request
         inputs = [
             InferTensor(
-                one.name,
-                one.datatype,
-                one.shape,
-                array_at(datatype, one.shape, body, count, begin + at, one.name),
-                one.parameters,
+                tensor.name,
+                tensor.datatype,
+                tensor.shape,
+                array_at(datatype, tensor.shape, body, count, begin + at, tensor.name),
+                tensor.parameters,
             )
-            for one, datatype, count, at in self._tensors
+            for tensor, datatype, count, at in self._tensors
         ]
         deadline = deadline_of(old.parameters, now) if old.parameters else None
         request = InferRequest(
             old.model, inputs, old.version, old.id, old.outputs, old.parameters, deadline, old.priority
         )
-        return RestRequest(request, asked.binary, asked.binary_by_default)
+        return RestRequest(request, rest_request.binary, rest_request.binary_by_default)
 
 
 #: Forms by JSON, model and version, for all threads; the longest JSON that has one, and how many there are.
@@ -256,29 +256,31 @@ def _check_model(read: _Request, model: str, version: str) -> None:
 def _inputs(read: list[_Input], binary: memoryview, items: Items) -> list[InferTensor]:
     tensors = []
     at = 0
-    for one in read:
-        datatype = datatype_named(one.datatype, one.name)
-        shape = checked_shape(_decoded(_SHAPE, one.shape, _LONGEST_SHAPE, f"the dimensions of {one.name!r}"), one.name)
-        parameters = _parameters(one.parameters, f"the input {one.name!r}")
+    for raw_input in read:
+        datatype = datatype_named(raw_input.datatype, raw_input.name)
+        shape = checked_shape(
+            _decoded(_SHAPE, raw_input.shape, _LONGEST_SHAPE, f"the dimensions of {raw_input.name!r}"), raw_input.name
+        )
+        parameters = _parameters(raw_input.parameters, f"the input {raw_input.name!r}")
         size = parameters.pop("binary_data_size", None)
-        data = memoryview(one.data)
+        data = memoryview(raw_input.data)
         if size is None:
             if not data:
                 raise ServingError(
                     Status.INVALID_ARGUMENT,
-                    f"the input {one.name!r} has no data. Fix: give data, or binary_data_size and the bytes",
+                    f"the input {raw_input.name!r} has no data. Fix: give data, or binary_data_size and the bytes",
                 )
-            array = array_of_json(datatype, shape, data, one.name, items)
+            array = array_of_json(datatype, shape, data, raw_input.name, items)
         else:
             if data:
                 raise ServingError(
                     Status.INVALID_ARGUMENT,
-                    f"the input {one.name!r} has both data and binary_data_size. Fix: give one of them",
+                    f"the input {raw_input.name!r} has both data and binary_data_size. Fix: give one of them",
                 )
-            length = _size(size, one.name, len(binary) - at)
-            array = array_of_raw(datatype, shape, binary[at : at + length], one.name, items)
+            length = _size(size, raw_input.name, len(binary) - at)
+            array = array_of_raw(datatype, shape, binary[at : at + length], raw_input.name, items)
             at += length
-        tensors.append(InferTensor(one.name, datatype.name, shape, array, parameters))
+        tensors.append(InferTensor(raw_input.name, datatype.name, shape, array, parameters))
     if at != len(binary):
         raise ServingError(
             Status.INVALID_ARGUMENT,
@@ -306,12 +308,12 @@ def _size(stated: Any, name: str, left: int) -> int:
 def _outputs(read: list[_Output], by_default: bool) -> tuple[list[RequestedOutput], frozenset[str]]:
     """Return the outputs that a request names, and the names of those that are to be binary."""
     outputs, binary = [], []
-    for one in read:
-        where = f"the output {one.name!r}"
-        parameters = _parameters(one.parameters, where)
+    for raw_output in read:
+        where = f"the output {raw_output.name!r}"
+        parameters = _parameters(raw_output.parameters, where)
         if _flag(parameters.pop("binary_data", by_default), "binary_data", where):
-            binary.append(one.name)
-        outputs.append(RequestedOutput(one.name, parameters))
+            binary.append(raw_output.name)
+        outputs.append(RequestedOutput(raw_output.name, parameters))
     return outputs, frozenset(binary)
 
 
@@ -340,17 +342,17 @@ def read_raw_request(
             f"a raw request is for models with one input, and {model!r} has {len(inputs)}. "
             "Fix: send JSON with binary_data_size, and its length as Inference-Header-Content-Length",
         )
-    (one,) = inputs
-    datatype = DATATYPES[one["datatype"]]
-    shape = list(one["shape"])
+    (input_,) = inputs
+    datatype = DATATYPES[input_["datatype"]]
+    shape = list(input_["shape"])
     if batched:
         shape[0] = 1
     free = [at for at, dim in enumerate(shape) if dim < 0]
     if len(free) > 1:
         raise ServingError(
             Status.INVALID_ARGUMENT,
-            f"a raw request leaves one dimension free, and {one['name']!r} of {model!r} has the shape "
-            f"{list(one['shape'])}. Fix: send JSON with the shape and binary_data_size",
+            f"a raw request leaves one dimension free, and {input_['name']!r} of {model!r} has the shape "
+            f"{list(input_['shape'])}. Fix: send JSON with the shape and binary_data_size",
         )
     raw = memoryview(body)
     if datatype.is_bytes:  # the body is the one element, as it is
@@ -360,6 +362,6 @@ def read_raw_request(
     elif free:
         row = math.prod([dim for dim in shape if dim >= 0]) * datatype.size
         shape[free[0]] = len(body) // row if row else 0
-    checked = checked_shape(shape, one["name"])
-    tensor = InferTensor(one["name"], datatype.name, checked, array_of_raw(datatype, checked, raw, one["name"]))
+    checked = checked_shape(shape, input_["name"])
+    tensor = InferTensor(input_["name"], datatype.name, checked, array_of_raw(datatype, checked, raw, input_["name"]))
     return RestRequest(InferRequest(model, [tensor], version), binary_by_default=True)

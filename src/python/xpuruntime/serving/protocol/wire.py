@@ -127,26 +127,26 @@ def varint(value: int) -> bytes:
     value &= _MASK64
     if value < 128:
         return bytes((value,))
-    made = bytearray()
+    octets = bytearray()
     while value > 127:
-        made.append(value & 127 | 128)
+        octets.append(value & 127 | 128)
         value >>= 7
-    made.append(value)
-    return bytes(made)
+    octets.append(value)
+    return bytes(octets)
 
 
 def varint_list(packed: memoryview) -> list[int]:
     """Return the varints in a packed field one by one, which is quicker for a few, such as a shape."""
-    found = []
+    numbers = []
     at, end = 0, len(packed)
     while at < end:
         if packed[at] < 128:
-            found.append(packed[at])
+            numbers.append(packed[at])
             at += 1
         else:
             value, at = _varint_at(packed, at, end)
-            found.append(value)
-    return found
+            numbers.append(value)
+    return numbers
 
 
 def packed_varints(packed: memoryview) -> NDArray[np.uint64]:
@@ -175,10 +175,10 @@ def _varints_at_once(packed: memoryview) -> NDArray[np.uint64]:
     if longest > 10:
         raise malformed("a number is longer than ten bytes")
     values = np.zeros(ends.size, np.uint64)
-    for place in range(longest):
-        has = lengths > place
-        part = (octets[starts[has] + place] & 127).astype(np.uint64)
-        values[has] |= part << np.uint64(7 * place)  # what is beyond 64 bits falls off, as in protobuf
+    for index in range(longest):
+        has = lengths > index
+        part = (octets[starts[has] + index] & 127).astype(np.uint64)
+        values[has] |= part << np.uint64(7 * index)  # what is beyond 64 bits falls off, as in protobuf
     return values
 
 
@@ -195,10 +195,10 @@ def varints_of(array: NDArray[Any]) -> bytes:
     places = np.arange(10, dtype=np.uint64)
     parts = values[:, None] >> (places * np.uint64(7))
     octets = (parts & np.uint64(127)).astype(np.uint8)
-    more = np.zeros_like(octets, bool)
-    more[:, :-1] = parts[:, 1:] > 0
-    octets[more] |= 128
-    used = np.ones_like(more)
+    continued = np.zeros_like(octets, bool)
+    continued[:, :-1] = parts[:, 1:] > 0
+    octets[continued] |= 128
+    used = np.ones_like(continued)
     used[:, 1:] = parts[:, 1:] > 0
     return bytes(octets[used])
 

@@ -147,14 +147,14 @@ class ClientGone(Exception):  # noqa: N818 - a state, and no error of ours
 
 def respond_of(service: ModelService) -> Respond:
     """Return the method `respond` of a service that has one, such as `Models`, else `infer`."""
-    found: Respond | None = getattr(service, "respond", None)
-    return found or service.infer
+    respond: Respond | None = getattr(service, "respond", None)
+    return respond or service.infer
 
 
 def refuse_of(service: ModelService) -> Refuse:
     """Return the method `refused` of a service that has one, such as `Models`, else one that does nothing."""
-    found: Refuse | None = getattr(service, "refused", None)
-    return _forget if found is None else found
+    refuse: Refuse | None = getattr(service, "refused", None)
+    return _forget if refuse is None else refuse
 
 
 def _forget(request: InferRequest, error: ServingError) -> None:

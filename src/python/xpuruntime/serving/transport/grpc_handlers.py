@@ -100,19 +100,19 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     def _methods(self) -> dict[str, Callable[[dict[str, Any]], Mapping[str, Any]]]:
         service = self._service
         return {
-            "ModelReady": lambda asked: {"ready": service.model_ready(*_model(asked))[0]},
+            "ModelReady": lambda fields: {"ready": service.model_ready(*_model(fields))[0]},
             "ServerMetadata": lambda _: self._options.server_metadata(service),
-            "ModelMetadata": lambda asked: service.model_metadata(*_model(asked)),
-            "ModelConfig": lambda asked: {"config": service.model_config(*_model(asked))},
-            "ModelStatistics": lambda asked: service.statistics(*_model(asked, optional=True)),
-            "RepositoryIndex": lambda asked: {"models": service.index(asked.get("ready", False))},
-            "RepositoryModelLoad": lambda asked: self._change(service.load, asked),
-            "RepositoryModelUnload": lambda asked: self._change(service.unload, asked),
+            "ModelMetadata": lambda fields: service.model_metadata(*_model(fields)),
+            "ModelConfig": lambda fields: {"config": service.model_config(*_model(fields))},
+            "ModelStatistics": lambda fields: service.statistics(*_model(fields, optional=True)),
+            "RepositoryIndex": lambda fields: {"models": service.index(fields.get("ready", False))},
+            "RepositoryModelLoad": lambda fields: self._change(service.load, fields),
+            "RepositoryModelUnload": lambda fields: self._change(service.unload, fields),
         }
 
-    def _change(self, call: Callable[..., None], asked: dict[str, Any]) -> Mapping[str, Any]:
-        parameters = {name: next(iter(value.values()), "") for name, value in asked.get("parameters", {}).items()}
-        call(check_model(asked.get("model_name", "")), parameters)
+    def _change(self, call: Callable[..., None], fields: dict[str, Any]) -> Mapping[str, Any]:
+        parameters = {name: next(iter(value.values()), "") for name, value in fields.get("parameters", {}).items()}
+        call(check_model(fields.get("model_name", "")), parameters)
         return {}
 
     def _unary(self, name: str, method: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Any:
@@ -121,12 +121,12 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         async def handler(message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
             try:
                 self._hold(message, context)
-                asked = decode(f"{name}Request", message)
+                fields = decode(f"{name}Request", message)
                 if changes:
-                    found = await asyncio.get_running_loop().run_in_executor(None, method, asked)
+                    answer = await asyncio.get_running_loop().run_in_executor(None, method, fields)
                 else:
-                    found = method(asked)
-                return encode(f"{name}Response", found)
+                    answer = method(fields)
+                return encode(f"{name}Response", answer)
             except Exception as error:
                 return await _abort(context, failure_of(error))
 
@@ -222,19 +222,19 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _health(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
             self._hold(message, context)
-            asked = decode("HealthCheckRequest", message).get("service", "")
-            if asked in ("", _SERVICE.strip("/")):
+            service = decode("HealthCheckRequest", message).get("service", "")
+            if service in ("", _SERVICE.strip("/")):
                 ready = self._service.ready()[0] and not self._gate.closed
             else:
-                ready = self._service.model_ready(check_model(asked))[0]
+                ready = self._service.model_ready(check_model(service))[0]
             return encode("HealthCheckResponse", {"status": "SERVING" if ready else "NOT_SERVING"})
         except Exception as error:
             return await _abort(context, failure_of(error))
 
 
-def _model(asked: dict[str, Any], *, optional: bool = False) -> tuple[str, str]:
-    name = asked.get("name", "")
-    return name if optional and not name else check_model(name), check_version(asked.get("version", ""))
+def _model(fields: dict[str, Any], *, optional: bool = False) -> tuple[str, str]:
+    name = fields.get("name", "")
+    return name if optional and not name else check_model(name), check_version(fields.get("version", ""))
 
 
 def _authorization(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:

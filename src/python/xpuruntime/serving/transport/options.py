@@ -77,8 +77,8 @@ class Access:
         token = self.admin_token if admin and self.admin_token is not None else self.token
         if token is None:
             return
-        scheme, _, given = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+        scheme, _, credential = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(credential.strip().encode(), token.encode()):
             which = "the key of the administrator" if token is self.admin_token else "a token"
             raise ServingError(
                 Status.UNAUTHENTICATED, f"this server asks for {which}. Fix: send Authorization: Bearer TOKEN"
@@ -184,10 +184,10 @@ class Tls:
 
     def for_uvicorn(self) -> dict[str, Any]:
         """Return the arguments of uvicorn's configuration."""
-        found: dict[str, Any] = {"ssl_certfile": self.certificate, "ssl_keyfile": self.key}
+        arguments: dict[str, Any] = {"ssl_certfile": self.certificate, "ssl_keyfile": self.key}
         if self.client_ca is not None:
-            found |= {"ssl_ca_certs": str(self.client_ca), "ssl_cert_reqs": ssl.CERT_REQUIRED}
-        return found
+            arguments |= {"ssl_ca_certs": str(self.client_ca), "ssl_cert_reqs": ssl.CERT_REQUIRED}
+        return arguments
 
     def for_grpc(self) -> Any:
         """Return the credentials of a gRPC server."""
@@ -232,32 +232,32 @@ def check_apart(first: str, second: str) -> None:
     if ports[0] != ports[1] or ports[0] == 0:
         return
     try:
-        found = [{str(address[4][0]) for address in socket.getaddrinfo(host, ports[0])} for host in hosts]
+        addresses = [{str(address[4][0]) for address in socket.getaddrinfo(host, ports[0])} for host in hosts]
     except OSError:
         return  # said as it is bound
-    if found[0] & found[1] or _EVERYWHERE & (found[0] | found[1]):
+    if addresses[0] & addresses[1] or _EVERYWHERE & (addresses[0] | addresses[1]):
         raise InputError(f"http {first} and grpc {second} are the same address. Fix: give one of them another port")
 
 
 def bind(text: str, option: str) -> socket.socket:
     """Return a socket that is bound to an address; with port 0, to a free one."""
     host, port = read_address(text, option)
-    made: socket.socket | None = None
+    listener: socket.socket | None = None
     try:
         family, kind, number, _, where = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        made = socket.socket(family, kind, number)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener = socket.socket(family, kind, number)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind(where)
-        made.listen(2048)  # it is ours from now on: bound alone, another process could take it too
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(where)
+        listener.listen(2048)  # it is ours from now on: bound alone, another process could take it too
     except OSError as error:
-        if made is not None:
-            made.close()
+        if listener is not None:
+            listener.close()
         raise unusable(text, option, reason_of(error)) from None
-    return made
+    return listener
 
 
 def unusable(text: str, option: str, reason: str) -> XpuRuntimeError:
