@@ -76,8 +76,8 @@ def check_due(request: Request, judgement: Judgement) -> AccuracyCheck | None:
     computes = judgement.setting("computes")
     if wanted is None and not changed and computes is None:
         return None
-    asked = wanted is not None or changed or request.policy.mode == "strict"
-    return AccuracyCheck(limits_of(request, computes), asked)
+    requested = wanted is not None or changed or request.policy.mode == "strict"
+    return AccuracyCheck(limits_of(request, computes), requested)
 
 
 def limits_of(request: Request, computes: str | None) -> Tolerance:
@@ -102,8 +102,8 @@ def limits_of(request: Request, computes: str | None) -> Tolerance:
 
 def _was_quantized(request: Request) -> bool:
     """Whether the model is quantized by us: here, or when the artifact was made."""
-    made = request.artifact is not None and request.artifact.manifest.calibration is not None
-    return request.calibration is not None or made
+    calibrated = request.artifact is not None and request.artifact.manifest.calibration is not None
+    return request.calibration is not None or calibrated
 
 
 def make_reference(
@@ -123,17 +123,17 @@ def make_references(
     from xpuruntime.engines.precision.probe import ProbeRefusedError, probe_refused
 
     try:
-        made, origin = _made(request) if samples is None else (samples, "given")
+        sample_feeds, origin = _made(request) if samples is None else (samples, "given")
     except InputError as error:
         raise ProbeRefusedError(error.reason, fix="give inputs= (on the command line: --input)") from None
     try:
         loaded = unconverted(request, engine, machine)
         try:
-            outputs = [dict(loaded.run(dict(feeds))) for feeds in made]
+            outputs = [dict(loaded.run(dict(feeds))) for feeds in sample_feeds]
         except XpuRuntimeError as error:
             if origin != GENERATED:
                 raise
-            raise probe_refused(request.model, made[0], error) from None
+            raise probe_refused(request.model, sample_feeds[0], error) from None
         finally:
             loaded.close()
     except ProbeRefusedError:
@@ -143,7 +143,8 @@ def make_references(
         fix = _without_probe(request, error.fix)
         raise type(error)(msg, fix=fix, engine=error.engine, device=error.device, status=error.status) from None
     return [
-        Reference(feeds=dict(feeds), outputs=found, origin=origin) for feeds, found in zip(made, outputs, strict=True)
+        Reference(feeds=dict(feeds), outputs=expected, origin=origin)
+        for feeds, expected in zip(sample_feeds, outputs, strict=True)
     ]
 
 

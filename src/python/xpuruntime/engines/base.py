@@ -254,21 +254,21 @@ class PackagedEngine(Engine[SettingsT]):
         try:
             refusal = self.refuse_device(request, machine) or self.refuse_package(machine)
             refusal = refusal or self.refuse(request, machine)
-            found = refusal or self.resolve(request, machine)
+            resolution = refusal or self.resolve(request, machine)
         except PolicyError as error:
-            found = Refusal(VerdictCode.OPTION_INVALID, error.reason, error.fix)
-        if isinstance(found, Refusal):
-            return found.judgement(self.name, request.device)
+            resolution = Refusal(VerdictCode.OPTION_INVALID, error.reason, error.fix)
+        if isinstance(resolution, Refusal):
+            return resolution.judgement(self.name, request.device)
         return Judgement(
             verdict=Verdict(
                 candidate=f"{self.name}@{request.device}",
                 accepted=True,
                 code=VerdictCode.ACCEPTED,
-                reason=found.reason,
+                reason=resolution.reason,
             ),
-            controls=found.controls,
-            settings=found.settings,
-            uncompilable=found.uncompilable,
+            controls=resolution.controls,
+            settings=resolution.settings,
+            uncompilable=resolution.uncompilable,
         )
 
     def not_installed(self) -> EngineFacts:
@@ -329,14 +329,14 @@ class Tunable(msgspec.Struct, frozen=True, kw_only=True):
 def of_policy(device: str) -> tuple[Tunable, ...]:
     """Return the keys of a policy that may be searched on a device, whatever the engine. A plan says what it takes."""
     kind = device.partition(":")[0]
-    found = [Tunable(key="execution.precision", values=_PRECISIONS)]
+    tunables = [Tunable(key="execution.precision", values=_PRECISIONS)]
     if kind == "cpu":
         cores = cpu_cores()
-        found.append(Tunable(key="execution.threads", values=(None, 1, cores.physical, cores.logical)))
+        tunables.append(Tunable(key="execution.threads", values=(None, 1, cores.physical, cores.logical)))
     if kind == "cuda":
-        found.append(Tunable(key="execution.cuda_graph", values=("off", "require")))
-        found.append(Tunable(key="execution.layout", values=("auto", "nhwc")))
-    return tuple(found)
+        tunables.append(Tunable(key="execution.cuda_graph", values=("off", "require")))
+        tunables.append(Tunable(key="execution.layout", values=("auto", "nhwc")))
+    return tuple(tunables)
 
 
 def of_options(engine: str, table: Mapping[str, Option]) -> tuple[Tunable, ...]:
@@ -398,10 +398,10 @@ def judge(engine: Engine, request: Request, machine: Machine) -> Judgement:
         return Refusal(VerdictCode.ENGINE_BROKEN, told, fix).judgement(engine.name, request.device)
 
     def call() -> Judgement:
-        found = engine.judge(request, machine)
-        if not isinstance(found, Judgement):
-            raise TypeError(f"judge() returned an object of type {type(found).__name__}, not Judgement")
-        return found
+        judgement = engine.judge(request, machine)
+        if not isinstance(judgement, Judgement):
+            raise TypeError(f"judge() returned an object of type {type(judgement).__name__}, not Judgement")
+        return judgement
 
     return guarded(engine, call, failed)
 

@@ -236,7 +236,7 @@ class HostBuffers(ABC):
 
     def _overlapping(self, outputs: Mapping[str, Array]) -> frozenset[str]:
         """Return the outputs that share memory with an input which the engine must not write while it reads."""
-        found = set()
+        names = set()
         model = self._model
         for name, array in outputs.items():
             for other, buffer in outputs.items():
@@ -254,8 +254,8 @@ class HostBuffers(ABC):
             model._log.add(
                 f"output {name!r} copied after each bound run", f"its buffer shares memory with input {shared[0]!r}"
             )
-            found.add(name)
-        return frozenset(found)
+            names.add(name)
+        return frozenset(names)
 
     def in_place(self, source: str, name: str) -> bool:
         """Say whether the engine writes this output over this input, whose very memory it has. None does by default."""
@@ -273,9 +273,9 @@ class HostBuffers(ABC):
         if not hasattr(array, "__dlpack__"):
             fix = f"binding.inputs[{name!r}][...] = value, or pass an array"
             raise InputError(f"input {name!r} is given as a {type(array).__name__}", fix=fix)
-        made = _input_buffer(info, array)
-        check.check(name, type_name(made, info), made.shape)
-        self.inputs[name] = made
+        buffer = _input_buffer(info, array)
+        check.check(name, type_name(buffer, info), buffer.shape)
+        self.inputs[name] = buffer
         self.changed = True
 
     def untrue(self, name: str, shape: tuple[int, ...]) -> None:
@@ -346,13 +346,13 @@ def writes_cache(info: ModelInfo, source: str, name: str) -> bool:
     return at is not None and at < len(node.outputs) and node.outputs[at] == name
 
 
-def _input_buffer(info: TensorInfo, given: Any) -> Array:
-    if given is None or isinstance(given, tuple) or info.dtype == "string" or not is_tensor(info):
-        return empty_host_array(info.name, fixed_shape(info, given), np.dtype(info.dtype))
-    if isinstance(given, list) and all(isinstance(size, int) for size in given):
-        msg = f"input {info.name!r}: a shape is a tuple; pass bind({{{info.name!r}: {tuple(given)}}})"
+def _input_buffer(info: TensorInfo, buffer: Any) -> Array:
+    if buffer is None or isinstance(buffer, tuple) or info.dtype == "string" or not is_tensor(info):
+        return empty_host_array(info.name, fixed_shape(info, buffer), np.dtype(info.dtype))
+    if isinstance(buffer, list) and all(isinstance(size, int) for size in buffer):
+        msg = f"input {info.name!r}: a shape is a tuple; pass bind({{{info.name!r}: {tuple(buffer)}}})"
         raise InputError(msg)
-    array = host_array(info, given)
+    array = host_array(info, buffer)
     if not array.flags.c_contiguous:
         msg = (
             f"input {info.name!r} is not C-contiguous, so its memory cannot be bound; pass "
@@ -362,11 +362,11 @@ def _input_buffer(info: TensorInfo, given: Any) -> Array:
     return array
 
 
-def _output_buffer(name: str, given: Any) -> Array:
-    if not hasattr(given, "__dlpack__"):
-        msg = f"output {name!r} is given as a {type(given).__name__}; pass an array to write into, or leave it out"
+def _output_buffer(name: str, buffer: Any) -> Array:
+    if not hasattr(buffer, "__dlpack__"):
+        msg = f"output {name!r} is given as a {type(buffer).__name__}; pass an array to write into, or leave it out"
         raise InputError(msg)
-    array = to_host(name, given, kind_of(name, given))
+    array = to_host(name, buffer, kind_of(name, buffer))
     if not array.flags.c_contiguous or not array.flags.writeable:
         msg = f"output {name!r} must be C-contiguous and writable to be bound; pass np.empty(shape, dtype)"
         raise InputError(msg)

@@ -164,26 +164,26 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     needs: dict[str, tuple[str, ...]] = {}
 
 
-def own_options(given: Mapping[str, Mapping[str, object]], names: tuple[str, ...]) -> dict[str, object]:
+def own_options(options_by_engine: Mapping[str, Mapping[str, object]], names: tuple[str, ...]) -> dict[str, object]:
     """Return the ``execution.provider_options`` of an engine, under any of its `names`; the first is its own."""
-    found: dict[str, object] = {}
+    merged: dict[str, object] = {}
     for name in names:
-        options = given.get(name, {})
-        twice = sorted(found.keys() & options.keys())
+        options = options_by_engine.get(name, {})
+        twice = sorted(merged.keys() & options.keys())
         if twice:
             msg = f"execution.provider_options: {twice[0]!r} is given under two names of one engine; keep one of them"
             raise PolicyError(msg, engine=names[0])
-        found.update(options)
-    return found
+        merged.update(options)
+    return merged
 
 
 def check_options(
-    given: Mapping[str, object], known: Mapping[str, Option], where: str, also: Mapping[str, Option] | None = None
+    options: Mapping[str, object], known: Mapping[str, Option], where: str, also: Mapping[str, Option] | None = None
 ) -> dict[str, str]:
     """Return `given` as the strings the vendor takes."""
     engine = where.rpartition(".")[2]
     checked: dict[str, str] = {}
-    for name, value in given.items():
+    for name, value in options.items():
         option = known.get(name)
         if option is None:
             names = sorted({*known, *(also or {})})

@@ -104,17 +104,17 @@ class DeviceBuffers:
         #: The kind of new arrays.
         self.kind: Kind = "tensor" if kind == "numpy" else kind
 
-    def input(self, info: TensorInfo, given: Any) -> tuple[Any, DeviceArray]:
+    def input(self, info: TensorInfo, buffer: Any) -> tuple[Any, DeviceArray]:
         """Return the buffer of an input, and where it is; `given` may be an array, a shape, or ``None``."""
-        if given is None or isinstance(given, tuple):
-            return self._new(info.name, fixed_shape(info, given), info.dtype)
-        return self._taken("input", info.name, given, ", or its shape")
+        if buffer is None or isinstance(buffer, tuple):
+            return self._new(info.name, fixed_shape(info, buffer), info.dtype)
+        return self._taken("input", info.name, buffer, ", or its shape")
 
-    def output(self, name: str, dtype: str, shape: tuple[int, ...], given: Any) -> tuple[Any, DeviceArray]:
+    def output(self, name: str, dtype: str, shape: tuple[int, ...], buffer: Any) -> tuple[Any, DeviceArray]:
         """Return the buffer of an output of this type and shape, and where it is."""
-        if given is None:
+        if buffer is None:
             return self._new(name, shape, dtype)
-        array, item = self._taken("output", name, given)
+        array, item = self._taken("output", name, buffer)
         if (item.dtype, item.shape) != (dtype, shape):
             msg = f"output {name!r} is {dtype} {list(shape)} for these inputs, got {item.dtype} {list(item.shape)}"
             raise InputError(f"{msg}; pass such an array, or leave the output out")

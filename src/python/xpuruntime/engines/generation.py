@@ -255,17 +255,17 @@ class GenerationModel(HostModel):
     def generated(self, tokens: Any, new: int, sampling: Mapping[str, Any], *, logprobs: bool) -> Generated:
         """Generate at most `new` tokens after a prompt."""
         began = time.perf_counter_ns()
-        found: list[int] = []
+        new_tokens: list[int] = []
         likely: list[float] = []
         first = 0
         sequence = self.sequence(tokens, new, sampling)
         while not sequence.done:
             token, logits = sequence.step()
             first = first or time.perf_counter_ns() - began
-            found.append(token)
+            new_tokens.append(token)
             if logprobs:
                 likely.append(float(normalized(logits[None])[0, token]))
-        return Generated(found, sequence.ended, likely, first)
+        return Generated(new_tokens, sequence.ended, likely, first)
 
     def _execute(self, handle: Any, ready: Mapping[str, Any]) -> Sequence[Any]:
         tokens = self.checked_tokens(ready["tokens"][0])
@@ -299,9 +299,9 @@ class GenerationModel(HostModel):
             fix = "give a prompt of such a length, or change execution.shapes.tokens"
             raise InputError(f"the prompt has {len(array)} tokens, and execution.shapes states {size}", fix=fix)
         if len(array) + room > self.folder.context:
-            asked = f"{len(array)} tokens" + (f" and {room} new ones" if room else "")
+            length_text = f"{len(array)} tokens" + (f" and {room} new ones" if room else "")
             fix = "shorten the prompt" + (", or lower max_new_tokens" if room else "")
-            raise InputError(f"{asked} do not fit the context of {self.folder.context} tokens", fix=fix)
+            raise InputError(f"{length_text} do not fit the context of {self.folder.context} tokens", fix=fix)
         wrong = array[(array < 0) | (array >= self.folder.vocabulary)]
         if len(wrong):
             fix = f"use ids from 0 to {self.folder.vocabulary - 1}, of the tokenizer of this folder"

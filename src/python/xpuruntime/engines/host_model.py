@@ -236,12 +236,12 @@ class PinnedArrays:
         """Return a tensor with the content of a contiguous array: on its memory where that is pinned, else a copy."""
         from xpuruntime import _core
 
-        given = self._given.get(_address(array))
-        if given is not None and given.nbytes >= array.nbytes:
+        caller_tensor = self._given.get(_address(array))
+        if caller_tensor is not None and caller_tensor.nbytes >= array.nbytes:
             return _core.Tensor.from_numpy(array)
-        made = self.tensor(array.shape, array.dtype.name)
-        np.copyto(made.numpy(), array)
-        return made
+        staging = self.tensor(array.shape, array.dtype.name)
+        np.copyto(staging.numpy(), array)
+        return staging
 
 
 class PinnedRunner(HostRunner):

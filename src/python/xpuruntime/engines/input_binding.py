@@ -97,19 +97,19 @@ def closed_binding(*_: Any, **__: Any) -> Any:
     raise XpuRuntimeError("this binding is closed; bind again")
 
 
-def fixed_shape(info: TensorInfo, given: tuple[int, ...] | None) -> tuple[int, ...]:
+def fixed_shape(info: TensorInfo, stated_shape: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return the shape of a buffer: the one given, else the model's own."""
     if info.dtype == "string" or not is_tensor(info):
         msg = f"input {info.name!r} ({describe(info)}) has no fixed buffer; use run()"
         raise InputError(msg)
-    if given is None and info.shape is None:
+    if stated_shape is None and info.shape is None:
         msg = f"the rank of input {info.name!r} is not known; pass bind({{{info.name!r}: shape or array}})"
         raise InputError(msg)
     shape = []
     size: Any
-    for size in given if given is not None else info.shape or ():
+    for size in stated_shape if stated_shape is not None else info.shape or ():
         if hasattr(size, "__index__") and int(size) < 0:
-            msg = f"input {info.name!r} cannot have the shape {tuple(given or ())}: a size is 0 or more"
+            msg = f"input {info.name!r} cannot have the shape {tuple(stated_shape or ())}: a size is 0 or more"
             raise InputError(msg)
         if not hasattr(size, "__index__"):
             msg = (
@@ -136,23 +136,23 @@ def _no_room(name: str, shape: tuple[int, ...], error: Exception) -> OutOfMemory
     return OutOfMemoryError(msg, device="cpu")
 
 
-def check_mapping(given: Any, name: str = "input", *, what: str = "inputs") -> None:
+def check_mapping(mapping: Any, name: str = "input", *, what: str = "inputs") -> None:
     """Refuse what is no mapping of names to arrays."""
-    if not isinstance(given, dict) and not (hasattr(given, "keys") and hasattr(given, "__getitem__")):
-        msg = f"{what} must be a dict of name to array, got {type(given).__name__}; pass {{{name!r}: array}}"
+    if not isinstance(mapping, dict) and not (hasattr(mapping, "keys") and hasattr(mapping, "__getitem__")):
+        msg = f"{what} must be a dict of name to array, got {type(mapping).__name__}; pass {{{name!r}: array}}"
         raise InputError(msg)
 
 
-def check_call(feeds: Any, other: Mapping[str, Any], method: str = "run", more: Sequence[Any] = ()) -> None:
+def check_call(feeds: Any, other: Mapping[str, Any], method: str = "run", extra: Sequence[Any] = ()) -> None:
     """Refuse a call of `InferenceSession` that has the form of ONNX Runtime's, or unknown arguments."""
     theirs = {"output_names", "input_feed", "run_options", "callback", "user_data"}.intersection(other)
     listed = isinstance(feeds, (list, tuple)) and all(isinstance(feed, str) for feed in feeds)
-    if theirs or feeds is None or listed or more:
+    if theirs or feeds is None or listed or extra:
         names = other.get("output_names") or feeds
         chosen = f", outputs={list(names)!r}" if isinstance(names, (list, tuple)) else ""
-        found = f"{feeds!r} in the place of the inputs" if feeds is None or listed else "more than the inputs"
-        found = f"the argument {min(theirs)!r}" if theirs else found
-        msg = f"{method} takes the inputs first, and got {found}, as ONNX Runtime's own {method} has it"
+        received = f"{feeds!r} in the place of the inputs" if feeds is None or listed else "more than the inputs"
+        received = f"the argument {min(theirs)!r}" if theirs else received
+        msg = f"{method} takes the inputs first, and got {received}, as ONNX Runtime's own {method} has it"
         fix = f"session.run({{name: array}}{chosen}), which returns a dict of output name to array"
         if method == "run_async":
             fix = "future = session.run_async({name: array}), then future.result() or future.add_done_callback(f)"
@@ -175,9 +175,9 @@ def chosen_outputs(chosen: Any, names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(chosen))
 
 
-def known_outputs(given: Iterable[str], names: Sequence[str]) -> None:
+def known_outputs(output_names: Iterable[str], names: Sequence[str]) -> None:
     """Refuse an output that the model does not have."""
-    unknown = sorted(str(name) for name in given if name not in names)
+    unknown = sorted(str(name) for name in output_names if name not in names)
     if unknown:
         msg = f"the model has no output {unknown[0]!r}; its outputs: {', '.join(names)}"
         raise InputError(msg)
@@ -303,12 +303,12 @@ class InputValidator:
             msg = f"input {name!r} is a sequence: pass a list of {info.dtype} arrays, got {type(value).__name__}"
             raise InputError(msg)
         many = isinstance(value, (list, tuple))
-        found = []
+        arrays = []
         for item in value if many else (value,):
             host = host_array(info, item)
             self.check(name, type_name(host, info), host.shape)
-            found.append(self.contiguous(name, host, strict=strict, log=log))
-        return found if many else found[0]
+            arrays.append(self.contiguous(name, host, strict=strict, log=log))
+        return arrays if many else arrays[0]
 
     def contiguous(
         self, name: str, host: np.ndarray[Any, Any], *, strict: bool, log: ConversionLog

@@ -197,14 +197,14 @@ def nodes_with_errors(
     ops = {name.rpartition(":")[2] for name in model.ops}
     saturating = [error for error in errors if error.saturates] if saturates_on(features) else []
     saturated = [(name, error) for error in saturating for name in saturating_nodes(model)]
-    wanted = [one for one in errors if not one.saturates and (model.functions or ops.intersection(one.ops))]
+    wanted = [error for error in errors if not error.saturates and (model.functions or ops.intersection(error.ops))]
     if not wanted:
         return saturated
     proto = model.named_proto()
     if proto.functions:
         proto = inline_functions(proto, model.path)
-        for place in name_nodes(proto):
-            place.node.name = place.name
+        for named in name_nodes(proto):
+            named.node.name = named.name
     opset = next((int(o.version) for o in proto.opset_import if normal_domain(o.domain) == ""), 1)
     graph = _inferred(proto)
     values = _stated(graph)
@@ -225,31 +225,31 @@ def nodes_with_errors(
 
 def control_of(engine: EngineFacts, device: str, model: ModelInfo, features: Collection[str]) -> Control | None:
     """Return what a plan says of nodes that the engine is known to compute wrongly; ``None`` where there are none."""
-    found = _known_wrong(engine, device, model, features, simulator=False)
+    errors = _known_wrong(engine, device, model, features, simulator=False)
     if engine.simulated:
-        found += _known_wrong(engine, device, model, features, simulator=True)
-    if not found:
+        errors += _known_wrong(engine, device, model, features, simulator=True)
+    if not errors:
         return None
-    ways = [_ELSEWHERE] if all(error.elsewhere for _, error in found) else []
-    ways += dict.fromkeys(error.instead for _, error in found if error.instead)
+    ways = [_ELSEWHERE] if all(error.elsewhere for _, error in errors) else []
+    ways += dict.fromkeys(error.instead for _, error in errors if error.instead)
     return Control(
         key=KEY,
         requested="as ONNX defines them",
         resolved="-",
         enforceability="unsupported",
-        reason=f"{_release(engine)} is known to compute some nodes wrongly, and without an error: {_listed(found)}",
+        reason=f"{_release(engine)} is known to compute some nodes wrongly, and without an error: {_listed(errors)}",
         fix=", or ".join(ways),
     )
 
 
 def seen_on_simulator(engine: EngineFacts, device: str, model: ModelInfo) -> str | None:
     """Name nodes that the engine's simulator computes wrongly, for a plan on a device; ``None``: there are none."""
-    found = [] if engine.simulated else _known_wrong(engine, device, model, (), simulator=True)
-    if not found:
+    errors = [] if engine.simulated else _known_wrong(engine, device, model, (), simulator=True)
+    if not errors:
         return None
     return (
         f"{_release(engine)} is known to compute some nodes wrongly on its simulator; they were not executed on a "
-        f"device: {_listed(found)}. See xrt compare for whether this device does"
+        f"device: {_listed(errors)}. See xrt compare for whether this device does"
     )
 
 
@@ -264,9 +264,9 @@ def _release(engine: EngineFacts) -> str:
     return engine.name if engine.version is None else f"{engine.name} {engine.version}"
 
 
-def _listed(found: Sequence[tuple[str, KnownError]]) -> str:
-    named = "; ".join(f"{name!r} {error.wrong} ({error.reference})" for name, error in found[:_NAMED])
-    return named + (f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
+def _listed(errors: Sequence[tuple[str, KnownError]]) -> str:
+    named = "; ".join(f"{name!r} {error.wrong} ({error.reference})" for name, error in errors[:_NAMED])
+    return named + (f"; and {len(errors) - _NAMED} more" if len(errors) > _NAMED else "")
 
 
 def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mapping[str, _Value], inside: bool) -> bool:
@@ -295,24 +295,26 @@ def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mappi
         return False
     if error.opsets is not None and not error.opsets[0] <= opset <= error.opsets[1]:
         return False
-    given = {attribute.name: attribute for attribute in node.attribute}
+    attributes = {attribute.name: attribute for attribute in node.attribute}
     for name, wrong in error.attributes.items():
-        if name not in given or (wrong and _value(given[name]) not in wrong):
+        if name not in attributes or (wrong and _value(attributes[name]) not in wrong):
             return False
     right = error.other_than
     if right and not any(
-        one != right[name] for name in right.keys() & given for one in given[name].ints or [_value(given[name])]
+        value != right[name]
+        for name in right.keys() & attributes
+        for value in attributes[name].ints or [_value(attributes[name])]
     ):
         return False
-    if error.last_window and not _ends_with(error.last_window, given, first.dims):
+    if error.last_window and not _ends_with(error.last_window, attributes, first.dims):
         return False
-    if not all(_there(node.input, place) for place in error.inputs):
+    if not all(_there(node.input, index) for index in error.inputs):
         return False
-    if not all(_there(node.output, place) for place in error.outputs):
+    if not all(_there(node.output, index) for index in error.outputs):
         return False
-    if any(values.get(node.input[place], _UNKNOWN).constant for place in error.variable):
+    if any(values.get(node.input[index], _UNKNOWN).constant for index in error.variable):
         return False
-    if not all(values.get(node.input[place], _UNKNOWN).constant for place in error.constant):
+    if not all(values.get(node.input[index], _UNKNOWN).constant for index in error.constant):
         return False
     if first.dims is not None and len(first.dims) < error.rank:
         return False
@@ -322,7 +324,7 @@ def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mappi
             return False
     if error.inner_axis:
         rank = None if first.dims is None else len(first.dims)
-        axis = int(given["axis"].i) if "axis" in given else 1
+        axis = int(attributes["axis"].i) if "axis" in attributes else 1
         return rank is None or (rank > 2 and axis % rank != rank - 1)
     return True
 
@@ -332,7 +334,7 @@ def _ends_with(wanted: str, attributes: Mapping[str, onnx.AttributeProto], dims:
     if "auto_pad" in attributes and attributes["auto_pad"].s not in (b"", b"NOTSET", b"VALID"):
         return False
     kernel = list(attributes["kernel_shape"].ints)
-    of = {name: list(one.ints) for name, one in attributes.items()}
+    of = {name: list(attribute.ints) for name, attribute in attributes.items()}
     ones, rank = [1] * len(kernel), len(kernel)
     pads = of.get("pads") or [0] * 2 * rank
     sizes = dims[2:] if dims is not None else (None,) * rank
@@ -346,8 +348,8 @@ def _ends_with(wanted: str, attributes: Mapping[str, onnx.AttributeProto], dims:
     return False
 
 
-def _there(names: Sequence[str], place: int) -> bool:
-    return place < len(names) and bool(names[place])
+def _there(names: Sequence[str], index: int) -> bool:
+    return index < len(names) and bool(names[index])
 
 
 def _value(attribute: onnx.AttributeProto) -> int | float | str:
@@ -403,7 +405,7 @@ def _nodes(
 def _stated(graph: onnx.GraphProto) -> dict[str, _Value]:
     from onnx import TensorProto
 
-    found = {}
+    values_by_name = {}
     for value in (*graph.input, *graph.output, *graph.value_info):
         tensor = value.type.tensor_type
         if value.type.HasField("tensor_type") and tensor.elem_type:
@@ -411,12 +413,12 @@ def _stated(graph: onnx.GraphProto) -> dict[str, _Value]:
                 dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim
             )
             kind = TensorProto.DataType.Name(tensor.elem_type).lower()
-            found[value.name] = _Value(kind, dims if tensor.HasField("shape") else None)
+            values_by_name[value.name] = _Value(kind, dims if tensor.HasField("shape") else None)
     for weight in graph.initializer:
         kind = TensorProto.DataType.Name(weight.data_type).lower()
-        constant = weight.name not in found
-        found[weight.name] = _Value(kind, tuple(weight.dims), _span(weight), constant)
-    return found
+        constant = weight.name not in values_by_name
+        values_by_name[weight.name] = _Value(kind, tuple(weight.dims), _span(weight), constant)
+    return values_by_name
 
 
 def _span(tensor: onnx.TensorProto) -> tuple[int, int] | None:

@@ -95,8 +95,10 @@ class LoadedModel(ABC):
         """Run as a session is called: with a choice of outputs, and calls of ONNX Runtime's form refused."""
         try:
             check_call(feeds, other)
-            found = self.run(feeds, stream)
-            return found if outputs is None else {name: found[name] for name in chosen_outputs(outputs, list(found))}
+            results = self.run(feeds, stream)
+            return (
+                results if outputs is None else {name: results[name] for name in chosen_outputs(outputs, list(results))}
+            )
         except XpuRuntimeError as error:
             log_refusal("run", error)
             raise
@@ -130,15 +132,15 @@ class LoadedModel(ABC):
                 done.set_exception(error)
             return done
         threads = self.run_threads(max(1, min(_THREADS, os.cpu_count() or 1)))
-        given = dict(feeds) if hasattr(feeds, "keys") else feeds
-        return threads.submit(instrumented_method(self, "run"), given, limits=limits)
+        arrays = dict(feeds) if hasattr(feeds, "keys") else feeds
+        return threads.submit(instrumented_method(self, "run"), arrays, limits=limits)
 
     def run_threads(self, count: int) -> RunThreads | _Closed:
         """Return the threads that run this model asynchronously; the first call says how many, at most."""
         from xpuruntime.engines.run_threads import RunThreads
 
-        found = self._threads
-        return self.__dict__.setdefault("_threads", RunThreads(count)) if found is None else found
+        threads = self._threads
+        return self.__dict__.setdefault("_threads", RunThreads(count)) if threads is None else threads
 
     def stop_async(self) -> None:
         """Cancel the asynchronous runs that have not begun, and wait for those that have. Called before `close`."""

@@ -118,7 +118,7 @@ def _quantized(
 ) -> ModelSource:
     from xpuruntime.engines.quantization import quantize
 
-    made = quantize(info, request.calibration, style, keep_fp32=keep_fp32)
-    for note in made.notes:
+    quantized = quantize(info, request.calibration, style, keep_fp32=keep_fp32)
+    for note in quantized.notes:
         log.add("graph quantized to int8", note)
-    return ModelSource(made.data, None, info.path, quantized=made, info=info)
+    return ModelSource(quantized.data, None, info.path, quantized=quantized, info=info)

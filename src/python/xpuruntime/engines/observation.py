@@ -152,7 +152,7 @@ class _Node(Protocol):
     def outputs(self) -> Sequence[str]: ...
 
 
-def folded_unit(node: _Node, engine: str, reason: str, **more: Any) -> Unit:
+def folded_unit(node: _Node, engine: str, reason: str, **extra: Any) -> Unit:
     """Return the unit of a source node that does not run."""
     fields: dict[str, Any] = {
         "id": node.name,
@@ -165,7 +165,7 @@ def folded_unit(node: _Node, engine: str, reason: str, **more: Any) -> Unit:
         "placement_reason": reason,
         "placement_source": "rule",
     }
-    return Unit(**{**fields, **more})
+    return Unit(**{**fields, **extra})
 
 
 def listed(values: Iterable[str]) -> str:
@@ -179,10 +179,10 @@ def effective_of(units: Iterable[Unit], engine: str) -> dict[str, str]:
     if not ran:
         return {}
     precisions = (unit.precision_run for unit in ran if unit.precision_requested in FLOATS)
-    found = {
+    effective = {
         "execution.engine": engine,
         "execution.device": listed(unit.device for unit in ran),
         "execution.precision": listed(name for name in precisions if name),
         "execution.layout": listed(unit.layout for unit in ran if unit.layout),
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in effective.items() if value}

@@ -67,9 +67,9 @@ class EngineRegistry:
         EngineError
             If there is none; the message names the nearest.
         """
-        found = self._engines.get(self._aliases.get(name, name))
-        if found is not None:
-            return found
+        engine = self._engines.get(self._aliases.get(name, name))
+        if engine is not None:
+            return engine
         words = [*self._engines, *self._aliases]
         import difflib
 
@@ -173,32 +173,32 @@ def register_plugins(registry: EngineRegistry) -> list[str]:
     return [f"the engine plugin {name} is left out: {reason}" for name, reason in load_points(GROUP, load)]
 
 
-def _what(found: object) -> str:
-    return f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
+def _what(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
 
 
 def _make(point: EntryPoint) -> Engine:
     """Return the engine of an entry point."""
     import re
 
-    found = point.load()
-    if not isinstance(found, type) and not isinstance(found, Engine) and callable(found):
-        found = found()
-    if isinstance(found, type) and issubclass(found, Engine):
-        if inspect.isabstract(found):
-            missing = ", ".join(sorted(found.__abstractmethods__))
-            msg = f"{found.__qualname__} lacks {missing}"
+    loaded = point.load()
+    if not isinstance(loaded, type) and not isinstance(loaded, Engine) and callable(loaded):
+        loaded = loaded()
+    if isinstance(loaded, type) and issubclass(loaded, Engine):
+        if inspect.isabstract(loaded):
+            missing = ", ".join(sorted(loaded.__abstractmethods__))
+            msg = f"{loaded.__qualname__} lacks {missing}"
             raise EngineError(msg)
-        found = found()
-    if not isinstance(found, Engine):
+        loaded = loaded()
+    if not isinstance(loaded, Engine):
         msg = (
-            f"{point.value} is no engine but {_what(found)}; it must be a subclass of "
+            f"{point.value} is no engine but {_what(loaded)}; it must be a subclass of "
             "xpuruntime.engines.Engine, or a function that returns one"
         )
         raise EngineError(msg)
-    for word in (getattr(found, "name", None), *found.aliases):
+    for word in (getattr(loaded, "name", None), *loaded.aliases):
         if not isinstance(word, str) or not re.fullmatch(ENGINE_PATTERN, word) or word in ("auto", "error"):
             shown = repr(word) if isinstance(word, str) else f"an object of type {type(word).__name__}"
             msg = f"{shown} cannot be the name of an engine: letters, digits, '_' and '-', starting with a letter"
             raise EngineError(msg)
-    return found
+    return loaded

@@ -61,8 +61,8 @@ def saturating_nodes(model: ModelInfo) -> list[str]:
         makers = {name: node for node in graph.node for name in node.output}
         for node in graph.node:
             if node.op_type in (*_INTEGER, *_CONTRIBUTED):
-                place = {**_INTEGER, **_CONTRIBUTED}[node.op_type]
-                weight = node.input[place] if len(node.input) > place else ""
+                position = {**_INTEGER, **_CONTRIBUTED}[node.op_type]
+                weight = node.input[position] if len(node.input) > position else ""
             elif node.op_type in _FLOAT and _dequantized(makers, node.input[0]):
                 weight = _dequantized(makers, node.input[1])
             else:

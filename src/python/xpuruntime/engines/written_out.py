@@ -99,11 +99,11 @@ class _Search:
                     self.readers.setdefault(self.makers[name], []).append(index)
 
     def run(self) -> dict[str, tuple[str, ...]]:
-        found: dict[str, list[str]] = {}
+        nodes_by_op: dict[str, list[str]] = {}
         for index, word in enumerate(self.words):
             for op in self._ops(index, word):
-                found.setdefault(op, []).append(self.nodes[index].name)
-        return {op: tuple(names) for op, names in found.items()}
+                nodes_by_op.setdefault(op, []).append(self.nodes[index].name)
+        return {op: tuple(names) for op, names in nodes_by_op.items()}
 
     def _ops(self, index: int, word: str) -> list[str]:
         if word in _PRODUCTS:
@@ -163,12 +163,12 @@ class _Search:
             return None
         if self.words[mean] in ("var", "var_mean"):
             return "layer_norm"
-        square = next((one for one in self._above(mean) if self.words[one] in ("pow", "mul", "square")), None)
+        square = next((index for index in self._above(mean) if self.words[index] in ("pow", "mul", "square")), None)
         if square is None:
             return None
-        base = [one for one in self._above(square) if self.words[one] in ("sub", "cast", "to", "_to_copy")]
+        base = [index for index in self._above(square) if self.words[index] in ("sub", "cast", "to", "_to_copy")]
         centred = any(
-            self.words[one] == "sub" or any(self.words[up] == "sub" for up in self._above(one)) for one in base
+            self.words[index] == "sub" or any(self.words[up] == "sub" for up in self._above(index)) for index in base
         )
         return "layer_norm" if centred else "rms_norm"
 

@@ -261,13 +261,13 @@ class KeyOutcomes:
                 self.add(key, "kept", "it is for another engine, and asks nothing here")
 
     def _mode(self) -> None:
-        asked = self._job.stated["mode"]
+        requested = self._job.stated["mode"]
         less = [outcome.key for outcome in self._found.values() if outcome.outcome != "kept"]
         reason = f"not every key is kept: {', '.join(less[:4])}" if less else "every other key is kept"
         self._found["mode"] = KeyOutcome(
             key="mode",
-            requested=asked,
-            resolved=asked,
+            requested=requested,
+            resolved=requested,
             enforceability="enforced",
             outcome="weakened" if less else "kept",
             reason=reason,
@@ -294,9 +294,9 @@ def bfloat16_names(tensors: Iterable[TensorInfo]) -> list[str]:
     return [tensor.name for tensor in tensors if tensor.dtype == "bfloat16"]
 
 
-def bits_note(taken: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
+def bits_note(taken: Sequence[str], output_names: Sequence[str]) -> tuple[str, ...]:
     """Return what is to be said of bfloat16 inputs and outputs of a script; empty where there are none."""
-    names = ", ".join([*taken, *(name for name in given if name not in taken)])
+    names = ", ".join([*taken, *(name for name in output_names if name not in taken)])
     return (f"bfloat16 is taken and given as its bits, in arrays of uint16: {names}",) if names else ()
 
 
@@ -387,12 +387,14 @@ def write_model(source: ModelSource, folder: Path, *, also: Sequence[str] = ()) 
         for entry in tensor.external_data
         if entry.key == "location"
     }
-    for place in sorted(places):
-        if Path(place).is_absolute() or ".." in Path(place).parts or base is None:
-            raise ModelError(f"{source.label}: its data {place!r} is outside of its folder. Fix: save the model again")
-        target = free_place(folder, place, also=also)
+    for location in sorted(places):
+        if Path(location).is_absolute() or ".." in Path(location).parts or base is None:
+            raise ModelError(
+                f"{source.label}: its data {location!r} is outside of its folder. Fix: save the model again"
+            )
+        target = free_place(folder, location, also=also)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(Path(base) / place, target)
+        shutil.copyfile(Path(base) / location, target)
 
 
 def free_place(folder: Path, name: str, *, also: Sequence[str] = ()) -> Path:

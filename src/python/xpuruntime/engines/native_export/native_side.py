@@ -51,17 +51,17 @@ def write_arrays(folder: str, arrays: Mapping[str, Any]) -> None:
     """Write arrays by name into a new folder."""
     import numpy as np
 
-    place = Path(folder)
-    place.mkdir()
+    path = Path(folder)
+    path.mkdir()
     for number, array in enumerate(arrays.values()):
-        np.save(place / f"{number}.npy", np.asarray(array, order="C"), allow_pickle=False)
-    (place / "names.json").write_text(json.dumps(list(arrays)), encoding="utf-8")
+        np.save(path / f"{number}.npy", np.asarray(array, order="C"), allow_pickle=False)
+    (path / "names.json").write_text(json.dumps(list(arrays)), encoding="utf-8")
 
 
 def read_arrays(folder: str) -> dict[str, Any]:
     """Return what `write_arrays` wrote, in the same order."""
     import numpy as np
 
-    place = Path(folder)
-    names = json.loads((place / "names.json").read_text(encoding="utf-8"))
-    return {name: np.load(place / f"{number}.npy", allow_pickle=False) for number, name in enumerate(names)}
+    path = Path(folder)
+    names = json.loads((path / "names.json").read_text(encoding="utf-8"))
+    return {name: np.load(path / f"{number}.npy", allow_pickle=False) for number, name in enumerate(names)}

@@ -109,7 +109,7 @@ def tensor_configs(
     scalars: bool = True,
 ) -> tuple[TensorConfig, ...]:
     """Return the tensors of a model as Triton states them."""
-    found = []
+    configs = []
     for tensor in tensors:
         kind = _TYPES.get(tensor.dtype)
         if tensor.dtype in without:
@@ -130,13 +130,13 @@ def tensor_configs(
                 "known to take [1] for one. Fix: give it the shape [1] in the model, or export to triton-python"
             )
         dims = tuple(size if isinstance(size, int) else -1 for size in tensor.shape) or (1,)
-        found.append(TensorConfig(name=tensor.name, data_type=kind, dims=dims))
-    return tuple(found)
+        configs.append(TensorConfig(name=tensor.name, data_type=kind, dims=dims))
+    return tuple(configs)
 
 
-def _tensor(one: TensorConfig) -> str:
-    dims = ", ".join(map(str, one.dims))
-    return f"  name: {_quoted(one.name)}\n  data_type: {one.data_type}\n  dims: [ {dims} ]"
+def _tensor(config: TensorConfig) -> str:
+    dims = ", ".join(map(str, config.dims))
+    return f"  name: {_quoted(config.name)}\n  data_type: {config.data_type}\n  dims: [ {dims} ]"
 
 
 def _parameter(name: str, value: str) -> str:

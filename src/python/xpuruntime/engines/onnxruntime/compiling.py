@@ -53,9 +53,9 @@ def compiled_for(settings: OnnxRuntimeSettings, machine: Machine, device: str) -
     }
     if settings.provider != "CPUExecutionProvider":
         index = int(device.partition(":")[2] or 0)
-        found = next((gpu for gpu in machine.cuda if gpu.index == index), None)
+        cuda_device = next((gpu for gpu in machine.cuda if gpu.index == index), None)
         target["cuda"] = facts.detail.get("cuda", "")
-        target["compute capability"] = "" if found is None else ".".join(map(str, found.compute_capability))
+        target["compute capability"] = "" if cuda_device is None else ".".join(map(str, cuda_device.compute_capability))
     return target
 
 

@@ -71,11 +71,11 @@ def resolve_settings(
 def _given_options(
     request: Request, settings: OnnxRuntimeSettings, builder: ControlBuilder, *, cuda: bool
 ) -> OnnxRuntimeSettings:
-    given = own_options(request.policy.execution.provider_options, NAMES)
-    session = {name: given.pop(name) for name in list(given) if name in SESSION_OPTIONS or "." in name}
+    own = own_options(request.policy.execution.provider_options, NAMES)
+    session = {name: own.pop(name) for name in list(own) if name in SESSION_OPTIONS or "." in name}
     where = "execution.provider_options.onnxruntime"
     provider = CUDA_OPTIONS if cuda else CPU_OPTIONS
-    options = check_options(given, provider, where, also=SESSION_OPTIONS)
+    options = check_options(own, provider, where, also=SESSION_OPTIONS)
     entries = check_options(session, SESSION_OPTIONS, where, also=provider)
     converts = not cuda and request.policy.execution.precision in ("fp16", "bf16")
     level_stated = "graph_optimization_level" in entries

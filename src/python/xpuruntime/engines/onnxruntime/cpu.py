@@ -104,10 +104,10 @@ class CpuModel(HostModel):
             results = raw_session(handle).run_with_ort_values(_values(tensors), self._outputs, self._options())
         except Exception as error:
             raise self._failed(error) from None
-        given = {tensor.data_ptr for tensor in tensors.values()}
+        pointers = {tensor.data_ptr for tensor in tensors.values()}
         shared = (_core.Tensor.from_dlpack(value) for value in results)
         return [
-            tensor.copy() if tensor.data_ptr in given else tensor for tensor in shared
+            tensor.copy() if tensor.data_ptr in pointers else tensor for tensor in shared
         ]  # an output that is an input
 
     def _observed_feeds(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -158,9 +158,9 @@ class _CpuBuffers(HostBuffers):
         for name, array in self.inputs.items():
             self._io.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array, "cpu", 0))
         self._loose = []
-        for place, name in enumerate(self._model._outputs):
+        for index, name in enumerate(self._model._outputs):
             if self._made_there(name):
-                self._loose.append((place, name))
+                self._loose.append((index, name))
                 self._io.bind_output(name, "cpu")
             else:
                 self._io.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(self.outputs[name], "cpu", 0))
@@ -188,8 +188,8 @@ class _CpuBuffers(HostBuffers):
             self._unproven = set()
         if self._loose:
             values = self._io.get_outputs()
-            for place, name in self._loose:
-                self._take(name, values[place].numpy())
+            for index, name in self._loose:
+                self._take(name, values[index].numpy())
 
     def _take(self, name: str, result: np.ndarray[Any, Any]) -> None:
         if name in self.fixed or name in self.inputs:
@@ -199,7 +199,7 @@ class _CpuBuffers(HostBuffers):
 
     def _again(self, error: Exception) -> None:
         """Run once more with outputs that ONNX Runtime makes, where the sizes in the file may be untrue; else raise."""
-        places = [(place, name) for place, name in enumerate(self._model._outputs) if name in self._unproven]
+        places = [(index, name) for index, name in enumerate(self._model._outputs) if name in self._unproven]
         if not places:
             raise self._failed(error) from None
         for _, name in places:
@@ -209,8 +209,8 @@ class _CpuBuffers(HostBuffers):
         except Exception:
             raise self._failed(error) from None
         values = self._io.get_outputs()
-        for place, name in places:
-            result = values[place].numpy()
+        for index, name in places:
+            result = values[index].numpy()
             if result.shape != self.outputs[name].shape:
                 self.untrue(name, result.shape)
                 self.outputs[name] = result

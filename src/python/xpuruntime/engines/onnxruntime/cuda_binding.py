@@ -211,9 +211,9 @@ class CudaBinding(Binding):
         from xpuruntime import _core
 
         model = self._model
-        given = self._items.get(name)
-        if given is not None:
-            self._copies.append(_Copy(name, given.pointer, item))
+        input_item = self._items.get(name)
+        if input_item is not None:
+            self._copies.append(_Copy(name, input_item.pointer, item))
             if not fits(item.shape, self._declared[name]):
                 return
         elif not fits(item.shape, self._declared[name]):
@@ -230,9 +230,9 @@ class CudaBinding(Binding):
     def _described(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         return {name: (item.dtype, item.shape) for name, item in self._items.items()}
 
-    def _input(self, info: TensorInfo, given: Any, buffers: DeviceBuffers) -> Any:
+    def _input(self, info: TensorInfo, buffer: Any, buffers: DeviceBuffers) -> Any:
         model = self._model
-        array, item = buffers.input(info, given)
+        array, item = buffers.input(info, buffer)
         self._items[info.name] = item
         self._keep.append((item, array))
         self._io.bind_input(
@@ -240,9 +240,9 @@ class CudaBinding(Binding):
         )
         return array
 
-    def _make_outputs(self, given: Mapping[str, Any], buffers: DeviceBuffers) -> dict[str, Any]:
+    def _make_outputs(self, stated_outputs: Mapping[str, Any], buffers: DeviceBuffers) -> dict[str, Any]:
         model = self._model
-        known_outputs(given, model.output_names)
+        known_outputs(stated_outputs, model.output_names)
         probe = raw_binding(self._io)
         for name in model.output_names:
             probe.bind_output(name, model.where)
@@ -257,7 +257,7 @@ class CudaBinding(Binding):
         self._declared = {output.name: output.shape for output in model.session.get_outputs()}
         for name, capsule in zip(model.output_names, capsules, strict=True):
             expected = model.output(capsule, "tensor", self.stream)
-            array, item = buffers.output(name, expected.dtype, tuple(expected.shape), given.get(name))
+            array, item = buffers.output(name, expected.dtype, tuple(expected.shape), stated_outputs.get(name))
             self._keep.append((item, array))
             outputs[name] = array
             for other, buffer in placed.items():

@@ -115,9 +115,9 @@ class HostRuns:
                 model.enter()
                 model.stream.wait_stream(stream)
                 try:
-                    for name, one in arrays.items():
-                        code = element_type(name, one.dtype)
-                        binding.bind_input(name, model.where, code, tuple(one.shape), one.data_ptr)
+                    for name, tensor in arrays.items():
+                        code = element_type(name, tensor.dtype)
+                        binding.bind_input(name, model.where, code, tuple(tensor.shape), tensor.data_ptr)
                     for name in model.output_names:
                         binding.bind_output(name, model.where)
                     raw_session(session).run_with_iobinding(binding, model.device_options)
@@ -130,16 +130,16 @@ class HostRuns:
                     stream.wait_stream(model.stream)  # before the memory of inputs is given back
                     binding.clear_binding_inputs()
                     binding.clear_binding_outputs()
-            made = [self._tensor(capsule, stream) for capsule in capsules]
-            found = [self.received(one, stream) for one in made]
+            tensors = [self._tensor(capsule, stream) for capsule in capsules]
+            outputs = [self.received(tensor, stream) for tensor in tensors]
             stream.synchronize()
-            return {name: one.numpy() for name, one in zip(model.output_names, found, strict=True)}
+            return {name: output.numpy() for name, output in zip(model.output_names, outputs, strict=True)}
 
     def _sent(self, host: Any, stream: Any) -> Any:
         from xpuruntime import _core
 
-        made = _core.Tensor.empty(tuple(host.shape), host.dtype, self._model.device, pool=self._memory, stream=stream)
-        return made.copy_(host, stream=stream)
+        tensor = _core.Tensor.empty(tuple(host.shape), host.dtype, self._model.device, pool=self._memory, stream=stream)
+        return tensor.copy_(host, stream=stream)
 
     def _tensor(self, capsule: Any, stream: Any) -> Any:
         from xpuruntime import _core
@@ -229,10 +229,10 @@ class _Replay:
                 for name, host in hosts.items():
                     binding.inputs[name].copy_(host, stream=stream)
                 binding.run()
-                found = {name: runs.received(one, stream) for name, one in binding.outputs.items()}
+                outputs = {name: runs.received(output, stream) for name, output in binding.outputs.items()}
             finally:
                 stream.synchronize()
-            return {name: one.numpy() for name, one in found.items()}
+            return {name: output.numpy() for name, output in outputs.items()}
 
 
 def torch_runner(model: CudaModel) -> Callable[..., dict[str, Any]]:

@@ -85,10 +85,10 @@ def item_size(dtype: str) -> int:
     return int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
 
 
-def overlap(one: DeviceArray, other: DeviceArray) -> bool:
+def overlap(first: DeviceArray, other: DeviceArray) -> bool:
     """Return whether two contiguous arrays share memory."""
     ends = []
-    for array in (one, other):
+    for array in (first, other):
         size = math.prod(array.shape) * item_size(array.dtype)
         if not array.pointer or not size:
             return False

@@ -102,18 +102,18 @@ class KernelKeys:
 
     def _threads(self) -> None:
         """Take the promise of ``execution.threads`` back where xpuruntime kernels run on threads of their own."""
-        asked = self._request.policy.execution.threads
+        requested = self._request.policy.execution.threads
         on_cpu = bool(self._settings.rewrites or self._settings.tune) and not self._cuda
-        if asked is None or not on_cpu or xpuruntime_threads() == asked:
+        if requested is None or not on_cpu or xpuruntime_threads() == requested:
             return
-        for place, control in enumerate(self._book.controls):
+        for index, control in enumerate(self._book.controls):
             if control.key == "execution.threads":
-                self._book.controls[place] = msgspec.structs.replace(
+                self._book.controls[index] = msgspec.structs.replace(
                     control,
                     enforceability="advisory",
                     reason="session option for ONNX Runtime's operators; xpuruntime kernels share the threads of the "
                     "process",
-                    fix=f"set the environment variable {THREADS}={asked} before the process starts",
+                    fix=f"set the environment variable {THREADS}={requested} before the process starts",
                 )
 
     def _find(self, capability: tuple[int, int] | None, *, tune: bool) -> FoundRewrites:
@@ -166,10 +166,10 @@ class KernelKeys:
     def _unserved(self, key: str, op: str, wanted: Sequence[str]) -> None:
         """Add the control of a key for an operation that the model writes out, which nothing here serves."""
         nodes = self._seen[op]
-        more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
+        rest = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
         named = ", ".join(map(repr, nodes[:_NAMED]))
         reason = (
-            f"the model writes {op} out (at {named}{more}), and no option of ONNX Runtime and no xpuruntime kernel "
+            f"the model writes {op} out (at {named}{rest}), and no option of ONNX Runtime and no xpuruntime kernel "
             f"called {', '.join(wanted)} serves it"
         )
         self._book.add(key, "-", "unsupported", reason)

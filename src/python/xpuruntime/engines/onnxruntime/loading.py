@@ -245,10 +245,10 @@ def _observer(
             return session
 
         def run(session: Any, arrays: Mapping[str, Any]) -> Any:
-            names, given = [o.name for o in session.get_outputs()], dict(arrays)
-            if any(type(value).__name__ == "OrtValue" for value in given.values()):
-                return raw_session(session).run_with_ort_values(given, names, None)
-            return raw_session(session).run(names, given, None)
+            names, feeds = [o.name for o in session.get_outputs()], dict(arrays)
+            if any(type(value).__name__ == "OrtValue" for value in feeds.values()):
+                return raw_session(session).run_with_ort_values(feeds, names, None)
+            return raw_session(session).run(names, feeds, None)
 
         with attention_kernels(request) as kernels:
             seen = observe(

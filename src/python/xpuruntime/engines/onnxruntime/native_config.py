@@ -153,9 +153,9 @@ class OnnxRuntimeExporter(NativeExporter):
             device=f"{settings.provider} with its device_id, and the script refuses a session without it"
         )
 
-    def _of_the_graph(self, found: KeyOutcomes, settings: OnnxRuntimeSettings) -> None:
+    def _of_the_graph(self, outcomes: KeyOutcomes, settings: OnnxRuntimeSettings) -> None:
         """Add what the graph that is written realises, and the kernels."""
-        found.add(
+        outcomes.add(
             "execution.precision", "kept", "types of the graph that is written; its accuracy was probed when locked"
         )
         for name, sizes in self.job.request.policy.execution.shapes.items():
@@ -163,8 +163,8 @@ class OnnxRuntimeExporter(NativeExporter):
             reason = (
                 "the sizes are fixed in the graph" if fixed else "ONNX Runtime takes any size, also out of the range"
             )
-            found.add(f"execution.shapes.{name}", "kept" if fixed else "lost", reason)
-        found.add_kernels(
+            outcomes.add(f"execution.shapes.{name}", "kept" if fixed else "lost", reason)
+        outcomes.add_kernels(
             settings.keep_fp32,
             "an option, the graph, or ONNX Runtime's own choice",
             "xpuruntime's kernels are missing",
@@ -299,15 +299,15 @@ def _rewritten(settings: OnnxRuntimeSettings) -> tuple[str, ...]:
     return (f"{nodes} on kernels of xpuruntime in a session, and on ONNX Runtime's own here",)
 
 
-def script_text(taken: Sequence[str], given: Sequence[str], **facts: Any) -> str:
+def script_text(taken: Sequence[str], output_names: Sequence[str], **facts: Any) -> str:
     """Return the script."""
     facts["main"] = script_main("open_session")
     inter = facts.pop("inter")
     facts["inter"] = "" if inter is None else _PARALLEL.format(inter)
-    if not taken and not given:
+    if not taken and not output_names:
         return _TEMPLATE.format(imports="", names="", run=_RUN, **facts)
-    names = f"BFLOAT16_INPUTS = {list(taken)!r}  # as bits, in arrays of uint16\nBFLOAT16_OUTPUTS = {list(given)!r}\n"
-    names += "BFLOAT16 = 16  # of the element types of ONNX\n"
+    names = f"BFLOAT16_INPUTS = {list(taken)!r}  # as bits, in arrays of uint16\n"
+    names += f"BFLOAT16_OUTPUTS = {list(output_names)!r}\nBFLOAT16 = 16  # of the element types of ONNX\n"
     return _TEMPLATE.format(imports="import ctypes\nimport math\n", names=names, run=_RUN_BITS, **facts)
 
 

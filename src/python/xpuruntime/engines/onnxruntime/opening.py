@@ -163,9 +163,9 @@ def _check_processors(settings: OnnxRuntimeSettings, device: str) -> None:
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     for part in text.replace(";", ",").split(","):
         first, _, last = part.partition("-")
-        wrong = sorted({*range(int(first), int(last or first) + 1)} - {one + 1 for one in usable})
+        wrong = sorted({*range(int(first), int(last or first) + 1)} - {processor + 1 for processor in usable})
         if wrong or not int(first) <= int(last or first):
-            have = ", ".join(str(one + 1) for one in sorted(usable))
+            have = ", ".join(str(processor + 1) for processor in sorted(usable))
             msg = f"{AFFINITIES}: {part} is no processor that this process can use; it can use {have}"
             raise EngineError(msg, fix="name some of these", engine="onnxruntime", device=device)
 
@@ -212,9 +212,9 @@ def _absent(session: Any, settings: OnnxRuntimeSettings, device: str) -> EngineE
 def _refusal(strays: list[Assigned], settings: OnnxRuntimeSettings, device: str) -> UnsupportedOperationError:
     ops = sorted({p.op for p in strays})
     named = ", ".join(f"{p.name} ({p.op})" for p in strays[:8])
-    more = f" and {len(strays) - 8} more" if len(strays) > 8 else ""
+    rest = f" and {len(strays) - 8} more" if len(strays) > 8 else ""
     msg = (
-        f"{len(strays)} node(s) would run on the CPU provider although {device} was asked for: {named}{more}. "
+        f"{len(strays)} node(s) would run on the CPU provider although {device} was asked for: {named}{rest}. "
         f"{settings.provider} has no kernel for them as they stand. To accept it, state "
         f"execution.allow_cpu_ops: [{', '.join(ops)}]"
     )
@@ -243,9 +243,9 @@ def translate(error: BaseException, *, doing: str, device: str, hint: str = "") 
         return OutOfMemoryError(f"{message} {fix}", **known)
     other_size = re.search(_OTHER_SIZE, text)
     if other_size:
-        name, bound, made = other_size.groups()
+        name, bound, size = other_size.groups()
         changed = (
-            f"output {name!r} changed its shape from [{bound}] to [{made}]: it depends on the values of the inputs, so "
+            f"output {name!r} changed its shape from [{bound}] to [{size}]: it depends on the values of the inputs, so "
             "it has no fixed buffer; use run()"
         )
         return InputError(changed, **known)

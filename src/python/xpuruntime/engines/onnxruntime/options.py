@@ -323,21 +323,21 @@ def read_back(
     `shapes` are those that the policy states.
     """
     options = session.get_provider_options().get(settings.provider, {})
-    found = {key: f"{name}={options[name]}" for name, key in _KEYS.items() if name in options}
+    in_effect = {key: f"{name}={options[name]}" for name, key in _KEYS.items() if name in options}
     for name in settings.options:
         if name in options and name not in _KEYS:
-            found[f"execution.provider_options.onnxruntime.{name}"] = str(options[name])
+            in_effect[f"execution.provider_options.onnxruntime.{name}"] = str(options[name])
     for name, value in settings.session.items():
         try:
-            found[f"execution.provider_options.onnxruntime.{name}"] = str(
+            in_effect[f"execution.provider_options.onnxruntime.{name}"] = str(
                 session.get_session_options().get_session_config_entry(name)
             )
         except Exception:  # an entry that was never set raises; then it was not taken
-            found[f"execution.provider_options.onnxruntime.{name}"] = f"not set (asked {value})"
+            in_effect[f"execution.provider_options.onnxruntime.{name}"] = f"not set (asked {value})"
     held = session.get_session_options()
     if settings.inter_threads is not None:
         side_by_side = held.execution_mode.name == "ORT_PARALLEL"
-        found[f"execution.provider_options.onnxruntime.{INTER_THREADS}"] = (
+        in_effect[f"execution.provider_options.onnxruntime.{INTER_THREADS}"] = (
             str(held.inter_op_num_threads) if side_by_side else f"{held.inter_op_num_threads}, and sequential"
         )
     if settings.operator_libraries:
@@ -348,19 +348,19 @@ def read_back(
             for stated, path in zip(settings.operator_libraries, files, strict=True)
             if path is None or os.path.realpath(path) not in mapped
         ]
-        found[f"execution.provider_options.onnxruntime.{OPERATOR_LIBRARIES}"] = (
+        in_effect[f"execution.provider_options.onnxruntime.{OPERATOR_LIBRARIES}"] = (
             f"not loaded: {', '.join(lost)}" if lost else ",".join(settings.operator_libraries)
         )
     threads = held.intra_op_num_threads
     if threads:
-        found["execution.threads"] = f"intra_op_num_threads={threads}"
+        in_effect["execution.threads"] = f"intra_op_num_threads={threads}"
     seen = {tensor.name: tensor.shape for tensor in session.get_inputs() if isinstance(tensor.shape, list)}
-    found.update(read_shapes(shapes or {}, seen))
+    in_effect.update(read_shapes(shapes or {}, seen))
     head = "execution.provider_options."
-    for key in [key for key in found if key.startswith(head)]:
+    for key in [key for key in in_effect if key.startswith(head)]:
         for alias in NAMES[1:]:
-            found[f"{head}{alias}.{key.removeprefix(f'{head}{NAMES[0]}.')}"] = found[key]
-    return found
+            in_effect[f"{head}{alias}.{key.removeprefix(f'{head}{NAMES[0]}.')}"] = in_effect[key]
+    return in_effect
 
 
 class _Kernels:

@@ -140,8 +140,8 @@ def resolve_pass_through(request: Request) -> tuple[OnnxRuntimeSettings, tuple[C
     )
     settings = _precision(request, known, settings, builder)
     builder.add("execution.threads", f"intra_op_num_threads={execution.threads}", "enforced", "session option")
-    asked = f"deterministic kernels are asked for; {known.vendor} has no setting for it"
-    builder.determinism(request, "use_deterministic_compute", "advisory", asked)
+    reason = f"deterministic kernels are asked for; {known.vendor} has no setting for it"
+    builder.determinism(request, "use_deterministic_compute", "advisory", reason)
     builder.shapes(request, f"nothing is built for a range: {known.vendor} is given the open size")
     if known.limit is not None and execution.memory.limit is not None:
         settings = settings.with_options({known.limit: str(execution.memory.limit)})
@@ -161,8 +161,8 @@ def refuse_shared_caches(settings: OnnxRuntimeSettings) -> None:
         if not folder:
             continue
         path = with_home(folder, name)
-        found = [path, *path.rglob("*")] if kind_of(path) == "folder" else [path]
-        reason = next(filter(None, map(not_private, found)), None)
+        paths = [path, *path.rglob("*")] if kind_of(path) == "folder" else [path]
+        reason = next(filter(None, map(not_private, paths)), None)
         if reason is not None:
             raise EngineError(f"{name} is not used, since another user may have written there: {reason}")
 
@@ -170,11 +170,11 @@ def refuse_shared_caches(settings: OnnxRuntimeSettings) -> None:
 def _options(
     request: Request, known: PassThrough, settings: OnnxRuntimeSettings, builder: ControlBuilder
 ) -> OnnxRuntimeSettings:
-    given = own_options(request.policy.execution.provider_options, NAMES)
+    own = own_options(request.policy.execution.provider_options, NAMES)
     entries = {**SESSION_OPTIONS, **known.session}
-    session = {name: given.pop(name) for name in list(given) if name in entries or "." in name}
+    session = {name: own.pop(name) for name in list(own) if name in entries or "." in name}
     where = f"execution.provider_options.{NAMES[0]}"
-    options = check_options(given, known.options, where, also=entries)
+    options = check_options(own, known.options, where, also=entries)
     checked = check_options(session, entries, where, also=known.options)
     level = checked.pop("graph_optimization_level", "all")
     builder.options(where, NAMES, "validated and handed to ONNX Runtime; provider options are read back after loading")

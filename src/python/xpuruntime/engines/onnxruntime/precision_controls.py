@@ -146,9 +146,9 @@ def _integers(request: Request, builder: ControlBuilder) -> None:
     """Say that a float precision does not reach nodes of a model that are integer operators."""
     if request.policy.execution.precision in ("model", "int8") or not (named := integer_nodes(request)):
         return
-    for place, control in enumerate(builder.controls):
+    for index, control in enumerate(builder.controls):
         if control.key == "execution.precision":
-            builder.controls[place] = msgspec.structs.replace(
+            builder.controls[index] = msgspec.structs.replace(
                 control,
                 enforceability="unsupported",
                 reason=f"the model itself computes in integers, whatever the policy says: {named}",
@@ -161,9 +161,9 @@ def _other_floats(request: Request, builder: ControlBuilder) -> None:
     if request.policy.execution.precision not in ("fp32", "tf32") or request.artifact is not None:
         return
     named = other_floats(request.model, ("fp64", "fp16", "bf16"))
-    for place, control in enumerate(builder.controls if named else ()):
+    for index, control in enumerate(builder.controls if named else ()):
         if control.key == "execution.precision" and control.enforceability == "enforced":
-            builder.controls[place] = msgspec.structs.replace(
+            builder.controls[index] = msgspec.structs.replace(
                 control,
                 enforceability="unsupported",
                 reason=f"the model itself computes in other types, whatever the policy says: {named}",
@@ -177,7 +177,7 @@ def resolve_weights(request: Request, builder: ControlBuilder, *, cuda: bool) ->
     if claimed.storage is None:
         return
     kept = [Glob(pattern) for pattern in claimed.exclude]
-    found = [
+    products = [
         product
         for product in _packed_products(request.model, cuda=cuda)
         if not any(glob(product.node) for glob in kept)
@@ -187,13 +187,19 @@ def resolve_weights(request: Request, builder: ControlBuilder, *, cuda: bool) ->
         if key == "exclude":
             builder.add(name, "-", "enforced", "these products are not compared")
             continue
-        other = [f"{one.node!r} ({getattr(one, key)})" for one in found if getattr(one, key) != wanted]
+        other = [
+            f"{product.node!r} ({getattr(product, key)})" for product in products if getattr(product, key) != wanted
+        ]
         told = ", ".join(other[:_NAMED]) + (f" and {len(other) - _NAMED} more" if len(other) > _NAMED else "")
-        if found and not other:
-            builder.add(name, f"{wanted} in {len(found)} products", "enforced", "the graph states it of each product")
+        if products and not other:
+            builder.add(
+                name, f"{wanted} in {len(products)} products", "enforced", "the graph states it of each product"
+            )
         else:
             reason = (
-                f"{len(other)} of {len(found)} products differ: {told}" if found else "the graph has no such product"
+                f"{len(other)} of {len(products)} products differ: {told}"
+                if products
+                else "the graph has no such product"
             )
             fix = f"leave {name} out, or give a model that was quantized so; nothing is converted here"
             builder.add(name, "the graph's own weights", "unsupported", reason, fix)
@@ -235,14 +241,14 @@ def integer_nodes(request: Request) -> str:
     ops = {name.rpartition(":")[2] for name in model.ops}
     if not ops & OPERATORS.keys():
         return ""
-    found = [f"{node.name!r} ({node.op})" for node in model.nodes if node.op in INTEGER_OPS]
+    named = [f"{node.name!r} ({node.op})" for node in model.nodes if node.op in INTEGER_OPS]
     if "MatMulNBits" in ops:
         for graph in graphs(model.named_proto()):
             for node in graph.node:
                 numbers = {str(attribute.name): int(attribute.i) for attribute in node.attribute}
                 if node.op_type == "MatMulNBits" and quantizes_activations(node.op_type, numbers):
-                    found.append(f"{node.name!r} (MatMulNBits, accuracy_level 4)")
-    return ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
+                    named.append(f"{node.name!r} (MatMulNBits, accuracy_level 4)")
+    return ", ".join(named[:_NAMED]) + (f" and {len(named) - _NAMED} more" if len(named) > _NAMED else "")
 
 
 def _int8(

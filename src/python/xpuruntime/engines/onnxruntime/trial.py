@@ -82,7 +82,7 @@ def refuse_crash(settings: OnnxRuntimeSettings, source: ModelSource, level: str,
     session = dict(settings.session)
     if isinstance(source.model, bytes) and source.folder is not None:
         session["session.model_external_initializers_file_folder_path"] = source.folder
-    asked: dict[str, object] = {
+    trial_request: dict[str, object] = {
         "level": level,
         "threads": settings.threads,
         "deterministic": settings.deterministic,
@@ -90,7 +90,7 @@ def refuse_crash(settings: OnnxRuntimeSettings, source: ModelSource, level: str,
         "options": settings.options,
         "operators": source.operators,
     }
-    ended = _ended(source, asked)
+    ended = _ended(source, trial_request)
     if ended:
         safe = settings.level in (SAFE_LEVEL, "disable")
         fix = (
@@ -107,14 +107,14 @@ def refuse_crash(settings: OnnxRuntimeSettings, source: ModelSource, level: str,
         )
 
 
-def _ended(source: ModelSource, asked: dict[str, object]) -> str:
+def _ended(source: ModelSource, trial_request: dict[str, object]) -> str:
     """Return how a trial ended, from memory or the cache where it is known; empty where nothing ended it."""
     model = source.model if source.operators is None else _without_rules(source.model)
     with ScratchFolder("trial") as name:
         path = Path(name) / "model.onnx" if isinstance(model, bytes) else Path(model)
         content = hashlib.sha256(model) if isinstance(model, bytes) else _digest(path)
         version = importlib.metadata.version("xpuruntime"), _onnxruntime()
-        content.update(json.dumps([_WORK, asked, version, platform.machine()], sort_keys=True).encode())
+        content.update(json.dumps([_WORK, trial_request, version, platform.machine()], sort_keys=True).encode())
         key = content.hexdigest()
         with _lock:
             known = _known.get(key)
@@ -123,7 +123,7 @@ def _ended(source: ModelSource, asked: dict[str, object]) -> str:
         if known is None:
             if isinstance(model, bytes):
                 path.write_bytes(model)
-            known = _try({**asked, "path": str(path), "seconds": _RUN_SECONDS, **_inputs(source, Path(name))})
+            known = _try({**trial_request, "path": str(path), "seconds": _RUN_SECONDS, **_inputs(source, Path(name))})
             _write(key, known)
     with _lock:
         _known[key] = known
@@ -182,9 +182,9 @@ def _onnxruntime() -> str:
     return str(onnxruntime.__version__)
 
 
-def _try(asked: dict[str, object]) -> str:
+def _try(trial_request: dict[str, object]) -> str:
     """Open the model in a process of its own."""
-    command = [sys.executable, "-I", "-X", "faulthandler=0", "-c", _WORK, json.dumps(asked)]
+    command = [sys.executable, "-I", "-X", "faulthandler=0", "-c", _WORK, json.dumps(trial_request)]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False, cwd="/"

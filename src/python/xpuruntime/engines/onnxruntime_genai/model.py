@@ -63,7 +63,7 @@ def load_folder(request: Request, settings: GenAiSettings) -> GenAiModel:
     return GenAiModel(handle, request, settings)
 
 
-def _open(folder: GenAiFolder, settings: GenAiSettings, device: str, more: Mapping[str, Any]) -> Any:
+def _open(folder: GenAiFolder, settings: GenAiSettings, device: str, extra: Mapping[str, Any]) -> Any:
     try:
         import onnxruntime_genai as engine
     except Exception as error:  # a vendor package can fail in any way
@@ -86,7 +86,7 @@ def _open(folder: GenAiFolder, settings: GenAiSettings, device: str, more: Mappi
             config.set_provider_option("cuda", "device_id", str(settings.device_id))
             if not settings.allow_cpu_ops:
                 options[NO_CPU] = "1"
-        config.overlay(json.dumps({"model": {"decoder": {"session_options": {**options, **more}}}}))
+        config.overlay(json.dumps({"model": {"decoder": {"session_options": {**options, **extra}}}}))
         return engine.Model(config)
     except Exception as error:
         raise _failure(error, f"loading {folder.folder}", device) from None
@@ -202,8 +202,8 @@ class GenAiModel(GenerationModel):
             try:
                 scheduler = engine.Engine(self._handle)
                 events = scheduler.create_event_buffer(_EVENTS)
-                asked = [scheduler.create_request() for _ in checked]
-                for request, prompt in zip(asked, checked, strict=True):
+                pending = [scheduler.create_request() for _ in checked]
+                for request, prompt in zip(pending, checked, strict=True):
                     turn = engine.TurnOptions(request)
                     turn.set_max_generated_tokens(new)
                     for name, value in search.items():
@@ -211,7 +211,7 @@ class GenAiModel(GenerationModel):
                     request.begin_turn(prompt, turn)
             except Exception as error:
                 raise self._failed(error) from None
-        numbers = {id(request): number for number, request in enumerate(asked)}
+        numbers = {id(request): number for number, request in enumerate(pending)}
         while True:
             with self._turn:
                 if self._handle is None:
@@ -231,7 +231,7 @@ class GenAiModel(GenerationModel):
         if failed:
             named = ", ".join(f"{number} ({ends[number] or 'no event'})" for number in failed)
             raise EngineFailed(f"requests of the engine failed: {named}", engine=_ENGINE, device=self.device)
-        return [(found, _ENDS[end]) for found, end in zip(tokens, ends, strict=True)]
+        return [(token, _ENDS[end]) for token, end in zip(tokens, ends, strict=True)]
 
     def tokenizer(self) -> Any:
         """Return the engine's tokenizer of this folder."""
@@ -259,8 +259,8 @@ class GenAiModel(GenerationModel):
         units: list[Unit] = []
         partial, first = not steps, NodeProfile(events=())
         for phase, new in phases.items():
-            with ScratchFolder("observe") as place:
-                profile, graph = self._profile(Path(place), tokens, runs, new)
+            with ScratchFolder("observe") as directory:
+                profile, graph = self._profile(Path(directory), tokens, runs, new)
             joined = attribute_units(
                 source,
                 graph,
@@ -287,13 +287,13 @@ class GenAiModel(GenerationModel):
             outside_us=outside(first.windows, first.spans) if self.device == "cpu" else {},
         )
 
-    def _profile(self, place: Path, tokens: Any, runs: int, new: int) -> tuple[NodeProfile, Any]:
+    def _profile(self, folder: Path, tokens: Any, runs: int, new: int) -> tuple[NodeProfile, Any]:
         """Return the profile and the optimized graph of a copy: of prompts, or of `new` steps after one prompt."""
         import onnx
 
-        optimized = place / "optimized.onnx"
+        optimized = folder / "optimized.onnx"
         entries = {
-            "enable_profiling": str(place / "profile"),
+            "enable_profiling": str(folder / "profile"),
             "session.optimized_model_filepath": str(optimized),
             "session.optimized_model_external_initializers_file_name": f"{optimized.name}.weights",
         }
@@ -311,7 +311,7 @@ class GenAiModel(GenerationModel):
             raise self._failed(error) from None
         checkpoint(COUNTED)
         del generator, handle  # the profile is written when the last one is gone
-        written = next(iter(place.glob("profile*.json")), None)
+        written = next(iter(folder.glob("profile*.json")), None)
         profile = NodeProfile(events=(), partial=True, notes=("no profile was written",))
         if written is not None:
             profile = read_profile(written)

@@ -63,9 +63,9 @@ def _hint(precision: str, model: ModelInfo) -> str:
 def _given_options(
     request: Request, settings: OpenVinoSettings, builder: ControlBuilder, kind: str
 ) -> OpenVinoSettings:
-    given = own_options(request.policy.execution.provider_options, NAMES)
+    options = own_options(request.policy.execution.provider_options, NAMES)
     table = options_of(kind)
-    checked = check_options(given, {**table, **GRAPH_OPTIONS}, _WHERE)
+    checked = check_options(options, {**table, **GRAPH_OPTIONS}, _WHERE)
     if checked.pop("quantizer", "onnxruntime") == "nncf":
         settings = settings.replace(style="openvino-nncf")
     properties = {
@@ -146,9 +146,9 @@ def _ranges(request: Request, settings: OpenVinoSettings, builder: ControlBuilde
 
 def _rest(request: Request, builder: ControlBuilder, kind: str) -> None:
     execution = request.policy.execution
-    whole = "the plugin compiles the whole model for its device or refuses it; no other plugin is used"
+    no_split = "the plugin compiles the whole model for its device or refuses it; no other plugin is used"
     builder.add(
-        "execution.allow_cpu_ops", "-", "enforced", "every node runs on the CPU here" if kind == "cpu" else whole
+        "execution.allow_cpu_ops", "-", "enforced", "every node runs on the CPU here" if kind == "cpu" else no_split
     )
     reason = "streams and threads are fixed when the model is compiled; OpenVINO makes no promise about bits"
     builder.determinism(request, "-", "advisory", reason)

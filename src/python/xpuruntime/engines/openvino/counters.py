@@ -68,14 +68,14 @@ class Counted:
     def sums_of_runs(self, names: Iterable[str]) -> tuple[float, ...]:
         """Return what some nodes took of each counted run; empty where the counters are too coarse for that."""
         counts = [self.counts[name] for name in names]
-        found = []
+        midpoints = []
         for number, spent in enumerate(self.spent):
             bounds = [count.of_run(number) for count in counts]
             least, most = (sum(pair[i] for pair in bounds) for i in (0, 1))
             if most - least > _COARSE * spent:
                 return ()
-            found.append((least + most) / 2)
-        return tuple(found)
+            midpoints.append((least + most) / 2)
+        return tuple(midpoints)
 
     def kept(self, names: Iterable[str]) -> list[float]:
         """Return the wall times of the runs but for those in which the machine was away: all, where none is left.
@@ -84,12 +84,12 @@ class Counted:
         counters cut off, have less than half. A thread that the system puts aside mostly waits between nodes.
         """
         counts = [self.counts[name] for name in names]
-        found = []
+        durations = []
         for number, spent in enumerate(self.spent):
             most = sum(count.of_run(number)[1] + 1 for count in counts)
             if spent <= 2 * min(self.spent) or most >= spent / 2:
-                found.append(spent)
-        return found or self.spent
+                durations.append(spent)
+        return durations or self.spent
 
 
 def count(compiled: Any, feeds: Mapping[str, Any], runs: int, info: ModelInfo, notes: list[str]) -> Counted:
@@ -106,7 +106,7 @@ def count(compiled: Any, feeds: Mapping[str, Any], runs: int, info: ModelInfo, n
     """
     request = compiled.create_infer_request()
     kept = []
-    found = Counted()
+    counted = Counted()
     read = []
     try:
         for port, index in enumerate(port_order(compiled, info)):
@@ -118,21 +118,21 @@ def count(compiled: Any, feeds: Mapping[str, Any], runs: int, info: ModelInfo, n
             call({}, True, False)
             read.append(request.get_profiling_info())
             if number > _SETTLE:
-                found.spent.append(request.latency * 1e3)
+                counted.spent.append(request.latency * 1e3)
             if number == 0:
                 checkpoint(COLD)
         checkpoint(COUNTED)
     except RuntimeError as error:
         notes.append(f"an instrumented run failed: {' '.join(str(error).split())[:300]}")
-        found.broken = True
-        return found
+        counted.broken = True
+        return counted
     means: dict[str, list[int]] = {}
     for nodes in read:
         for node in nodes:
             means.setdefault(node.node_name, []).append(node.real_time // _MICROSECOND)
-    found.counts = {name: bounded(values, runs) for name, values in means.items() if len(values) == len(read)}
-    found.seen = {name for name, values in means.items() if any(values)}
-    return found
+    counted.counts = {name: bounded(values, runs) for name, values in means.items() if len(values) == len(read)}
+    counted.seen = {name for name, values in means.items() if any(values)}
+    return counted
 
 
 def bounded(means: Sequence[int], runs: int) -> NodeCounter:
@@ -250,17 +250,17 @@ class _Sharing:
         best: dict[int, tuple[bool, bool, bool, bool, bool, int]] = {}
         still: set[int] = set()
         named = [(*node.mentioned, *self._layers_of(position)) for position, node in enumerate(self.executed)]
-        for position, one in enumerate(self.executed):
+        for position, executed in enumerate(self.executed):
             for index, last in named[position]:
                 if index >= len(self.nodes):
                     continue
-                if one.still:
+                if executed.still:
                     still.add(index)
                     continue
-                layer = one.kind in _RECURRENT_LAYERS and self.nodes[index].op in _RECURRENT
-                computes = one.kind not in _CONVERTING or self.nodes[index].op in _MOVING | _SCALES
-                works = one.kernel is not None or one.time_us is not None
-                rank = (layer, last, one.writes in FLOATS, computes, works, -position)
+                layer = executed.kind in _RECURRENT_LAYERS and self.nodes[index].op in _RECURRENT
+                computes = executed.kind not in _CONVERTING or self.nodes[index].op in _MOVING | _SCALES
+                works = executed.kernel is not None or executed.time_us is not None
+                rank = (layer, last, executed.writes in FLOATS, computes, works, -position)
                 if index not in best or rank > best[index]:
                     best[index] = rank
         for index, (*_, position) in best.items():
@@ -275,15 +275,15 @@ class _Sharing:
 
     def _layers_of(self, position: int) -> tuple[tuple[int, bool], ...]:
         """Return the recurrent source node that a layer without an original name is of: the first behind it."""
-        one = self.executed[position]
-        if one.mentioned or one.kind not in _RECURRENT_LAYERS:
+        executed = self.executed[position]
+        if executed.mentioned or executed.kind not in _RECURRENT_LAYERS:
             return ()
-        waiting, seen = [one.name], {one.name}
+        waiting, seen = [executed.name], {executed.name}
         for name in waiting:
             for reader in self.followers.get(name, ()):
-                found = [i for i, _ in reader.mentioned if i < len(self.nodes) and self.nodes[i].op in _RECURRENT]
-                if found:
-                    return ((found[0], False),)
+                recurrent = [i for i, _ in reader.mentioned if i < len(self.nodes) and self.nodes[i].op in _RECURRENT]
+                if recurrent:
+                    return ((recurrent[0], False),)
                 if not reader.mentioned and reader.name not in seen:
                     seen.add(reader.name)
                     waiting.append(reader.name)
@@ -292,15 +292,15 @@ class _Sharing:
     def _constant(self, mentioned: set[int]) -> set[int]:
         """Return the unmentioned nodes that follow from constants and shapes."""
         known: set[str] = set()
-        found: set[int] = set()
+        constants: set[int] = set()
         for index, node in enumerate(self.nodes):
             if index in mentioned or node.graph:
                 continue
             open_ = [n for n in node.inputs if n and n not in known and (n in self.makers or n in self.inputs)]
             if node.op in _SHAPES or index in self.shares.folded or not open_:
                 known.update(node.outputs)
-                found.add(index)
-        return found
+                constants.add(index)
+        return constants
 
     def _unmentioned(self, index: int, constant: set[int]) -> None:
         node = self.nodes[index]

@@ -63,9 +63,9 @@ class OpenVinoEngine(PackagedEngine["OpenVinoSettings"]):
             return ()
         from xpuruntime.engines.openvino.probing import our_device
 
-        found = [our_device(word) for word in facts.providers]
-        found = [device for device in found if device.partition(":")[0] in _ORDER]
-        return tuple(sorted(found, key=lambda device: (_order(device), device)))
+        our_devices = [our_device(word) for word in facts.providers]
+        our_devices = [device for device in our_devices if device.partition(":")[0] in _ORDER]
+        return tuple(sorted(our_devices, key=lambda device: (_order(device), device)))
 
     def device_name(self, device: str, machine: Machine) -> str | None:
         """Return OpenVINO's full name of a GPU or NPU."""

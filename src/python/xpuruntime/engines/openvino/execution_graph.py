@@ -133,10 +133,10 @@ Mention = tuple[int, bool]
 
 def mentions(names: str) -> list[Mention]:
     """Return the source nodes in a list of original names, in order and without repeats."""
-    found: dict[int, bool] = {}
+    mentioned: dict[int, bool] = {}
     for number, end in _MENTION.findall(names):
-        found[int(number)] = found.get(int(number), False) or end == "="
-    return list(found.items())
+        mentioned[int(number)] = mentioned.get(int(number), False) or end == "="
+    return list(mentioned.items())
 
 
 def name_without_numbers(name: str) -> str:
@@ -156,9 +156,9 @@ def name_operations(graph: Any, nodes: Sequence[NodeInfo]) -> None:
         kind = operation.get_type_name()
         if kind in ("Parameter", "Result"):
             continue
-        made = [makers[name] for port in operation.outputs() for name in port.get_names() if name in makers]
-        if made:
-            number = min(made)
+        numbers = [makers[name] for port in operation.outputs() for name in port.get_names() if name in makers]
+        if numbers:
+            number = min(numbers)
         elif kind == "Constant":
             continue
         else:
@@ -172,7 +172,7 @@ def name_operations(graph: Any, nodes: Sequence[NodeInfo]) -> None:
                 continue
             number = min(readers)
         plain = _NOT_OURS.sub("_", f"{nodes[number].name}:{operation.get_friendly_name()}")
-        name = f"{_OPEN}{number}{'=' if made else '~'}:{plain}"
+        name = f"{_OPEN}{number}{'=' if numbers else '~'}:{plain}"
         operation.set_friendly_name(name)
         owners[name] = number
 

@@ -93,10 +93,10 @@ class _Opener:
             self.core = _core(request.device)
             _there(self.core, settings.device, request.device)
 
-    def open(self, more: Mapping[str, Any]) -> Any:
+    def open(self, extra: Mapping[str, Any]) -> Any:
         """Compile or import the model; `more` are properties on top."""
         with kept_signal_stack():  # a plugin can load another one
-            return self._open(more)
+            return self._open(extra)
 
     def counted(self) -> tuple[Any, Any, list[str]]:
         """Compile the model with counters. Return the copy to count, one with all settings to read back, and notes.
@@ -130,9 +130,9 @@ class _Opener:
     def _properties(self) -> dict[str, Any]:
         return {**self.settings.properties, "INFERENCE_PRECISION_HINT": self.settings.hint}
 
-    def _open(self, more: Mapping[str, Any]) -> Any:
+    def _open(self, extra: Mapping[str, Any]) -> Any:
         settings = self.settings
-        properties: dict[str, Any] = {**self._properties(), **more}
+        properties: dict[str, Any] = {**self._properties(), **extra}
         artifact = self.request.artifact
         if artifact is not None:
             data = artifact.entry.read_bytes()
@@ -148,7 +148,7 @@ class _Opener:
             except Exception as error:
                 doing = f"compiling {self.request.model.path}"
                 raise translate(error, doing=doing, device=self.request.device) from None
-        self._verify(compiled, more)
+        self._verify(compiled, extra)
         return compiled
 
     def graph(self) -> Any:
@@ -177,9 +177,9 @@ class _Opener:
     def _note_flattened(self, nodes: list[str]) -> None:
         """Say once which nodes are computed on a matrix."""
         if nodes and not self._flattened:
-            more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+            rest = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
             reason = "opsets 11 and 12 normalize all axes from its own on, and OpenVINO reads it as of one axis"
-            self.log.add(f"Softmax {nodes[0]!r}{more}: computed on a matrix", reason, len(nodes))
+            self.log.add(f"Softmax {nodes[0]!r}{rest}: computed on a matrix", reason, len(nodes))
         self._flattened = self._flattened or bool(nodes)
 
     def _source(self) -> ModelSource:
@@ -208,7 +208,7 @@ class _Opener:
         if shapes:
             graph.reshape(shapes)
 
-    def _verify(self, compiled: Any, more: Mapping[str, Any]) -> None:
+    def _verify(self, compiled: Any, extra: Mapping[str, Any]) -> None:
         """Refuse a compiled model that reads back another precision or device than was asked for."""
         settings, device = self.settings, self.request.device
         path = self.request.model.path
@@ -221,13 +221,13 @@ class _Opener:
             )
             raise UnsupportedOperationError(msg, engine="openvino", device=device)
         ran = [str(word) for word in compiled.get_property("EXECUTION_DEVICES")]
-        if not all(one.partition(".")[0] == settings.device.partition(".")[0] for one in ran):
+        if not all(device.partition(".")[0] == settings.device.partition(".")[0] for device in ran):
             msg = (
                 f"{path}: {settings.device} was asked for, and OpenVINO compiled the model for {', '.join(ran)}. "
                 "Fix: state the device that it is to run on"
             )
             raise EngineError(msg, engine="openvino", device=device)
-        for name, value in {**settings.properties, **more}.items():
+        for name, value in {**settings.properties, **extra}.items():
             got = read_back(compiled, name)
             if got is not None and got != value and (name, got) != ("PERFORMANCE_HINT", ""):
                 self.log.add(f"OpenVINO took {name}={got}", f"{name}={value} was asked")
@@ -299,13 +299,20 @@ def _observer(
         from xpuruntime.evidence.checkpoints import LOADED, checkpoint
 
         try:
-            counted, whole, notes = opener.counted()
+            counted, compiled, notes = opener.counted()
         except XpuRuntimeError as error:
             return Observed(partial=True, notes=(f"nothing was observed: the instrumented copy: {error}",))
         checkpoint(LOADED)
-        found = observe(
-            counted, feeds, runs, opener.info, request=request, settings=settings, idle=opener.idle, whole=whole
+        observed = observe(
+            counted,
+            feeds,
+            runs,
+            opener.info,
+            request=request,
+            settings=settings,
+            idle=opener.idle,
+            compiled_model=compiled,
         )
-        return msgspec.structs.replace(found, notes=(*notes, *found.notes))
+        return msgspec.structs.replace(observed, notes=(*notes, *observed.notes))
 
     return observer

@@ -62,7 +62,7 @@ class OpenVinoExporter(NativeExporter):
         config = {settings.device: dict(sorted(properties.items()))}
         (folder / _CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         order = [self._info.inputs[index].name for index in port_order(graph, self._info)]
-        taken, given = self.bits()
+        taken, output_bits = self.bits()
         text = _TEMPLATE.format(
             main=script_main("open_model"),
             name=self.job.name,
@@ -71,8 +71,10 @@ class OpenVinoExporter(NativeExporter):
             device=settings.device,
             inputs=order,
             outputs=[output.name for output in self._info.outputs],
-            bits=f"BFLOAT16 = {sorted({*taken, *given})!r}  # as bits, in arrays of uint16\n" if taken or given else "",
-            run=_RUN_BITS if taken or given else _RUN,
+            bits=f"BFLOAT16 = {sorted({*taken, *output_bits})!r}  # as bits, in arrays of uint16\n"
+            if taken or output_bits
+            else "",
+            run=_RUN_BITS if taken or output_bits else _RUN,
             checked=python_literal({_HINT: settings.hint}),
         )
         also = f"benchmark_app takes the same: -m {_GRAPH} -d {settings.device} -load_config {_CONFIG}"
@@ -100,13 +102,13 @@ class OpenVinoExporter(NativeExporter):
         outcomes.add_options(NAMES, (*settings.properties, "quantizer"), "kept", "the same property, or the graph")
         return outcomes.settle(device="compile_model names it, and the script reads EXECUTION_DEVICES back")
 
-    def _of_the_graph(self, found: KeyOutcomes, settings: OpenVinoSettings) -> None:
-        found.add("execution.tf32", "kept", "no plugin of OpenVINO computes in TF32")
-        found.add("execution.layout", "kept", "the plugin's choice")
-        found.add("execution.allow_cpu_ops", "kept", "the plugin compiles the whole model or refuses it")
-        found.add("execution.memory.pool", "kept", "OpenVINO's own")
-        found.add("execution.shapes.", "kept", "sizes and ranges of the graph that is written")
-        found.add_kernels(settings.keep_fp32, "the graph, or OpenVINO's own choice", "no such choice")
+    def _of_the_graph(self, outcomes: KeyOutcomes, settings: OpenVinoSettings) -> None:
+        outcomes.add("execution.tf32", "kept", "no plugin of OpenVINO computes in TF32")
+        outcomes.add("execution.layout", "kept", "the plugin's choice")
+        outcomes.add("execution.allow_cpu_ops", "kept", "the plugin compiles the whole model or refuses it")
+        outcomes.add("execution.memory.pool", "kept", "OpenVINO's own")
+        outcomes.add("execution.shapes.", "kept", "sizes and ranges of the graph that is written")
+        outcomes.add_kernels(settings.keep_fp32, "the graph, or OpenVINO's own choice", "no such choice")
 
     def _repository(self, settings: OpenVinoSettings, graph: Any, folder: Path) -> NativeConfig:
         model = folder / self.job.name

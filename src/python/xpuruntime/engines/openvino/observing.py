@@ -45,7 +45,7 @@ def observe(
     request: Request,
     settings: OpenVinoSettings,
     idle: Callable[[], Any],
-    whole: Any,
+    compiled_model: Any,
 ) -> Observed:
     """Run a compiled model with counters once cold and `runs` times, and say what ran."""
     device = request.device
@@ -67,7 +67,7 @@ def observe(
     return Observed(
         units=tuple(units),
         boundaries=_boundaries(executed, joiner),
-        effective={**effective(whole, settings, device, request.policy.execution.shapes), **_overall(units)},
+        effective={**effective(compiled_model, settings, device, request.policy.execution.shapes), **_overall(units)},
         notes=tuple(notes),
         partial=counted.broken,
         run_us=run_us,
@@ -148,10 +148,11 @@ class _Units:
             )
         apart = [u for u in self.executed if not u.still and u.kernel and not _alike(u.node_precision, u.precision)]
         if apart:
-            one = apart[0]
+            executed = apart[0]
             self.notes.append(
-                f"OpenVINO says two precisions of {len(apart)} unit(s), such as {name_without_numbers(one.name)!r}: "
-                f"{one.node_precision}, and the kernel {one.kernel}; the kernel's is reported"
+                f"OpenVINO says two precisions of {len(apart)} unit(s), such as "
+                f"{name_without_numbers(executed.name)!r}: {executed.node_precision}, "
+                f"and the kernel {executed.kernel}; the kernel's is reported"
             )
         self._cut()
         if not self.types:
@@ -162,7 +163,7 @@ class _Units:
         """Sum up what whole microseconds hide, and say what has no time for that reason."""
         self.notes.append(_TIMES)
         counted = [(node, self.counted.counts[node.name]) for node in self.executed if self._counts(node)]
-        self.cut_us = float(sum(found.high - found.low + 1 for _, found in counted))
+        self.cut_us = float(sum(count.high - count.low + 1 for _, count in counted))
         short = [node.name for node, _ in counted if self.time(node) is None]
         if short:
             self.notes.append(
@@ -170,23 +171,23 @@ class _Units:
                 "a microsecond, which OpenVINO rounds to nothing"
             )
 
-    def _counts(self, one: Executed) -> bool:
+    def _counts(self, executed: Executed) -> bool:
         """Whether a node is one that works in every run, as far as the executed graph shows."""
-        return not one.still and bool(one.time_us or one.kernel) and one.name in self.counted.counts
+        return not executed.still and bool(executed.time_us or executed.kernel) and executed.name in self.counted.counts
 
-    def _once(self, one: Executed) -> bool:
+    def _once(self, executed: Executed) -> bool:
         """Whether a node ran in the first run alone: OpenVINO does not count it among those of a request."""
-        return one.time_us is not None and bool(self.counted.counts) and one.name not in self.counted.counts
+        return executed.time_us is not None and bool(self.counted.counts) and executed.name not in self.counted.counts
 
     def inserted(self, position: int) -> bool:
         """Whether an executed node stands for no source node."""
         return not self.shares.owned.get(position) and not self.shares.serves.get(position)
 
-    def time(self, one: Executed) -> Time | None:
+    def time(self, executed: Executed) -> Time | None:
         """Return the mean of the counted runs, at least; ``None`` where nothing was counted in any run."""
-        if not self._counts(one) or one.name not in self.counted.seen:
+        if not self._counts(executed) or executed.name not in self.counted.seen:
             return None
-        return Time(value=self.counted.counts[one.name].low, unit="us", kind="wall", runs=self.runs)
+        return Time(value=self.counted.counts[executed.name].low, unit="us", kind="wall", runs=self.runs)
 
     def sums(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return wall times of runs, and what all units took of each, or, where that is too coarse, of a mean one."""
@@ -204,7 +205,7 @@ class _Units:
             )
         return tuple(kept), (sum(self.counted.counts[name].low for name in timed),)
 
-    def _unit(self, position: int, one: Executed) -> Unit:
+    def _unit(self, position: int, executed: Executed) -> Unit:
         nodes = self.info.nodes
         owned = self.shares.owned.get(position, [])
         served = self.shares.serves.get(position, [])
@@ -212,19 +213,21 @@ class _Units:
         relation: Literal["exact", "fused", "inserted", "opaque"] = (
             "opaque" if inside else "inserted" if not owned else "exact" if len(owned) == 1 else "fused"
         )
-        idle = one.time_us is None and one.kernel is None  # a view, or a constant that was prepared when compiling
-        wanted = None if idle else self._wanted(owned, one.precision)
+        # a view, or a constant that was prepared when compiling
+        idle = executed.time_us is None and executed.kernel is None
+        wanted = None if idle else self._wanted(owned, executed.precision)
         if wanted is None and not owned and not idle:  # a step of a node; one that quantizes is in two
-            counts = one.precision not in FLOATS | _EIGHT_BITS and one.writes not in FLOATS  # of sizes or indices
-            counts = counts or self._integer(served) or self._eight_bits(served, one.precision)
-            wanted = None if counts else self._wanted(served, one.precision)
+            # of sizes or indices
+            counts = executed.precision not in FLOATS | _EIGHT_BITS and executed.writes not in FLOATS
+            counts = counts or self._integer(served) or self._eight_bits(served, executed.precision)
+            wanted = None if counts else self._wanted(served, executed.precision)
             wanted = None if wanted == "int8" else wanted
         # OpenVINO does not say what ran inside of a subgraph, and its own type is that of its condition.
-        ran = None if inside and self._integer(owned) else self._ran(one, owned, wanted)
+        ran = None if inside and self._integer(owned) else self._ran(executed, owned, wanted)
         deviates = bool(wanted and ran and owned and not meets(wanted, ran))
         return Unit(
-            id=self._id(one.name),
-            op=one.kind,
+            id=self._id(executed.name),
+            op=executed.kind,
             relation=relation,
             source_nodes=tuple(nodes[i].name for i in owned),
             outputs=tuple(n for n in (nodes[owned[-1]].outputs if owned else ()) if n),
@@ -232,14 +235,14 @@ class _Units:
             engine="openvino",
             device=self.device,
             provider=self.settings.device,
-            kernel=one.kernel,
-            kernel_source="reported" if one.kernel else "unknown",
+            kernel=executed.kernel,
+            kernel_source="reported" if executed.kernel else "unknown",
             precision_requested=wanted,
             precision_run=ran,
-            layout=one.layout,
-            time=self.time(one),
-            placement_reason=_IDLE if idle else _ONCE if self._once(one) else None,
-            placement_source="rule" if idle or self._once(one) else "none",
+            layout=executed.layout,
+            time=self.time(executed),
+            placement_reason=_IDLE if idle else _ONCE if self._once(executed) else None,
+            placement_source="rule" if idle or self._once(executed) else "none",
             status="substituted" if deviates else "honoured",
         )
 
@@ -248,19 +251,19 @@ class _Units:
         where = {"device": self.device, "provider": self.settings.device}
         return folded_unit(node, "openvino", why, id=self._id(node.name), **where)
 
-    def _ran(self, one: Executed, owned: Sequence[int], wanted: str | None) -> str | None:
+    def _ran(self, executed: Executed, owned: Sequence[int], wanted: str | None) -> str | None:
         """Return the precision in which a unit ran.
 
         OpenVINO's is that of the first input. A condition or a counter there, as the model has it, says nothing of
         floats that are asked for: then what the unit writes does.
         """
-        quantized = self._integer(owned) or self._eight_bits(owned, one.precision)
-        if quantized or wanted not in FLOATS or one.precision in FLOATS or one.writes is None:
-            return one.precision
-        if one.kind == "Subgraph" and one.node_precision in FLOATS and one.writes in FLOATS:
-            return one.node_precision  # the kernel is named after a mask, such as the constant one of a Trilu
+        quantized = self._integer(owned) or self._eight_bits(owned, executed.precision)
+        if quantized or wanted not in FLOATS or executed.precision in FLOATS or executed.writes is None:
+            return executed.precision
+        if executed.kind == "Subgraph" and executed.node_precision in FLOATS and executed.writes in FLOATS:
+            return executed.node_precision  # the kernel is named after a mask, such as the constant one of a Trilu
         first = (node.inputs[0] if node.inputs else "" for node in (self.info.nodes[i] for i in owned))
-        return one.writes if any(self.read.get(name, "") not in FLOATS for name in first) else one.precision
+        return executed.writes if any(self.read.get(name, "") not in FLOATS for name in first) else executed.precision
 
     def _wanted(self, owned: Sequence[int], ran: str | None) -> str | None:
         """Return the precision asked for of a unit; ``None`` where it makes no floats, or none was asked of it."""
@@ -338,11 +341,11 @@ def _boundaries(executed: Sequence[Executed], units: _Units) -> tuple[Boundary, 
             groups.setdefault(("cast", f"{node.reads} -> {node.writes} on {units.device}"), []).append(node)
         else:
             groups.setdefault(("layout", f"{node.kind} on {units.device}"), []).append(node)
-    found = []
+    boundaries = []
     for (kind, where), members in sorted(groups.items()):
         times = [t for member in members if (t := units.time(member)) is not None]
         sizes = [member.size for member in members]
-        found.append(
+        boundaries.append(
             Boundary(
                 kind=kind,
                 where=where,
@@ -353,17 +356,17 @@ def _boundaries(executed: Sequence[Executed], units: _Units) -> tuple[Boundary, 
                 else None,
             )
         )
-    return tuple(found)
+    return tuple(boundaries)
 
 
 def _overall(units: Sequence[Unit]) -> dict[str, str]:
     """Return what the units say of the keys that are about all of them."""
-    found = {}
+    overall = {}
     ran = [u for u in units if u.source_nodes and u.relation != "folded"]
     for key, values in (
         ("execution.precision", [u.precision_run for u in ran if u.precision_requested and u.precision_run]),
         ("execution.layout", [u.layout for u in ran if u.layout]),
     ):
         if values:
-            found[key] = listed(values)
-    return found
+            overall[key] = listed(values)
+    return overall

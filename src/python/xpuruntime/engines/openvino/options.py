@@ -153,23 +153,23 @@ def effective(
     compiled: Any, settings: OpenVinoSettings, device: str, stated: Mapping[str, Sequence[int | str]]
 ) -> dict[str, str]:
     """Return policy key to value, for what can be read back."""
-    found = {"execution.engine": NAMES[0], "execution.device": device}
+    in_effect = {"execution.engine": NAMES[0], "execution.device": device}
     threads = read_back(compiled, "INFERENCE_NUM_THREADS")
     if threads is not None:
-        found["execution.threads"] = f"INFERENCE_NUM_THREADS={threads}"
+        in_effect["execution.threads"] = f"INFERENCE_NUM_THREADS={threads}"
     shapes = {port.get_any_name(): port.get_partial_shape() for port in compiled.inputs}
     if all(shape.is_static for shape in shapes.values()):
-        found["execution.static_shape"] = "all sizes are fixed"
+        in_effect["execution.static_shape"] = "all sizes are fixed"
     for name, sizes in stated.items():
         if name in shapes:
             same = _limits(shapes[name]) == [split_size(size)[::2] for size in sizes]
-            found[f"execution.shapes.{name}"] = show(sizes) if same else str(shapes[name])
+            in_effect[f"execution.shapes.{name}"] = show(sizes) if same else str(shapes[name])
     for name in settings.properties:
         value = read_back(compiled, name)
         if value is not None:
             for alias in NAMES:
-                found[f"execution.provider_options.{alias}.{name}"] = value
-    return found
+                in_effect[f"execution.provider_options.{alias}.{name}"] = value
+    return in_effect
 
 
 def _limits(shape: Any) -> list[tuple[int, int]]:

@@ -131,7 +131,7 @@ def _devices(version: str) -> EngineFacts:
     import openvino
 
     core = process_core()
-    found: list[str] = []
+    device_words: list[str] = []
     broken: dict[str, str] = {}
     detail = {"build": str(openvino.get_version())}
     for kind in _PLUGINS:
@@ -139,10 +139,10 @@ def _devices(version: str) -> EngineFacts:
         words = [kind] if len(indices) == 1 and indices[0] in ("", "0") else [f"{kind}.{index}" for index in indices]
         for word in words:
             detail[word] = str(core.get_property(word, "FULL_DEVICE_NAME"))
-        found += words
+        device_words += words
     fix = _AGAIN if "CPU" in broken else None
     return EngineFacts(
-        name=_NAME, version=version, loadable=True, providers=tuple(found), broken=broken, fix=fix, detail=detail
+        name=_NAME, version=version, loadable=True, providers=tuple(device_words), broken=broken, fix=fix, detail=detail
     )
 
 
@@ -259,6 +259,6 @@ def _refused(raw: str, text: str, nodes: Sequence[NodeInfo]) -> str | None:
 def _named(listed: str, nodes: Sequence[NodeInfo]) -> str:
     """Return operators as OpenVINO lists them, such as ``"Det-17"``, with the nodes of the model that have them."""
     ops = {entry.strip().rpartition(".")[2].partition("-")[0] for entry in listed.split(",")}
-    found = [node.name for node in nodes if node.op in ops]
-    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
-    return listed.strip() + (f" (node {', '.join(map(repr, found[:4]))}{more})" if found else "")
+    names = [node.name for node in nodes if node.op in ops]
+    rest = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return listed.strip() + (f" (node {', '.join(map(repr, names[:4]))}{rest})" if names else "")

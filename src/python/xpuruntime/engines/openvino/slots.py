@@ -66,16 +66,16 @@ def port_order(compiled: Any, info: ModelInfo) -> list[int]:
 
 
 def _input_of(names: Iterable[str], positions: Mapping[str, int], info: ModelInfo) -> int:
-    found = next((positions[name] for name in names if name in positions), None)
-    if found is not None:
-        return found
+    position = next((positions[name] for name in names if name in positions), None)
+    if position is not None:
+        return position
     above = {name: node.inputs for node in info.nodes if not node.graph for name in node.outputs if name}
     waiting = sorted(names)
     seen = set(waiting)
     for name in waiting:
         if name in positions:
             return positions[name]
-        further = [one for one in above.get(name, ()) if one not in seen]
+        further = [source for source in above.get(name, ()) if source not in seen]
         seen.update(further)
         waiting += further
     raise EngineError(f"OpenVINO has an input called {', '.join(sorted(names))}, and the model has none of these names")
@@ -97,13 +97,13 @@ def passed_on(request: Any, inputs: Iterable[Array]) -> set[int]:
     output takes the place of the input. Only outputs whose tensors OpenVINO has made itself can be distinguished so.
     """
     spans = [(array.__array_interface__["data"][0], array.nbytes) for array in inputs if array.nbytes]
-    found = set()
+    indexes = set()
     for index in range(len(request.model_outputs)):
         data = request.get_output_tensor(index).data
         address = data.__array_interface__["data"][0]
         if not data.nbytes or any(start <= address < start + size for start, size in spans):
-            found.add(index)
-    return found
+            indexes.add(index)
+    return indexes
 
 
 class Generation:

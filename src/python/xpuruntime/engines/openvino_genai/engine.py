@@ -49,12 +49,12 @@ class OpenVinoGenAiEngine(PackagedEngine["PipelineSettings"]):
 
     def probe(self) -> EngineFacts:
         """Say what is installed; nothing is imported."""
-        found = installed(_DISTRIBUTION, "openvino")
-        version = found.get(_DISTRIBUTION)
+        versions = installed(_DISTRIBUTION, "openvino")
+        version = versions.get(_DISTRIBUTION)
         if version is None or util.find_spec(_PACKAGE) is None:
             return self.not_installed()
         return EngineFacts(
-            name=self.name, version=version, loadable=True, detail={"openvino": found.get("openvino", "missing")}
+            name=self.name, version=version, loadable=True, detail={"openvino": versions.get("openvino", "missing")}
         )
 
     def devices(self, machine: Machine) -> tuple[str, ...]:

@@ -130,7 +130,7 @@ class PipelineModel(GenerationModel):
 
     def forced(self, checked: Any, prefill: int) -> np.ndarray[Any, Any]:
         """Return the logits after the first tokens, which run at once, and after each of the others."""
-        return self._rows([checked[:prefill], *(checked[place : place + 1] for place in range(prefill, len(checked)))])
+        return self._rows([checked[:prefill], *(checked[index : index + 1] for index in range(prefill, len(checked)))])
 
     def sequence(self, tokens: Any, new: int, sampling: Mapping[str, Any]) -> NoReturn:
         """Refuse: a pipeline generates as a whole."""
@@ -143,16 +143,16 @@ class PipelineModel(GenerationModel):
         if logprobs:
             fix = "read session.logprobs([*prompt, *result])"
             raise InputError("the pipeline hands no logits of its steps over", fix=fix)
-        made, first_ns = self._whole([self.checked_tokens(tokens, new)], new, self.search_of(sampling))
-        return Generated(made[0], bool(made[0]) and made[0][-1] in self.folder.ends, [], first_ns)
+        sequences, first_ns = self._whole([self.checked_tokens(tokens, new)], new, self.search_of(sampling))
+        return Generated(sequences[0], bool(sequences[0]) and sequences[0][-1] in self.folder.ends, [], first_ns)
 
     def requests(self, prompts: Sequence[Any], new: int, sampling: Mapping[str, Any]) -> list[tuple[list[int], str]]:
         """Run several prompts as one batch."""
         checked, search = [self.checked_tokens(prompt, new) for prompt in prompts], self.search_of(sampling)
         if "seed" in search:
             raise InputError("several prompts take no seed", fix="call generate() for each prompt, or leave seed out")
-        made, _ = self._whole(checked, new, search)
-        return [(tokens, "stop" if tokens and tokens[-1] in self.folder.ends else "length") for tokens in made]
+        sequences, _ = self._whole(checked, new, search)
+        return [(tokens, "stop" if tokens and tokens[-1] in self.folder.ends else "length") for tokens in sequences]
 
     def _whole(self, prompts: list[Any], new: int, search: Mapping[str, Any]) -> tuple[list[list[int]], int]:
         """Return the new tokens of each prompt, and after how many nanoseconds the first was there."""
@@ -205,8 +205,11 @@ class PipelineModel(GenerationModel):
             or control.key.startswith(f"execution.provider_options.{_ENGINE}.")
         }
         backend = self._settings.properties["ATTENTION_BACKEND"]
-        made = self.generated(tokens, new, _GREEDY, logprobs=False).tokens
-        same = made == self.forced(np.array([*tokens, *made[:-1]]), len(tokens))[-len(made) :].argmax(axis=1).tolist()
+        generated = self.generated(tokens, new, _GREEDY, logprobs=False).tokens
+        same = (
+            generated
+            == self.forced(np.array([*tokens, *generated[:-1]]), len(tokens))[-len(generated) :].argmax(axis=1).tolist()
+        )
         notes = (
             f"{_UNREAD}: units, device and precision are unobservable; ATTENTION_BACKEND={backend} was stated",
             f"the pipeline's greedy tokens are {'' if same else 'not '}those of the graph, compiled beside it",

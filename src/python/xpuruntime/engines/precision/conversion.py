@@ -115,7 +115,7 @@ def convert(
     types = node_types(proto)
     choices = choose(proto, types, target, tuple(keep_fp32_nodes), supported_ops)
     rewriter = Rewriter(proto, types, choices, target, base_dir=model.base_dir, where=model.path)
-    ops = {place.name: place.node.op_type for place in name_nodes(proto)}
+    ops = {named.name: named.node.op_type for named in name_nodes(proto)}
     rewriter.run()
     model_external.load(tensors(proto), model.base_dir, model.path)
     _check(proto, model.path, precision)
@@ -139,8 +139,8 @@ def _prepare(proto: onnx.ModelProto, notes: list[str], where: str) -> onnx.Model
     if proto.functions:
         count = len(proto.functions)
         proto = inline_functions(proto, where)
-        for place in name_nodes(proto):
-            place.node.name = place.name
+        for named in name_nodes(proto):
+            named.node.name = named.name
         notes.append(f"{count} model-local functions were inlined")
     if proto.ir_version < 4:
         weights = {tensor.name for tensor in proto.graph.initializer}
@@ -248,5 +248,5 @@ def _tell(
 
 
 def _types(model: ModelInfo) -> str:
-    found = ", ".join(f"{share} {name}" for name, share in model.weights.items())
-    return f"weights: {found}" if found else "no weights"
+    shares = ", ".join(f"{share} {name}" for name, share in model.weights.items())
+    return f"weights: {shares}" if shares else "no weights"

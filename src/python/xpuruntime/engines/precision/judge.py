@@ -79,9 +79,9 @@ def choose(
     choices: dict[str, NodePrecision] = {}
     for graph in graphs(model):
         for node in graph.node:
-            found = types[node.name]
-            if FLOAT in found.inputs or FLOAT in found.outputs:
-                choices[node.name] = _choose(node, found, target, keep, supported_ops, versions)
+            node_types = types[node.name]
+            if FLOAT in node_types.inputs or FLOAT in node_types.outputs:
+                choices[node.name] = _choose(node, node_types, target, keep, supported_ops, versions)
     return choices
 
 

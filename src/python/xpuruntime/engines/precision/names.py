@@ -115,13 +115,13 @@ def other_floats(model: ModelInfo, precisions: Collection[str]) -> str:
     types = model_precisions(
         proto, stated | {graph_input.name: graph_input.type.tensor_type.elem_type for graph_input in proto.graph.input}
     )
-    found = []
+    named = []
     for node in proto.graph.node:
         those = {types.get(name, "") for name in (*node.input, *node.output)} & set(precisions)
         if those and node.op_type not in ("Cast", "Constant"):
-            found.append(f"{node.name!r} ({node.op_type}, {', '.join(sorted(those))})")
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return ", ".join(found[:_NAMED]) + more
+            named.append(f"{node.name!r} ({node.op_type}, {', '.join(sorted(those))})")
+    rest = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    return ", ".join(named[:_NAMED]) + rest
 
 
 def _stated(model: ModelInfo, proto: onnx.ModelProto) -> set[str]:

@@ -125,9 +125,9 @@ def probe_feeds(
     """
     import numpy as np
 
-    given = {**(getattr(model.source, "examples", None) or {}), **(overrides or {})}
+    stated_feeds = {**(getattr(model.source, "examples", None) or {}), **(overrides or {})}
     names = [tensor.name for tensor in (*model.inputs, *model.overridable_inputs)]
-    for name in given:
+    for name in stated_feeds:
         if name not in names:
             raise InputError(
                 f"the model has no input {name!r}; its inputs are {', '.join(map(repr, names))}", fix="correct the name"
@@ -136,26 +136,26 @@ def probe_feeds(
     stated = {
         dim: int(size)
         for tensor in model.inputs
-        for dim, size in zip(tensor.shape or (), getattr(given.get(tensor.name), "shape", ()), strict=False)
+        for dim, size in zip(tensor.shape or (), getattr(stated_feeds.get(tensor.name), "shape", ()), strict=False)
         if isinstance(dim, str)
     }
     stated.update(dims or {})
     for dim, size in _image_sizes(model).items():
         stated.setdefault(dim, size)
-    made = [tensor for tensor in model.inputs if tensor.name not in given]
-    batch = _batch(model.inputs, given, stated)
-    for tensor in made:
+    unstated = [tensor for tensor in model.inputs if tensor.name not in stated_feeds]
+    batch = _batch(model.inputs, stated_feeds, stated)
+    for tensor in unstated:
         first = unnamed_dimensions(tensor).get(0)
         if first is not None and batch is not None:
             stated.setdefault(first, batch)
-    sizes = probe_sizes(made, stated)
+    sizes = probe_sizes(unstated, stated)
     for index, tensor in enumerate(model.inputs):
-        if tensor.name in given:
-            feeds[tensor.name] = given[tensor.name]
+        if tensor.name in stated_feeds:
+            feeds[tensor.name] = stated_feeds[tensor.name]
         else:
             # A scalar must be an array too.
             feeds[tensor.name] = np.asarray(_values(tensor, np.random.default_rng((seed, index)), sizes))
-    feeds.update((name, value) for name, value in given.items() if name not in feeds)
+    feeds.update((name, value) for name, value in stated_feeds.items() if name not in feeds)
     return feeds
 
 
@@ -177,14 +177,14 @@ def _image_sizes(model: ModelInfo) -> dict[str, int]:
     return sizes
 
 
-def _batch(inputs: Sequence[TensorInfo], given: Mapping[str, Any], stated: Mapping[str, int]) -> int | None:
+def _batch(inputs: Sequence[TensorInfo], feeds: Mapping[str, Any], stated: Mapping[str, int]) -> int | None:
     """Return the one size of all first dimensions that are stated, else of those that are fixed and small."""
     told: set[int] = set()
     fixed: set[int] = set()
     for tensor in inputs:
         first = tensor.shape[0] if tensor.shape else None
-        if tensor.name in given:
-            told.update(tuple(getattr(given[tensor.name], "shape", ()))[:1])
+        if tensor.name in feeds:
+            told.update(tuple(getattr(feeds[tensor.name], "shape", ()))[:1])
         elif isinstance(first, int):
             fixed.update({first} if len(tensor.shape or ()) > 1 and first <= MAX_BATCH else ())
         elif tensor.shape:
@@ -322,8 +322,8 @@ def probe_sizes(inputs: Iterable[TensorInfo], dims: Mapping[str, int] | None = N
         except ZeroDivisionError:
             size = -1
         if size < 0:
-            given = ", ".join(f"{name}={sizes[name]}" for name in names_in(dim))
-            raise InputError(f"{given} leaves no size for the dimension {dim}", fix="state other sizes")
+            assignment = ", ".join(f"{name}={sizes[name]}" for name in names_in(dim))
+            raise InputError(f"{assignment} leaves no size for the dimension {dim}", fix="state other sizes")
         sizes[dim] = inside(size, limits[dim])
     return sizes
 

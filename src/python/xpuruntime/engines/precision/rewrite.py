@@ -111,13 +111,13 @@ class Rewriter:
                 if name and types.inputs[i] == FLOAT:
                     node.input[i] = self._want(name, self.target if i in wanted else FLOAT, scope)
         scope.nodes.append(node)
-        made = choice.outputs if choice is not None else frozenset()
-        if made:
+        outputs = choice.outputs if choice is not None else frozenset()
+        if outputs:
             self._retype_attribute(node)
         for i, name in enumerate(node.output):
             if not name or types.outputs[i] != FLOAT:
                 continue
-            if i not in made:
+            if i not in outputs:
                 scope.forms[name] = {FLOAT: name}
             elif name in results:
                 node.output[i] = self._fresh(f"{name}_{self.suffix}")
@@ -150,7 +150,7 @@ class Rewriter:
             self._cast(owner, next(iter(forms.values())), forms[form], form)
         return forms[form]
 
-    def _state_shape(self, graph: onnx.GraphProto, result: str, made: str, rank: int | None) -> None:
+    def _state_shape(self, graph: onnx.GraphProto, result: str, copy_name: str, rank: int | None) -> None:
         """State the sizes of what is cast to a result of the model, those that are not fixed by names of their own.
 
         ONNX Runtime infers that cached keys and values with new ones behind them are as long as those before, and
@@ -159,20 +159,20 @@ class Rewriter:
         for value in [output for output in graph.output if output.name == result]:
             copy = graph.value_info.add()
             copy.CopyFrom(value)
-            copy.name, tensor = made, copy.type.tensor_type
+            copy.name, tensor = copy_name, copy.type.tensor_type
             tensor.elem_type = self.target
             if rank is not None and not tensor.HasField("shape"):
                 for _ in range(rank):
                     tensor.shape.dim.add()
             for axis, dim in enumerate(tensor.shape.dim):
                 if not dim.HasField("dim_value"):
-                    dim.dim_param = f"{made}.{axis}"
+                    dim.dim_param = f"{copy_name}.{axis}"
 
-    def _cast(self, scope: _Scope, source: str, made: str, form: int) -> None:
+    def _cast(self, scope: _Scope, source: str, output: str, form: int) -> None:
         import onnx
 
-        name = self._fresh(f"Cast:{made}")
-        scope.nodes.append(onnx.helper.make_node("Cast", [source], [made], name=name, to=form))
+        name = self._fresh(f"Cast:{output}")
+        scope.nodes.append(onnx.helper.make_node("Cast", [source], [output], name=name, to=form))
         self.casts.append(name)
 
     def _fresh(self, base: str) -> str:
@@ -205,31 +205,31 @@ class Rewriter:
         """Give each fp32 weight the forms that its readers ask for."""
         graph = scope.graph
         fixed = {value.name for value in (*graph.input, *graph.output)}
-        asked: dict[str, set[int]] = {}
+        requested: dict[str, set[int]] = {}
         for name, form in self._asked(graph):
-            asked.setdefault(name, set()).add(form)
+            requested.setdefault(name, set()).add(form)
         added: list[onnx.TensorProto] = []
         for tensor in graph.initializer:
             if tensor.data_type != FLOAT:
                 continue
             scope.forms[tensor.name] = {FLOAT: tensor.name}
-            forms = asked.get(tensor.name, set())
+            forms = requested.get(tensor.name, set())
             if self.target not in forms or tensor.name in fixed:
                 continue
             if model_external.is_external(tensor):
                 model_external.load([tensor], self.base_dir, self.where)
-            made, rounded = round_tensor(tensor, self.target)
+            rounded_tensor, rounded = round_tensor(tensor, self.target)
             self.over += rounded.over
             self.under += rounded.under
             self.weights += int(rounded.bits.size)
             if FLOAT in forms:
-                made.name = self._fresh(f"{tensor.name}_{self.suffix}")
-                scope.forms[tensor.name][self.target] = made.name
+                rounded_tensor.name = self._fresh(f"{tensor.name}_{self.suffix}")
+                scope.forms[tensor.name][self.target] = rounded_tensor.name
                 self.copied.append(tensor.name)
-                added.append(made)
+                added.append(rounded_tensor)
             else:
                 scope.forms[tensor.name] = {self.target: tensor.name}
-                tensor.CopyFrom(made)
+                tensor.CopyFrom(rounded_tensor)
         graph.initializer.extend(added)
         for sparse in graph.sparse_initializer:
             if sparse.values.data_type == FLOAT:

@@ -134,7 +134,7 @@ def _value_type(value: onnx.ValueInfoProto) -> int:
 
 
 def _walk(
-    graph: onnx.GraphProto, outer: Mapping[str, int], versions: Mapping[str, int], found: dict[str, NodeTypes]
+    graph: onnx.GraphProto, outer: Mapping[str, int], versions: Mapping[str, int], node_types: dict[str, NodeTypes]
 ) -> tuple[int, ...]:
     """Fill `found` for one graph; return the types of its outputs."""
     types = dict(outer)
@@ -143,7 +143,7 @@ def _walk(
     types.update((tensor.name, tensor.data_type) for tensor in graph.initializer)
     types.update((sparse.values.name, sparse.values.data_type) for sparse in graph.sparse_initializer)
     for node in graph.node:
-        inner = [_walk(sub, types, versions, found) for _, sub in subgraphs(node)]
+        inner = [_walk(sub, types, versions, node_types) for _, sub in subgraphs(node)]
         domain = normal_domain(node.domain)
         form = signature(node.op_type, domain, versions.get(domain, 1))
         inputs = [types.get(name, UNKNOWN) if name else UNKNOWN for name in node.input]
@@ -152,11 +152,11 @@ def _walk(
             for i, name in enumerate(node.input):
                 if name and inputs[i] == UNKNOWN and form.input(i) in bound and not inner:
                     inputs[i] = types[name] = bound[form.input(i)]
-        made = _outputs(node, form, inputs, bound, inner)
+        outputs = _outputs(node, form, inputs, bound, inner)
         for i, name in enumerate(node.output):
             if name:
-                types[name] = made[i] = made[i] or types.get(name, UNKNOWN)
-        found[node.name] = NodeTypes(tuple(inputs), tuple(made))
+                types[name] = outputs[i] = outputs[i] or types.get(name, UNKNOWN)
+        node_types[node.name] = NodeTypes(tuple(inputs), tuple(outputs))
     return tuple(types.get(value.name, UNKNOWN) for value in graph.output)
 
 
@@ -183,8 +183,8 @@ def _outputs(
         skip = {"If": 0, "Scan": 0, "Loop": 1}.get(op)
         if skip is None:
             return [UNKNOWN] * count
-        made = list(inner[0][skip:])
-        return (made + [UNKNOWN] * count)[:count]
+        types = list(inner[0][skip:])
+        return (types + [UNKNOWN] * count)[:count]
     if op == "Constant":
         return [_constant_type(attributes)] * count
     if op == "ConstantOfShape":

@@ -25,8 +25,8 @@ BF16_SOC = 88
 
 def chip_options(request: Request) -> dict[str, object]:
     """Return what the policy says of the chip."""
-    given = own_options(request.policy.execution.provider_options, NAMES)
-    return {key: given[key] for key in KEYS if key in given}
+    options = own_options(request.policy.execution.provider_options, NAMES)
+    return {key: options[key] for key in KEYS if key in options}
 
 
 def resolve_settings(request: Request, target: Target, *, simulated: bool) -> tuple[QnnSettings, tuple[Control, ...]]:
@@ -45,8 +45,8 @@ def resolve_settings(request: Request, target: Target, *, simulated: bool) -> tu
 
 
 def _given_options(request: Request, settings: QnnSettings, builder: ControlBuilder) -> QnnSettings:
-    given = own_options(request.policy.execution.provider_options, NAMES)
-    own = {name: value for name, value in given.items() if name not in KEYS}
+    options = own_options(request.policy.execution.provider_options, NAMES)
+    own = {name: value for name, value in options.items() if name not in KEYS}
     checked = check_options(own, {**OPTIONS, **GRAPH_OPTIONS}, _WHERE, also=TARGET_OPTIONS)
     bits = checked.pop("activation_bits", "8")
     settings = settings.replace(style="qnn" if bits == "8" else "qnn-u16", options=checked)
@@ -55,9 +55,9 @@ def _given_options(request: Request, settings: QnnSettings, builder: ControlBuil
     else:
         fix = "use precision int8 with a model in floats, or leave the option out"
         builder.add(f"{_WHERE}.activation_bits", "-", "unsupported", "nothing is quantized here", fix)
-    asked, room = settings.options.get("vtcm_mb"), settings.target.vtcm_mb
-    if asked is not None and room is not None and int(asked) > room:
-        msg = f"{_WHERE}.vtcm_mb: {settings.target} has {room} MiB, asked for {asked}; state at most {room}"
+    vtcm_mb, room = settings.options.get("vtcm_mb"), settings.target.vtcm_mb
+    if vtcm_mb is not None and room is not None and int(vtcm_mb) > room:
+        msg = f"{_WHERE}.vtcm_mb: {settings.target} has {room} MiB, asked for {vtcm_mb}; state at most {room}"
         raise PolicyError(msg, engine="qnn")
     for key in KEYS:
         builder.add(

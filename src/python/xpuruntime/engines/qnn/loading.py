@@ -104,10 +104,10 @@ def check_context(source: ModelSource, target: Target) -> None:
             "compile the model again with `xrt compile --engine qnn`"
         )
         raise EngineError(msg, engine="qnn", device="npu")
-    made = (int(match["soc_model"]), int(match["htp_arch"]))
-    if made[0] != target.soc_model or made[1] not in (0, target.htp_arch):
+    chip = (int(match["soc_model"]), int(match["htp_arch"]))
+    if chip[0] != target.soc_model or chip[1] not in (0, target.htp_arch):
         msg = (
-            f"{source.label} was compiled for soc_model {made[0]}, HTP v{made[1]}, and the policy names {target}; "
+            f"{source.label} was compiled for soc_model {chip[0]}, HTP v{chip[1]}, and the policy names {target}; "
             "compile it for this chip, or name the other one"
         )
         raise EngineError(msg, engine="qnn", device="npu")
@@ -201,7 +201,7 @@ def _reasons(source: ModelSource, opening: Opening) -> tuple[list[Any], list[str
 def _verify(placed: Sequence[Placed], source: ModelSource, opening: Opening, settings: QnnSettings) -> None:
     """Refuse a session whose nodes did not go where the policy lets them."""
     away = [node for node in placed if node.provider != PROVIDER]
-    strays = [one for one in away if not _allowed(one, settings.allow_cpu_ops)]
+    strays = [node for node in away if not _allowed(node, settings.allow_cpu_ops)]
     if strays or (placed and len(away) == len(placed)):  # none at all: the graph was folded to constants
         rejected, faults = _reasons(source, opening)
         names = {stray.name for stray in strays}
@@ -209,8 +209,8 @@ def _verify(placed: Sequence[Placed], source: ModelSource, opening: Opening, set
         raise refusal(told or rejected, faults, label=source.label, where=str(settings.target))
 
 
-def _allowed(one: Placed, allowed: Sequence[str]) -> bool:
-    return one.op in allowed or f"{one.domain}:{one.op}" in allowed
+def _allowed(node: Placed, allowed: Sequence[str]) -> bool:
+    return node.op in allowed or f"{node.domain}:{node.op}" in allowed
 
 
 def _observer(
@@ -256,42 +256,42 @@ def rejected_in_trace(text: str) -> list[RejectedNode]:
     """Return the nodes that ``qnn_op_trace.json`` lists as not supported; none when it is missing or cut off."""
     try:
         listed = json.loads(text).get("unsupported_nodes", [])
-        found = [RejectedNode(name=n["node_name"], op=n["op_type"], reason=_clean(n.get("reason", ""))) for n in listed]
+        nodes = [RejectedNode(name=n["node_name"], op=n["op_type"], reason=_clean(n.get("reason", ""))) for n in listed]
     except (ValueError, KeyError, TypeError, AttributeError):
         return []
-    return _distinct(found)
+    return _distinct(nodes)
 
 
 def rejected_in_log(text: str) -> list[RejectedNode]:
     """Return the nodes that a verbose log says failed validation, with its reasons."""
     text = _COLOUR.sub("", text)
-    found = [
+    nodes = [
         RejectedNode(name=node["name"], op=node["op"], reason=_clean(match["reason"]))
         for match in _FAILED.finditer(text)
         for node in _NODE.finditer(match["nodes"])
     ]
-    seen = {node.name for node in found}
+    seen = {node.name for node in nodes}
     for line in text.splitlines():
         if "Unsupported nodes in QNN EP" in line:
-            found += [
+            nodes += [
                 RejectedNode(name=node["name"], op=node["op"], reason="QNN gives no reason")
                 for node in _UNSUPPORTED.finditer(line)
                 if node["name"] not in seen
             ]
-    return _distinct(found)
+    return _distinct(nodes)
 
 
 def faults_in_log(text: str) -> list[str]:
     """Return what a log says at level ERROR or FATAL, without repeats and without lines that name no cause."""
-    found = []
+    faults = []
     for line in _COLOUR.sub("", text).splitlines():
         match = _STAMP.match(line)
         if match is None or match["level"] not in "EF":
             continue
         said = re.sub(r"^\S+\.cc:\d+ \S+\s+", "", match["text"]).strip()
         if said and not any(empty in said for empty in _EMPTY):
-            found.append(said)
-    return list(dict.fromkeys(found))
+            faults.append(said)
+    return list(dict.fromkeys(faults))
 
 
 def refusal(
@@ -303,7 +303,7 @@ def refusal(
         msg = f"QNN does not load {label} for {where}: {said}. Run `xrt doctor`, and check the options of the policy"
         return EngineFailed(msg, engine="qnn", device="npu")
     named = "; ".join(f"{node.name} ({node.op}): {node.reason}" for node in rejected[:_NAMED])
-    more = f"; and {len(rejected) - _NAMED} more" if len(rejected) > _NAMED else ""
+    rest = f"; and {len(rejected) - _NAMED} more" if len(rejected) > _NAMED else ""
     ops = ", ".join(sorted({node.op for node in rejected}))
     fixes = [f"To let them run on the CPU, state execution.allow_cpu_ops: [{ops}]"]
     if composing:
@@ -317,7 +317,7 @@ def refusal(
             "QNN needs every shape beforehand: state execution.shapes for the inputs, and export the model without "
             "operators whose result has a shape that depends on values",
         )
-    msg = f"{len(rejected)} node(s) of {label} do not run on QNN for {where}: {named}{more}. {'. '.join(fixes)}"
+    msg = f"{len(rejected)} node(s) of {label} do not run on QNN for {where}: {named}{rest}. {'. '.join(fixes)}"
     return UnsupportedOperationError(msg, engine="qnn", device="npu")
 
 
@@ -325,11 +325,11 @@ def _clean(reason: str) -> str:
     return _TAIL.sub("", reason.strip()).rstrip(".") or "QNN gives no reason"
 
 
-def _distinct(found: Sequence[RejectedNode]) -> list[RejectedNode]:
+def _distinct(nodes: Sequence[RejectedNode]) -> list[RejectedNode]:
     """Keep one entry a node: QNN looks at the graph twice, the second time in another layout."""
     kept: dict[str, RejectedNode] = {}
-    for one in found:
-        kept.setdefault(plain_name(one.name), msgspec.structs.replace(one, name=plain_name(one.name)))
+    for node in nodes:
+        kept.setdefault(plain_name(node.name), msgspec.structs.replace(node, name=plain_name(node.name)))
     return list(kept.values())
 
 
@@ -354,16 +354,18 @@ def compile_model(request: Request, settings: QnnSettings, folder: Path) -> Comp
     opening = opening_of(settings, source)
 
     def compiled() -> Any:
-        with ScratchFolder("qnn") as place:
+        with ScratchFolder("qnn") as directory:
             worker = SessionWorker()
             try:
-                worker.compile(source.model, instrumented(opening, Path(place), compiling=True), str(folder / _MODEL))
+                worker.compile(
+                    source.model, instrumented(opening, Path(directory), compiling=True), str(folder / _MODEL)
+                )
             except WorkerFailed as error:
                 worker.close()
                 raise refused(error, source, opening, settings) from None
             finally:
                 worker.close()
-            return read_records(Path(place))
+            return read_records(Path(directory))
 
     recorded = without_layer_fusions(compiled, source, opening, log)
     units, notes, _ = units_of(request, source, recorded, ())

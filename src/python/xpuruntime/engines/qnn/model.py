@@ -157,9 +157,9 @@ def translated(error: Exception, *, doing: str) -> XpuRuntimeError:
     if isinstance(error, WorkerFailed):
         kind = type(error.kind, (Exception,), {})
         error = kind(str(error))
-    found = translate(error, doing=doing, device="npu")
-    found.engine = "qnn"
-    return found
+    failure = translate(error, doing=doing, device="npu")
+    failure.engine = "qnn"
+    return failure
 
 
 _START = (

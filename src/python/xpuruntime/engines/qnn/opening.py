@@ -142,8 +142,8 @@ def _device() -> Any:
     import onnxruntime as ort
 
     with _lock:
-        found = _devices(ort)
-        if not found:
+        devices = _devices(ort)
+        if not devices:
             import onnxruntime_qnn
 
             load_backend(Path(onnxruntime_qnn.get_library_path()).parent)
@@ -153,20 +153,20 @@ def _device() -> Any:
                 fix = "pip install --force-reinstall --no-deps onnxruntime-qnn"
                 msg = f"ONNX Runtime cannot load the QNN provider: {error}. {fix}"
                 raise EngineUnavailable(msg, engine="qnn", device="npu") from None
-            found = _devices(ort)
-    if not found:
+            devices = _devices(ort)
+    if not devices:
         msg = (
             "the QNN provider is loaded but offers no device on this machine; the simulator needs Linux or Windows on "
             "x86-64, a device needs Qualcomm's driver"
         )
         raise EngineUnavailable(msg, engine="qnn", device="npu")
-    return found[0]
+    return devices[0]
 
 
 def _devices(ort: Any) -> list[Any]:
     """Return the provider's devices, an NPU before others."""
-    found = [device for device in ort.get_ep_devices() if device.ep_name == PROVIDER]
-    return sorted(found, key=lambda device: device.device.type != ort.OrtHardwareDeviceType.NPU)
+    devices = [device for device in ort.get_ep_devices() if device.ep_name == PROVIDER]
+    return sorted(devices, key=lambda device: device.device.type != ort.OrtHardwareDeviceType.NPU)
 
 
 _GREETING = b"LIBNATIVE:"

@@ -162,9 +162,9 @@ def state_one() -> str:
     return f"state {_WHERE}: {{soc: sm8650}}, or soc_model and htp_arch in numbers; known names: {', '.join(SOCS)}"
 
 
-def resolve_target(given: Mapping[str, object]) -> Target | None:
+def resolve_target(options: Mapping[str, object]) -> Target | None:
     """Return the chip that a policy's options name, or ``None`` when they name none."""
-    stated = {key: given[key] for key in KEYS if key in given}
+    stated = {key: options[key] for key in KEYS if key in options}
     if not stated:
         return None
     if "soc" in stated:

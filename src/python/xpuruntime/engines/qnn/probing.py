@@ -56,11 +56,12 @@ def probe(name: str) -> EngineFacts:
         )
     if importlib.util.find_spec("onnxruntime") is None:
         return broken("the QNN provider is a plugin of ONNX Runtime, which is not installed", "xrt doctor")
-    for host, found in installed("onnxruntime-gpu", "onnxruntime").items():
-        if _release(found) < _NEEDS:
+    for host, host_version in installed("onnxruntime-gpu", "onnxruntime").items():
+        if _release(host_version) < _NEEDS:
             needs = ".".join(map(str, _NEEDS))
             return broken(
-                f"{_WHEEL} {version} is a plugin for ONNX Runtime {needs} or later, and {host} {found} is installed",
+                f"{_WHEEL} {version} is a plugin for ONNX Runtime {needs} or later, and {host} "
+                f"{host_version} is installed",
                 f'pip install --upgrade "{host}>={needs}"',
             )
     for problem in _problems(folder):

@@ -112,7 +112,7 @@ class Calibration:
         import numpy as np
 
         log = ConversionLog()
-        for index, (place, sample) in enumerate(self._source):
+        for index, (origin, sample) in enumerate(self._source):
             try:
                 ready = self._check.on_host(sample, strict=False, log=log)
                 for name, array in ready.items():
@@ -124,5 +124,5 @@ class Calibration:
                             f"input {name!r} has NaN or infinity, which would become its range; leave it out"
                         )
             except InputError as error:
-                raise InputError(f"calibration sample {index} ({place}): {error}") from None
+                raise InputError(f"calibration sample {index} ({origin}): {error}") from None
             yield ready

@@ -129,8 +129,8 @@ def _raise_opset(model: ModelInfo, proto: onnx.ModelProto, style: Style, notes: 
 
 
 def _name(proto: onnx.ModelProto) -> None:
-    for place in name_nodes(proto):
-        place.node.name = place.name
+    for named in name_nodes(proto):
+        named.node.name = named.name
 
 
 def _give_rows_of_bias(proto: onnx.ModelProto) -> None:
@@ -194,7 +194,7 @@ def _give_rows_of_bias(proto: onnx.ModelProto) -> None:
 
 def _keep_used_opsets(proto: onnx.ModelProto) -> None:
     """Drop the opsets that ONNX Runtime imports into everything it writes."""
-    used = {""} | {normal_domain(place.node.domain) for place in name_nodes(proto)}
+    used = {""} | {normal_domain(named.node.domain) for named in name_nodes(proto)}
     kept = [(o.domain, o.version) for o in proto.opset_import if normal_domain(o.domain) in used]
     del proto.opset_import[:]
     for domain, version in kept:
@@ -222,7 +222,7 @@ def _regions(source: onnx.ModelProto, prepared: onnx.ModelProto) -> dict[str, tu
     regions: dict[str, tuple[str, ...]] = {}
     for node in prepared.graph.node:
         group = groups[next(output for output in node.output if output)]
-        ends = [output for one in group for output in one.output if output in kept]
+        ends = [output for member in group for output in member.output if output in kept]
         holder = next((member for member in group if member.op_type in HEAVY), group[-1])
         regions[node.name] = _between(makers, kept, ends) if holder is node else ()
     return regions
@@ -230,10 +230,10 @@ def _regions(source: onnx.ModelProto, prepared: onnx.ModelProto) -> dict[str, tu
 
 def _between(makers: dict[str, onnx.NodeProto], kept: set[str], ends: Iterable[str]) -> tuple[str, ...]:
     """Return the source nodes that make `ends`, back to values that are in `kept`."""
-    waiting, found = list(ends), dict[str, None]()
+    waiting, between = list(ends), dict[str, None]()
     while waiting:
         node = makers.get(waiting.pop())
-        if node is not None and node.name not in found:
-            found[node.name] = None
+        if node is not None and node.name not in between:
+            between[node.name] = None
             waiting.extend(name for name in node.input if name and name not in kept)
-    return tuple(found)
+    return tuple(between)

@@ -155,13 +155,13 @@ def _regions(prepared: Prepared, proto: onnx.ModelProto) -> dict[str, tuple[str,
     """Return node to source nodes; an activation that is gone is with the node before it."""
     there = {node.name for node in proto.graph.node}
     makers = {output: node for node in prepared.proto.graph.node for output in node.output if output}
-    found: dict[str, list[str]] = {}
+    regions: dict[str, list[str]] = {}
     for node in prepared.proto.graph.node:
         holder = node
         while holder.name not in there and holder.input and holder.input[0] in makers:
             holder = makers[holder.input[0]]
-        found.setdefault(holder.name, []).extend(prepared.regions[node.name])
-    return {name: tuple(dict.fromkeys(sources)) for name, sources in found.items() if sources}
+        regions.setdefault(holder.name, []).extend(prepared.regions[node.name])
+    return {name: tuple(dict.fromkeys(sources)) for name, sources in regions.items() if sources}
 
 
 def _why_nothing(prepared: Prepared, leave: Sequence[str], unserved: set[str]) -> str:
@@ -197,8 +197,8 @@ def _counted(ops: Counter[str]) -> str:
 
 def _tidy(proto: onnx.ModelProto) -> None:
     """Name every node once, and drop who wrote the file when."""
-    for place in name_nodes(proto):
-        place.node.name = place.name
+    for named in name_nodes(proto):
+        named.node.name = named.name
     del proto.metadata_props[:]
 
 
@@ -206,7 +206,7 @@ def _account(
     prepared: Prepared, proto: onnx.ModelProto, leave: Sequence[str], unserved: set[str]
 ) -> tuple[list[str], list[LeftNode]]:
     """Return the prepared nodes that read quantized values, and the products that do not."""
-    made = {output: node.op_type for node in proto.graph.node for output in node.output}
+    op_by_output = {output: node.op_type for node in proto.graph.node for output in node.output}
     constant = {tensor.name for tensor in prepared.proto.graph.initializer}
     after = {node.name: node for node in proto.graph.node}
     quantized: list[str] = []
@@ -217,7 +217,7 @@ def _account(
             quantized.append(node.name)
             continue
         heavy = node.op_type in HEAVY
-        read = [made.get(name) == "DequantizeLinear" for name in (now.input[:2] if heavy else now.input)]
+        read = [op_by_output.get(name) == "DequantizeLinear" for name in (now.input[:2] if heavy else now.input)]
         if node.name not in unserved and (all(read) if heavy else any(read)):
             quantized.append(node.name)
         elif heavy:

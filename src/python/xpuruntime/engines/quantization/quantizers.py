@@ -61,12 +61,12 @@ class Aliases:
 
     def undo(self, proto: onnx.ModelProto) -> None:
         """Give tensors their names again, and what the quantizer put in names derived from those, each unique."""
-        taken, given = set(self.of), dict(self._name)
+        taken, names = set(self.of), dict(self._name)
 
         def name_of(alias: str) -> str:
-            if alias not in given:
-                given[alias] = fresh_name(self._plain(alias), taken)
-            return given[alias]
+            if alias not in names:
+                names[alias] = fresh_name(self._plain(alias), taken)
+            return names[alias]
 
         _rename(proto, name_of)
         nodes = set(self._nodes)
@@ -76,7 +76,7 @@ class Aliases:
                     node.name = fresh_name(self._plain(node.name), nodes)
 
     def _plain(self, derived: str) -> str:
-        return self._pattern.sub(lambda found: self._name.get(found[0], found[0]), derived)
+        return self._pattern.sub(lambda match: self._name.get(match[0], match[0]), derived)
 
 
 def _rename(proto: onnx.ModelProto, change: Callable[[str], str]) -> None:
@@ -116,7 +116,7 @@ def quantize_qdq(
     types = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8, "uint16": QuantType.QUInt16}
     source, out = folder / "aliased.onnx", folder / "quantized.onnx"
     source.write_bytes(aliased.SerializeToString(deterministic=True))
-    given = str(source)
+    source_path = str(source)
     activations, weights = types[style.activations], types[style.weights]
     if style.tool == "qnn":
         from onnxruntime.quantization import quantize
@@ -124,7 +124,7 @@ def quantize_qdq(
 
         overrides = _channels_of_convolutions(aliased, leave, QuantType.QInt8) if style.per_channel else None
         config = get_qnn_qdq_config(
-            given,
+            source_path,
             Reader(),
             activation_type=activations,
             weight_type=weights,
@@ -133,11 +133,11 @@ def quantize_qdq(
             nodes_to_exclude=list(leave),
         )
         config.op_types_to_quantize = sorted(config.op_types_to_quantize)
-        quantize(given, str(out), config)
+        quantize(source_path, str(out), config)
     else:
         exclude = sorted({*leave, *_outside_images(prepared.proto)})
         quantize_static(
-            given,
+            source_path,
             str(out),
             Reader(),
             quant_format=QuantFormat.QDQ,

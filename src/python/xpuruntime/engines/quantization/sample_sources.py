@@ -101,26 +101,26 @@ class _Stacked:
 
     def _find_numbered(self) -> list[dict[str, str]]:
         """Return, for each sample, input name to key; empty where the first axis counts."""
-        found: dict[int, dict[str, str]] = {}
+        numbered: dict[int, dict[str, str]] = {}
         for key in self._arrays:
             name, slash, number = str(key).rpartition("/")
             if key in self._tensors or not slash or name not in self._tensors:
                 continue
             if not number.isdecimal():
                 raise SampleError(f"{self.origin} has the array {key!r}; write '{name}/0', '{name}/1', …")
-            found.setdefault(int(number), {})[name] = key
-        if not found:
+            numbered.setdefault(int(number), {})[name] = key
+        if not numbered:
             return []
-        whole = [key for key in self._arrays if key in self._tensors]
-        if whole:
+        unnumbered = [key for key in self._arrays if key in self._tensors]
+        if unnumbered:
             raise SampleError(
-                f"{self.origin} has {whole[0]!r} for all samples beside arrays for single ones such as "
-                f"{next(iter(found[min(found)].values()))!r}; write all inputs in one of the two ways"
+                f"{self.origin} has {unnumbered[0]!r} for all samples beside arrays for single ones such as "
+                f"{next(iter(numbered[min(numbered)].values()))!r}; write all inputs in one of the two ways"
             )
-        if sorted(found) != list(range(len(found))):
-            gap = next(i for i in range(len(found)) if i not in found)
+        if sorted(numbered) != list(range(len(numbered))):
+            gap = next(i for i in range(len(numbered)) if i not in numbered)
             raise SampleError(f"{self.origin} has no arrays numbered {gap}, but higher ones; number from 0 on")
-        return [found[number] for number in range(len(found))]
+        return [numbered[number] for number in range(len(numbered))]
 
     def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if self._numbered:
@@ -130,10 +130,10 @@ class _Stacked:
         yield from self._rows()
 
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        whole = self._arrays if isinstance(self._arrays, NpzArrays) else _InMemory(self._arrays)
+        arrays = self._arrays if isinstance(self._arrays, NpzArrays) else _InMemory(self._arrays)
         sizes: dict[str, tuple[int, int]] = {}
         for name in self._arrays:
-            shape = whole.shape(name)
+            shape = arrays.shape(name)
             if not shape:
                 raise SampleError(f"{name!r} of {self.origin} is a single number; its first axis counts samples")
             sizes[name] = (shape[0], self._rows_each(name, shape))
@@ -141,7 +141,7 @@ class _Stacked:
         if len(set(counts.values())) > 1:
             told = ", ".join(f"{name!r} {count}" for name, count in counts.items())
             raise SampleError(f"the inputs of {self.origin} have different numbers of samples: {told}; give equal ones")
-        streams = {name: whole.rows(name, each) for name, (_, each) in sizes.items()}
+        streams = {name: arrays.rows(name, each) for name, (_, each) in sizes.items()}
         for number in range(next(iter(counts.values()), 0)):
             yield f"number {number} of {self.origin}", {name: next(stream) for name, stream in streams.items()}
 
@@ -241,8 +241,8 @@ class _Spooled:
 
         for number, places in enumerate(self._places):
             sample = {}
-            for name, place in places.items():
-                self._file.seek(place)
+            for name, offset in places.items():
+                self._file.seek(offset)
                 sample[name] = np.load(self._file, allow_pickle=False)
             yield f"item {number} of {self.origin}", sample
 
@@ -318,9 +318,9 @@ class NpzArrays(Mapping[str, Any]):
             if dtype.hasobject:
                 raise ValueError("it holds Python objects")
             if fortran and len(shape) > 1:  # columns lie together: only the whole can be read
-                whole = self[name]
+                array = self[name]
                 for start in range(0, shape[0], each or 1):
-                    yield whole[start : start + each] if each else whole[start]
+                    yield array[start : start + each] if each else array[start]
                 return
             part = (each, *shape[1:]) if each else shape[1:]
             size = math.prod(part) * dtype.itemsize

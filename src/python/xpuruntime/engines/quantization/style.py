@@ -108,7 +108,7 @@ def without_kernel(proto: onnx.ModelProto, style: Style) -> set[str]:
     if style.name != "ort-cpu":
         return set()
     ranks = {tensor.name: len(tensor.dims) for tensor in proto.graph.initializer}
-    found = set()
+    names = set()
     for node in proto.graph.node:
         first, second, bias = (*node.input, "", "", "")[:3]
         if (node.op_type in HEAVY and node.op_type not in style.ops) or (
@@ -116,8 +116,8 @@ def without_kernel(proto: onnx.ModelProto, style: Style) -> set[str]:
             if node.op_type == "MatMul"
             else node.op_type in ("Conv", "Gemm") and bias and bias not in ranks
         ):
-            found.add(node.name)
-    return found
+            names.add(node.name)
+    return names
 
 
 #: What the quantizers add to the name of a value.
@@ -128,25 +128,25 @@ _INTEGERS = {"int8", "uint8", "uint16"}
 _COMPUTED = "computed before the graph was quantized"
 
 
-def in_source_terms(units: Sequence[Unit], made: QuantizedModel, model: ModelInfo) -> tuple[Unit, ...]:
+def in_source_terms(units: Sequence[Unit], quantized: QuantizedModel, model: ModelInfo) -> tuple[Unit, ...]:
     """Return units that name nodes of the model, each node exactly once."""
     tensors = {name for node in model.nodes for name in node.outputs if name}
-    ruled, kind = _ruled(made), "uint16" if made.style.activations == "uint16" else "int8"
-    asked = {node.name: "fp32" if node.name in ruled else kind for node in model.nodes if node.op in HEAVY}
-    light = {name: kind for name in made.quantized_nodes if name not in asked}
-    claimed = _claims(units, made)
+    ruled, kind = _ruled(quantized), "uint16" if quantized.style.activations == "uint16" else "int8"
+    requested = {node.name: "fp32" if node.name in ruled else kind for node in model.nodes if node.op in HEAVY}
+    light = {name: kind for name in quantized.quantized_nodes if name not in requested}
+    claimed = _claims(units, quantized)
     held = {name for names in claimed.values() for name in names}
     taken: dict[str, None] = {}
     told: list[Unit] = []
-    for place, unit in enumerate(units):
-        joined = (*claimed.get(place, ()), *(name for name in unit.source_nodes if name not in held))
-        own = _sources(joined, made)
+    for index, unit in enumerate(units):
+        joined = (*claimed.get(index, ()), *(name for name in unit.source_nodes if name not in held))
+        own = _sources(joined, quantized)
         new = tuple(name for name in own if name not in taken)
         taken.update(dict.fromkeys(new))
         if unit.relation == "folded" and unit.source_nodes and not own:
             continue  # a pair that quantizing put in and the engine's optimizer took out
-        serves = (*(name for name in own if name not in new), *_sources(unit.serves, made))
-        told.append(_told(unit, new, tuple(dict.fromkeys(serves)), tensors, asked, light))
+        serves = (*(name for name in own if name not in new), *_sources(unit.serves, quantized))
+        told.append(_told(unit, new, tuple(dict.fromkeys(serves)), tensors, requested, light))
     engine = units[0].engine if units else ""
     for node in model.nodes:
         if node.name not in taken:
@@ -165,27 +165,27 @@ def source_tensor(name: str, tensors: Iterable[str]) -> str | None:
     return name
 
 
-def _claims(units: Sequence[Unit], made: QuantizedModel) -> dict[int, tuple[str, ...]]:
+def _claims(units: Sequence[Unit], quantized: QuantizedModel) -> dict[int, tuple[str, ...]]:
     """Return the nodes of the quantized graph that a unit has for its own by its name; the first unit of a name has it.
 
     Optimizers that change layouts rename values, by which units are joined otherwise, and only add to names of nodes.
     """
     claims: dict[int, tuple[str, ...]] = {}
     seen: set[str] = set()
-    for place, unit in enumerate(units):
+    for index, unit in enumerate(units):
         name = _ADDED.sub("", unit.id)
-        if name in made.regions and name not in seen and unit.relation != "folded":
+        if name in quantized.regions and name not in seen and unit.relation != "folded":
             seen.add(name)
-            claims[place] = (name,)
+            claims[index] = (name,)
     return claims
 
 
-def _ruled(made: QuantizedModel) -> set[str]:
-    return {node.name for node in made.left_nodes if node.by_rule or node.unserved}
+def _ruled(quantized: QuantizedModel) -> set[str]:
+    return {node.name for node in quantized.left_nodes if node.by_rule or node.unserved}
 
 
-def _sources(names: Iterable[str], made: QuantizedModel) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(source for name in names for source in made.regions.get(name, ())))
+def _sources(names: Iterable[str], quantized: QuantizedModel) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(source for name in names for source in quantized.regions.get(name, ())))
 
 
 def _told(
@@ -193,14 +193,14 @@ def _told(
     own: tuple[str, ...],
     serves: tuple[str, ...],
     tensors: set[str],
-    asked: dict[str, str],
+    requested: dict[str, str],
     light: dict[str, str],
 ) -> Unit:
     relation, status, wanted = unit.relation, unit.status, unit.precision_requested
     if relation not in ("opaque", "folded"):
         relation = "inserted" if not own else "exact" if len(own) == 1 else "fused"
     ran = unit.precision_run or ""
-    named = {asked[name] for name in own or serves if name in asked}
+    named = {requested[name] for name in own or serves if name in requested}
     if not named and _INTEGERS.intersection(ran.split("->")):
         named = {light[name] for name in own or serves if name in light}
     if named and wanted in (None, "fp32", "int8"):

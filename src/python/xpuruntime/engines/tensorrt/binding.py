@@ -54,16 +54,16 @@ class TensorRtBinding(Binding):
             bound[info.name], items[info.name] = buffers.input(info, inputs.get(info.name))
         self.inputs = bound
         model.check.full({name: (item.dtype, item.shape) for name, item in items.items()})
-        made: dict[str, Any] = {}
+        bound_outputs: dict[str, Any] = {}
         self._keep = list(items.values())
         for name, shape in model.place(slot, items).items():
             if shape is None:
                 msg = f"the size of output {name!r} is known only after a run, so it has no fixed buffer; use run()"
                 raise InputError(msg)
-            made[name], item = buffers.output(name, model.borders[name].dtype, shape, outputs.get(name))
+            bound_outputs[name], item = buffers.output(name, model.borders[name].dtype, shape, outputs.get(name))
             self._keep.append(item)
             slot.address(name, item.pointer or 0)
-        self.outputs = made
+        self.outputs = bound_outputs
 
     def _capture(self, caller: Any) -> Any:
         """Return the captured graph, or ``None``; `graph` then says why."""

@@ -36,8 +36,8 @@ def resolve_settings(
     """Resolve the policy of `request` for one product. Pure."""
     builder = ControlBuilder(request.policy.stated())
     builder.common(request, product.name, checked="the engine is one CUDA engine, whose layers all run on this device")
-    given = own_options(request.policy.execution.provider_options, product.names)
-    options = checked_options(given, product, facts)
+    own = own_options(request.policy.execution.provider_options, product.names)
+    options = checked_options(own, product, facts)
     where = f"execution.provider_options.{product.name}"
     builder.options(
         where, product.names, "checked against a table, set, and read back where the vendor lets it be read"
@@ -54,15 +54,15 @@ def resolve_settings(
 
 def profiles(request: Request) -> dict[str, Profile]:
     """Return the least, best and largest shape of each input that keeps an open dimension."""
-    found: dict[str, Profile] = {}
+    profiles: dict[str, Profile] = {}
     for name, ranges in shape_ranges(request.model, request.policy).items():
         if not all(range_.fixed for range_ in ranges):
-            found[name] = (
+            profiles[name] = (
                 tuple(range_.min for range_ in ranges),
                 tuple(range_.opt for range_ in ranges),
                 tuple(range_.max for range_ in ranges),
             )
-    return found
+    return profiles
 
 
 def _targets(
@@ -167,14 +167,15 @@ def _determinism(
         return
     resolved, how = "-", "one built engine runs the same kernels each time"
     if has(facts, "kernel_specialization"):
-        asked = options.setdefault("kernel_specialization", "eager")
-        if asked not in _AT_ONCE:
+        specialization = options.setdefault("kernel_specialization", "eager")
+        if specialization not in _AT_ONCE:
             msg = (
-                f"execution.provider_options.{product.name}.kernel_specialization: {asked} replaces kernels while the "
-                "engine runs, which execution.determinism forbids; state eager or none, or leave the option out"
+                f"execution.provider_options.{product.name}.kernel_specialization: {specialization} "
+                "replaces kernels while the engine runs, which execution.determinism forbids; "
+                "state eager or none, or leave the option out"
             )
             raise PolicyError(msg, engine=product.name)
-        resolved, how = f"kernel_specialization={asked}", "kernels are not replaced while the engine runs"
+        resolved, how = f"kernel_specialization={specialization}", "kernels are not replaced while the engine runs"
     reason = f"{how}; the vendor does not promise that each of them adds in the same order every time"
     builder.determinism(request, resolved, "advisory", reason)
 

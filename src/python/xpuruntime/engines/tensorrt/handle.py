@@ -102,8 +102,8 @@ class Handle:
         refitter = trt.Refitter(self.engine, logger(trt))
         parser = trt.OnnxParserRefitter(refitter, logger(trt))
         if isinstance(weights.model, bytes):
-            place = () if weights.folder is None else (f"{weights.folder}/model.onnx",)
-            read = parser.refit_from_bytes(weights.model, *place)
+            paths = () if weights.folder is None else (f"{weights.folder}/model.onnx",)
+            read = parser.refit_from_bytes(weights.model, *paths)
         else:
             read = parser.refit_from_file(weights.model)
         if not read or not refitter.refit_cuda_engine():
@@ -173,19 +173,19 @@ class Handle:
 
     def borders(self) -> dict[str, Border]:
         """Return the inputs and outputs of the engine by name."""
-        engine, found = self.engine, {}
+        engine, borders = self.engine, {}
         for name in map(engine.get_tensor_name, range(engine.num_io_tensors)):
             dtype = engine.get_tensor_dtype(name).name
             host = engine.get_tensor_location(name) == self.trt.TensorLocation.HOST
             dynamic = any(size < 0 for size in engine.get_tensor_shape(name))
-            found[name] = Border(DTYPES.get(dtype, dtype), host, dynamic)
-        return found
+            borders[name] = Border(DTYPES.get(dtype, dtype), host, dynamic)
+        return borders
 
     def memory(self) -> dict[str, int]:
         """Return bytes by owner, as far as the engine and xpuruntime's pool report."""
-        found = {} if self._pool is None else {"engine": self._pool.held()}
+        usage = {} if self._pool is None else {"engine": self._pool.held()}
         size = getattr(self.engine, "device_memory_size_v2", None)
-        return {**found, **({"activations_per_context": int(size)} if size is not None else {})}
+        return {**usage, **({"activations_per_context": int(size)} if size is not None else {})}
 
     def failed(self, doing: str, heard: list[str]) -> XpuRuntimeError:
         """Return the error of a call that answered with nothing; `doing` such as ``"running"``."""
@@ -237,12 +237,12 @@ class Slot:
             for name, shape in shapes.items():
                 if not self.context.set_input_shape(name, shape):
                     raise self._handle.failed(f"setting the shape {list(shape)} of input {name!r} for", heard.errors())
-        found: dict[str, tuple[int, ...] | None] = {}
+        output_shapes: dict[str, tuple[int, ...] | None] = {}
         for name in outputs:
             sizes = tuple(int(size) for size in self.context.get_tensor_shape(name))
-            found[name] = None if any(size < 0 for size in sizes) else sizes
-        self._shapes, self._outputs = shapes, found
-        return found
+            output_shapes[name] = None if any(size < 0 for size in sizes) else sizes
+        self._shapes, self._outputs = shapes, output_shapes
+        return output_shapes
 
     def address(self, name: str, pointer: int) -> None:
         """Tell where an input or output is. A tensor without elements still needs an address."""

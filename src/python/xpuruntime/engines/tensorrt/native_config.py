@@ -108,9 +108,9 @@ class TrtexecExporter(NativeExporter):
         pools = {"workspace": settings.workspace, "tacticSharedMem": options.get("tactic_shared_memory")}
         sizes = [f"{pool}:{_kib(int(size))}K" for pool, size in pools.items() if size is not None]
         arguments += [f"--memPoolSize={','.join(sizes)}"] if sizes else []
-        for place, word in enumerate(("min", "opt", "max")):
+        for index, word in enumerate(("min", "opt", "max")):
             shapes = [
-                f"{name}:{'x'.join(map(str, profile[place]))}" for name, profile in sorted(settings.profiles.items())
+                f"{name}:{'x'.join(map(str, profile[index]))}" for name, profile in sorted(settings.profiles.items())
             ]
             arguments += [f"--{word}Shapes={','.join(shapes)}"] if shapes else []
         arguments += [f"{flag}={options[name]}" for name, flag in _SAME.items() if name in options]
@@ -122,22 +122,22 @@ class TrtexecExporter(NativeExporter):
 
     def _words(self, options: Mapping[str, str]) -> list[str]:
         """Return the options whose values trtexec spells in another way."""
-        found = []
+        arguments = []
         for name, (flag, words) in _SPELT.items():
             if name in options:
                 if options[name] not in words:
                     raise self.damaged(f"{name} {options[name]!r}")
-                found.append(f"{flag}={words[options[name]]}")
+                arguments.append(f"{flag}={words[options[name]]}")
         if options.get("refit") == "on":
-            found.append("--refit")
+            arguments.append("--refit")
         cache = options.get("timing_cache", "off")
         if cache == "off":
-            found.append("--noBuilderCache")
+            arguments.append("--noBuilderCache")
         elif cache != "default":
-            found.append(f"--timingCacheFile={cache}")
+            arguments.append(f"--timingCacheFile={cache}")
         if options.get("pin_tactics") == "require":
-            found.append("--errorOnTimingCacheMiss")
-        return found
+            arguments.append("--errorOnTimingCacheMiss")
+        return arguments
 
     def _outcomes(self, settings: TensorRtSettings) -> tuple[KeyOutcome, ...]:
         outcomes = KeyOutcomes(self.job, "trtexec")

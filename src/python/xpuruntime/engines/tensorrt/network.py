@@ -73,8 +73,8 @@ def parse_network(
     """Read the model into the network."""
     if isinstance(source.model, bytes):
         # Of the path, the parser uses the folder, in which it looks for external data.
-        place = () if source.folder is None else (str(Path(source.folder) / "model.onnx"),)
-        read = parser.parse(source.model, *place)
+        paths = () if source.folder is None else (str(Path(source.folder) / "model.onnx"),)
+        read = parser.parse(source.model, *paths)
     else:
         read = parser.parse_from_file(source.model)
     if not read:
@@ -118,9 +118,9 @@ def _check_borders(network: Any, request: Request, product: TensorRtProduct) -> 
     known = {"engine": product.name, "device": request.device}
     inputs = {(t := network.get_input(i)).name: t for i in range(network.num_inputs)}
     outputs = {(t := network.get_output(i)).name: t for i in range(network.num_outputs)}
-    for role, infos, found in (("input", model.inputs, inputs), ("output", model.outputs, outputs)):
+    for role, infos, tensors in (("input", model.inputs, inputs), ("output", model.outputs, outputs)):
         for info in infos:
-            tensor = found.get(info.name)
+            tensor = tensors.get(info.name)
             if tensor is None:
                 msg = f"{product.title} dropped the {role} {info.name!r} of {model.path}; take it out of the model"
                 raise UnsupportedOperationError(msg, **known)
@@ -141,13 +141,13 @@ def _check_borders(network: Any, request: Request, product: TensorRtProduct) -> 
 
 def layer_nodes(text: str | None, nodes: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     r"""Return the source nodes that a layer's metadata names, in order and once each."""
-    found: list[str] = []
+    node_names: list[str] = []
     for part in (text or "").split(_MARK)[1:]:
         name = part
         while name not in nodes and "]" in name:
             name = name[: name.rindex("]")]
-        found.extend(nodes.get(name, ()))
-    return tuple(dict.fromkeys(found))
+        node_names.extend(nodes.get(name, ()))
+    return tuple(dict.fromkeys(node_names))
 
 
 _WARNING = 2
@@ -177,10 +177,10 @@ def logger(trt: Any) -> Any:
     The library keeps a pointer to the first logger that it is given, so that one has to live as long as the process.
     """
     with _making:
-        found = _loggers.get(trt.__name__)
-        if found is None:
-            found = _loggers[trt.__name__] = _make_logger(trt)
-        return found
+        cached = _loggers.get(trt.__name__)
+        if cached is None:
+            cached = _loggers[trt.__name__] = _make_logger(trt)
+        return cached
 
 
 def _make_logger(trt: Any) -> Any:

@@ -124,9 +124,9 @@ def _inspect(handle: Handle, slot: Slot) -> str:
 def read_back(handle: Handle, context: Any, request: Request) -> dict[str, str]:
     """Return policy key to value, where engine, context or the record of the build hold it."""
     product, flags = handle.product, handle.record.flags
-    found = {"execution.engine": product.name, "execution.device": handle.device}
+    in_effect = {"execution.engine": product.name, "execution.device": handle.device}
     if "tf32" in flags:
-        found["execution.tf32"] = f"BuilderFlag.TF32={flags['tf32']}"
+        in_effect["execution.tf32"] = f"BuilderFlag.TF32={flags['tf32']}"
     options = {name: value for name, value in flags.items() if name not in ("tf32", "workspace")}
     if hasattr(context, "get_runtime_config"):
         config = context.get_runtime_config()
@@ -138,16 +138,16 @@ def read_back(handle: Handle, context: Any, request: Request) -> dict[str, str]:
                 options[option] = getattr(config, attribute).name.lower()
         specialization = options.get("kernel_specialization")
         if specialization is not None:
-            found["execution.determinism"] = f"kernel_specialization={specialization}"
+            in_effect["execution.determinism"] = f"kernel_specialization={specialization}"
     if "weight_streaming_budget" in handle.settings.options:
         options["weight_streaming_budget"] = str(handle.engine.weight_streaming_budget_v2)
     if "workspace" in flags:
-        found["execution.memory.limit"] = f"workspace {flags['workspace']} bytes"
+        in_effect["execution.memory.limit"] = f"workspace {flags['workspace']} bytes"
     for name in product.names:
-        found.update({f"execution.provider_options.{name}.{option}": value for option, value in options.items()})
+        in_effect.update({f"execution.provider_options.{name}.{option}": value for option, value in options.items()})
     for name in request.policy.execution.shapes:
-        found[f"execution.shapes.{name}"] = _sizes(handle.engine, name)
-    return found
+        in_effect[f"execution.shapes.{name}"] = _sizes(handle.engine, name)
+    return in_effect
 
 
 def _sizes(engine: Any, name: str) -> str:
@@ -235,9 +235,9 @@ def attribute_units(
 
 def _named(layer: Layer, source: SourceModel) -> tuple[str, ...]:
     """Return the source nodes that a layer names: in its metadata, else by the names of what was fused into it."""
-    found = layer_nodes(layer.metadata, source.parsed)
-    if found or _FOREIGN in layer.name:
-        return found
+    nodes = layer_nodes(layer.metadata, source.parsed)
+    if nodes or _FOREIGN in layer.name:
+        return nodes
     parts = [part.strip() for part in (layer.name, *_TOKENS.split(layer.name))]
     names = [name for part in parts for name in (source.layers.get(part) or ())]
     return tuple(dict.fromkeys(names))
@@ -404,7 +404,7 @@ def _layer(entry: Any) -> Layer:
 
 
 def _tensors(entries: Any) -> tuple[TensorSeen, ...]:
-    found = []
+    tensors = []
     for entry in entries if isinstance(entries, list) else ():
         if not isinstance(entry, dict):
             continue
@@ -413,10 +413,10 @@ def _tensors(entries: Any) -> tuple[TensorSeen, ...]:
         both = str(entry.get("Format/Datatype") or "")
         dtype = str(entry.get("Datatype") or entry.get("DataType") or both)
         layout = str(entry.get("Format") or both)
-        found.append(
+        tensors.append(
             TensorSeen(str(entry.get("Name", "")), dimensions, _dtype(dtype), _layout(layout, len(dimensions)))
         )
-    return tuple(found)
+    return tuple(tensors)
 
 
 def _dtype(text: str) -> str | None:

@@ -150,11 +150,11 @@ def runtime_keys(product: TensorRtProduct) -> tuple[str, ...]:
     return ("execution.cuda_graph", "execution.determinism", "execution.memory.pool", *own)
 
 
-def checked_options(given: Mapping[str, object], product: TensorRtProduct, facts: EngineFacts) -> dict[str, str]:
+def checked_options(stated: Mapping[str, object], product: TensorRtProduct, facts: EngineFacts) -> dict[str, str]:
     """Return the options of a policy as text, each with a value that its table allows and this version has."""
     where = f"execution.provider_options.{product.name}"
-    texts = {name: str(value).strip() for name, value in given.items() if name in TEXT_OPTIONS}
-    rest = {name: value for name, value in given.items() if name not in TEXT_OPTIONS}
+    texts = {name: str(value).strip() for name, value in stated.items() if name in TEXT_OPTIONS}
+    rest = {name: value for name, value in stated.items() if name not in TEXT_OPTIONS}
     options = check_options(rest, {**BUILD_OPTIONS, **RUN_OPTIONS}, where, also=TEXT_OPTIONS)
     for name in (*options, *texts):
         word = NEEDS.get(name)
@@ -179,11 +179,11 @@ def _serving(word: str, product: TensorRtProduct) -> str:
     return f"pip install --upgrade {product.distributions[0]}, or {elsewhere}"
 
 
-def _together(found: Mapping[str, str], where: str, product: TensorRtProduct) -> None:
-    if found.get("pin_tactics", "off") != "off" and found.get("timing_cache", "off") == "off":
+def _together(options: Mapping[str, str], where: str, product: TensorRtProduct) -> None:
+    if options.get("pin_tactics", "off") != "off" and options.get("timing_cache", "off") == "off":
         msg = f"{where}.pin_tactics: tactics are kept in a timing cache, and there is none; state timing_cache as well"
         raise PolicyError(msg, engine=product.name)
-    if "weight_streaming_budget" in found and found.get("weight_streaming") != "1":
+    if "weight_streaming_budget" in options and options.get("weight_streaming") != "1":
         msg = (
             f"{where}.weight_streaming_budget: the engine is built without weight streaming; state weight_streaming: 1"
         )

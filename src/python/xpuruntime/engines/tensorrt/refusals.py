@@ -303,11 +303,11 @@ def write_artifact(
 def read_artifact(artifact: Artifact, product: TensorRtProduct, target: dict[str, str]) -> SerializedEngine:
     """Read a compiled engine and check it against its record and against what is here."""
     ready = _read(artifact.folder, product)
-    made = ready.record.target
+    recorded = ready.record.target
     differences = [
-        f"{key} {made.get(key)}, and here is {target.get(key)}"
-        for key in sorted({*made, *target})
-        if made.get(key) != target.get(key)
+        f"{key} {recorded.get(key)}, and here is {target.get(key)}"
+        for key in sorted({*recorded, *target})
+        if recorded.get(key) != target.get(key)
     ]
     if differences:
         msg = f"the engine in {artifact.folder} was made for {'; for '.join(differences)}. Fix: {_AGAIN}"

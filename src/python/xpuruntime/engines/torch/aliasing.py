@@ -56,10 +56,10 @@ class GuardedCall:
         return [tensor.clone() if index in written else tensor for index, tensor in enumerate(tensors)]
 
     def _protected(self, tensors: Sequence[Any]) -> list[Any]:
-        given = self.protected(tensors) if self._untried or self._written else tensors
-        before = [_version(tensor) for tensor in given]
-        results = self._raw(given)
-        written = {i for i, tensor in enumerate(given) if _version(tensor) != before[i]}
+        inputs = self.protected(tensors) if self._untried or self._written else tensors
+        before = [_version(tensor) for tensor in inputs]
+        results = self._raw(inputs)
+        written = {i for i, tensor in enumerate(inputs) if _version(tensor) != before[i]}
         self._untried = False
         if not written <= self._written:
             self._written |= written

@@ -38,8 +38,8 @@ class TorchBinding(Binding):
         check = model.check
         check.names({**dict.fromkeys(check.required), **inputs})
         known_outputs(outputs, model.outputs)
-        given = [v for v in (*inputs.values(), *outputs.values()) if v is not None and not isinstance(v, tuple)]
-        numpy = model.device == "cpu" and not any(kind_of("buffer", v) == "torch" for v in given)
+        buffers = [v for v in (*inputs.values(), *outputs.values()) if v is not None and not isinstance(v, tuple)]
+        numpy = model.device == "cpu" and not any(kind_of("buffer", v) == "torch" for v in buffers)
         self._stream = model._stream(stream)
         with self._stream:
             self._inputs = {name: self._input(name, inputs.get(name)) for name in model.names}
@@ -115,40 +115,40 @@ class TorchBinding(Binding):
                 compute()
         return self._recorder.record(compute, []).graph
 
-    def _input(self, name: str, given: Any) -> Any:
+    def _input(self, name: str, buffer: Any) -> Any:
         model, torch = self._model, self._torch
         info = model.check.infos[name]
-        if given is None or isinstance(given, tuple):
-            shape = fixed_shape(info, given)
+        if buffer is None or isinstance(buffer, tuple):
+            shape = fixed_shape(info, buffer)
             return torch.zeros(shape, dtype=torch_dtype(info.dtype), device=model._where)
-        if kind_of(name, given) == "numpy":
+        if kind_of(name, buffer) == "numpy":
             if model.device != "cpu":
                 msg = (
                     f"input {name!r} is a NumPy array, whose memory cannot be bound on {model.device}; pass its shape, "
                     "or a CUDA tensor"
                 )
                 raise InputError(msg)
-            if not given.flags.c_contiguous:
+            if not buffer.flags.c_contiguous:
                 msg = (
                     f"input {name!r} is not C-contiguous, so its memory cannot be bound; pass "
                     "np.ascontiguousarray(x), or its shape"
                 )
                 raise InputError(msg)
-        return model.tensor(name, given)
+        return model.tensor(name, buffer)
 
-    def _output(self, name: str, result: Any, given: Any) -> Any:
+    def _output(self, name: str, result: Any, buffer: Any) -> Any:
         torch = self._torch
-        if given is None:
+        if buffer is None:
             return torch.empty_like(result, memory_format=torch.contiguous_format)
-        if not hasattr(given, "__dlpack__"):
-            msg = f"output {name!r} is given as a {type(given).__name__}; pass an array to write into, or leave it out"
+        if not hasattr(buffer, "__dlpack__"):
+            msg = f"output {name!r} is given as a {type(buffer).__name__}; pass an array to write into, or leave it out"
             raise InputError(msg)
-        if kind_of(name, given) == "numpy" and not (given.flags.c_contiguous and given.flags.writeable):
+        if kind_of(name, buffer) == "numpy" and not (buffer.flags.c_contiguous and buffer.flags.writeable):
             raise InputError(
                 f"output {name!r} must be C-contiguous and writable to be bound; pass np.empty(shape, dtype)"
             )
-        kind = kind_of(name, given)
-        tensor = given if kind == "torch" else from_numpy(given) if kind == "numpy" else torch.from_dlpack(given)
+        kind = kind_of(name, buffer)
+        tensor = buffer if kind == "torch" else from_numpy(buffer) if kind == "numpy" else torch.from_dlpack(buffer)
         if tensor.dtype != result.dtype or tensor.shape != result.shape:
             msg = (
                 f"output {name!r} is {torch_dtype_name(result.dtype)} {list(result.shape)} for these inputs, got "

@@ -46,24 +46,24 @@ def resolve_settings(request: Request) -> tuple[TorchSettings, tuple[Control, ..
     cuda = request.device.startswith("cuda")
     builder = ControlBuilder(policy.stated())
     builder.common(request, NAMES[0], checked="every parameter and every result is on it")
-    given = check_options(own_options(execution.provider_options, NAMES), OPTIONS, _WHERE)
+    options = check_options(own_options(execution.provider_options, NAMES), OPTIONS, _WHERE)
     builder.options(_WHERE, NAMES, "validated and handed to torch.compile, or to the choice of how to run")
-    mode = given.pop("mode", "eager")
-    name = next((name for name in given if name in _COMPILE), None)
+    mode = options.pop("mode", "eager")
+    name = next((name for name in options if name in _COMPILE), None)
     if mode == "eager" and name is not None:
         msg = f"{_WHERE}: {name!r} is an option of torch.compile; state mode: compile too, or remove it"
         raise PolicyError(msg, engine=NAMES[0])
-    if execution.cuda_graph != "off" and given.get("compile_mode") in ("reduce-overhead", "max-autotune"):
+    if execution.cuda_graph != "off" and options.get("compile_mode") in ("reduce-overhead", "max-autotune"):
         msg = (
-            f"{_WHERE}: compile_mode {given['compile_mode']} captures CUDA graphs of its own, which do not nest in "
+            f"{_WHERE}: compile_mode {options['compile_mode']} captures CUDA graphs of its own, which do not nest in "
             "execution.cuda_graph; state one of them"
         )
         raise PolicyError(msg, engine=NAMES[0])
-    fields: dict[str, Any] = {"mode": mode, "compile": {n: given[n] for n in _COMPILE if n in given}}
+    fields: dict[str, Any] = {"mode": mode, "compile": {n: options[n] for n in _COMPILE if n in options}}
     decodes = request.model.format == DECODER
     if decodes:
-        fields.update(_decoding(request, builder, given, mode))
-    elif "max_length" in given:
+        fields.update(_decoding(request, builder, options, mode))
+    elif "max_length" in options:
         msg = f"{_WHERE}: 'max_length' is of folders of transformers, which generate; remove it"
         raise PolicyError(msg, engine=NAMES[0])
     fields.update(_precision(request, builder, cuda=cuda))
@@ -74,12 +74,12 @@ def resolve_settings(request: Request) -> tuple[TorchSettings, tuple[Control, ..
     return settings, builder.finish("PyTorch")
 
 
-def _decoding(request: Request, builder: ControlBuilder, given: dict[str, str], mode: str) -> dict[str, Any]:
+def _decoding(request: Request, builder: ControlBuilder, options: dict[str, str], mode: str) -> dict[str, Any]:
     """Add what a decoder of transformers has beside, and return its settings."""
     execution = request.policy.execution
     captures = execution.cuda_graph != "off" and request.device.startswith("cuda")
     for name, needed in (("max_length", captures), ("mode", captures or mode == "eager")):
-        if (name in given or name == "mode") and not needed:
+        if (name in options or name == "mode") and not needed:
             msg = f"{_WHERE}: {name!r} is of captured decode steps; state execution.cuda_graph: prefer on a CUDA device"
             raise PolicyError(f"{msg}, or remove it", engine=NAMES[0])
     builder.shapes(request, "any length up to the context runs")
@@ -89,7 +89,7 @@ def _decoding(request: Request, builder: ControlBuilder, given: dict[str, str], 
             name = f"execution.weights.{key}"
             builder.add(name, str(getattr(wanted, key)), "enforced", "torchao quantizes linear layers at loading")
     context = request.model.source.context
-    length = int(given.get("max_length", min(_LENGTH, context)))
+    length = int(options.get("max_length", min(_LENGTH, context)))
     if length > context:
         msg = f"{_WHERE}: max_length is {length}, and the context has {context} tokens; state {context} or less"
         raise PolicyError(msg, engine=NAMES[0])
@@ -249,16 +249,16 @@ def resolve_kernels(request: Request, builder: ControlBuilder, *, compiled: bool
 
 
 def _absent(
-    builder: ControlBuilder, key: str, op: str, kernel_names: tuple[str, ...], found: Mapping[str, Sequence[str]]
+    builder: ControlBuilder, key: str, op: str, kernel_names: tuple[str, ...], nodes_by_op: Mapping[str, Sequence[str]]
 ) -> None:
     """Add the control of a key for an operation of which the model has no call: written out, or not found."""
     if kernel_names[0] == "auto":
         builder.add(key, PYTORCH_CHOICE, "enforced", "auto leaves the choice to PyTorch")
-    elif op in found:
-        reason = f"the model writes {op} out (at {found[op][0]!r}), which is no call that a kernel could serve"
+    elif op in nodes_by_op:
+        reason = f"the model writes {op} out (at {nodes_by_op[op][0]!r}), which is no call that a kernel could serve"
         builder.add(key, ABSENT, "unsupported", reason, f"call the function of PyTorch for {op}")
     else:
-        builder.add(key, ABSENT, "advisory", *absence(op, found))
+        builder.add(key, ABSENT, "advisory", *absence(op, nodes_by_op))
 
 
 def _ops_of(rule: KernelRule, present: set[str]) -> tuple[str, ...]:

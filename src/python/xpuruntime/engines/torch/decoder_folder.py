@@ -108,8 +108,8 @@ def _tensors(file: ConfigFile, name: str) -> Iterator[tuple[str, int]]:
             length = int.from_bytes(opened.read(8), "little")
             if not 0 < length <= min(_LARGEST_HEADER, size - 8):
                 opened.seek(0)
-                found = looks_like(opened.read(512))
-                reason = f"{name} is no file of safetensors" + (f"; it looks like {found[0]}" if found else "")
+                guess = looks_like(opened.read(512))
+                reason = f"{name} is no file of safetensors" + (f"; it looks like {guess[0]}" if guess else "")
                 raise file.refuse(reason, again)
             header = decode_json(opened.read(length))
     except OSError as error:

@@ -67,7 +67,7 @@ def _module(request: Request, settings: DecoderSettings) -> Any:
         raise EngineUnavailable(msg, fix="pip install --upgrade transformers", engine="torch") from None
     folder = request.model.source.folder
     with _without_progress():
-        module, found = AutoModelForCausalLM.from_pretrained(
+        module, loading_info = AutoModelForCausalLM.from_pretrained(
             folder,
             local_files_only=True,
             trust_remote_code=False,
@@ -76,7 +76,7 @@ def _module(request: Request, settings: DecoderSettings) -> Any:
             dtype="auto" if settings.dtype is None else precision_dtype(settings.dtype),
         )
     for name in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        if keys := sorted(map(str, found.get(name) or ())):
+        if keys := sorted(map(str, loading_info.get(name) or ())):
             shown = ", ".join(keys[:_SHOWN]) + (f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else "")
             reason = f"{folder}: weights have {name.replace('_', ' ')} for {type(module).__name__}: {shown}"
             raise ModelError(reason, fix="save the model again: model.save_pretrained(folder)")
@@ -179,18 +179,20 @@ class DecoderModel(GenerationModel):
             raise InputError("the logits of captured steps stay inside of the graph", fix=fix)
         checked, search = self.checked_tokens(tokens, new), self.search_of(sampling)
         seen = _FirstToken()
-        made = self._whole([checked], new, search, streamer=seen)[0]
-        return Generated(made, bool(made) and made[-1] in self.folder.ends, [], seen.first_ns)
+        new_tokens = self._whole([checked], new, search, streamer=seen)[0]
+        return Generated(new_tokens, bool(new_tokens) and new_tokens[-1] in self.folder.ends, [], seen.first_ns)
 
     def requests(self, prompts: Sequence[Any], new: int, sampling: Mapping[str, Any]) -> list[tuple[list[int], str]]:
         """Run several prompts as one batch, padded on the left."""
         checked, search = [self.checked_tokens(prompt, new) for prompt in prompts], self.search_of(sampling)
         if "seed" in search:
             raise InputError("several prompts take no seed", fix="call generate() for each prompt, or leave seed out")
-        found = self._whole(checked, new, search)
-        return [(made, "stop" if made and made[-1] in self.folder.ends else "length") for made in found]
+        sequences = self._whole(checked, new, search)
+        return [
+            (sequence, "stop" if sequence and sequence[-1] in self.folder.ends else "length") for sequence in sequences
+        ]
 
-    def _whole(self, prompts: list[Any], new: int, search: dict[str, Any], **more: Any) -> list[list[int]]:
+    def _whole(self, prompts: list[Any], new: int, search: dict[str, Any], **extra: Any) -> list[list[int]]:
         """Return the new tokens of a batch, by ``generate`` of transformers or by captured steps."""
         import torch
 
@@ -200,14 +202,14 @@ class DecoderModel(GenerationModel):
         for row, prompt in enumerate(prompts):
             ids[row, longest - len(prompt) :] = torch.from_numpy(prompt.astype(np.int64))
             mask[row, longest - len(prompt) :] = 1
-        options = {**_options(search, self._padding), **more, "max_new_tokens": new}
+        options = {**_options(search, self._padding), **extra, "max_new_tokens": new}
         options["attention_mask"] = mask.to(self.device)
         # Captured steps share their cache, so that calls take turns.
         turn = contextlib.nullcontext() if self.captured is None else self._turn
         with turn, self.running() as module, _drawn(search.get("seed"), self.device):
             generate = module.generate if self.captured is None else self.captured.generate
-            made = generate(ids.to(self.device), **options)[:, longest:].tolist()
-        return [_until(row, self.folder.ends) for row in made]
+            rows = generate(ids.to(self.device), **options)[:, longest:].tolist()
+        return [_until(row, self.folder.ends) for row in rows]
 
     @property
     def _padding(self) -> int:
@@ -272,8 +274,8 @@ class DecoderModel(GenerationModel):
     def memory(self) -> dict[str, int]:
         """Return the bytes of parameters and buffers, and of the caches of captured steps."""
         held = {t.data_ptr(): t.numel() * t.element_size() for t in (*self.module.parameters(), *self.module.buffers())}
-        found = {"weights": sum(held.values())}
-        return found if self.captured is None else {**found, "cache": self.captured.report.cache_bytes}
+        usage = {"weights": sum(held.values())}
+        return usage if self.captured is None else {**usage, "cache": self.captured.report.cache_bytes}
 
     def close(self) -> None:
         """Release the module, its graphs and what holds for the process."""
@@ -377,8 +379,8 @@ def _drawn(seed: int | None, device: str) -> Iterator[None]:
 
 def _until(tokens: list[int], ends: Sequence[int]) -> list[int]:
     """Return tokens up to the first that ends the text, without the padding after it."""
-    place = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
-    return tokens[: place + 1]
+    end = next((index for index, token in enumerate(tokens) if token in ends), len(tokens))
+    return tokens[: end + 1]
 
 
 def _host(tensor: Any) -> np.ndarray[Any, Any]:

@@ -104,9 +104,9 @@ class TorchModel(LoadedModel):
                     return slow(feeds, stream)
                 key.append((input_.shape, input_.dtype))
             if tuple(key) not in seen:
-                found = slow(feeds)
+                slow_results = slow(feeds)
                 self.check.remember(tuple(key))
-                return found
+                return slow_results
             try:
                 with no_grad():
                     return dict(zip(results, call(tensors), strict=True))
@@ -219,9 +219,9 @@ class TorchModel(LoadedModel):
             closed()
         kinds = [kind_of(name, array) for name, array in feeds.items()]
         kind = next((k for k in kinds if k != "numpy"), "numpy")
-        found = intermediates(self, self.tensors(feeds), names)
+        values = intermediates(self, self.tensors(feeds), names)
         back = self.device != "cpu" and kind == "numpy"
-        return {name: self._result(value.cpu() if back else value, kind) for name, value in found.items()}
+        return {name: self._result(value.cpu() if back else value, kind) for name, value in values.items()}
 
     def switches(self) -> dict[str, Any]:
         """Return the process-wide switches that this session holds, as they are now."""
@@ -331,10 +331,10 @@ def _converted(call: Call, request: Request, convert: str) -> Call:
     outside = [getattr(torch, info.dtype, None) for info in request.model.outputs]
 
     def run(tensors: Any) -> list[Any]:
-        given = [t.to(inside) if t.is_floating_point() else t for t in tensors]
+        inputs = [t.to(inside) if t.is_floating_point() else t for t in tensors]
         return [
             t.to(dtype) if dtype is not None and t.is_floating_point() else t
-            for t, dtype in zip(call(given), outside, strict=True)
+            for t, dtype in zip(call(inputs), outside, strict=True)
         ]
 
     return run

@@ -56,7 +56,7 @@ class TorchExporter(NativeExporter):
                     engine="torch",
                 )
         shutil.copyfile(info.file, folder / _PROGRAM)
-        taken, given = self.bits()
+        taken, output_bits = self.bits()
         text = _TEMPLATE.format(
             main=script_main("open_model"),
             name=self.job.name,
@@ -65,8 +65,8 @@ class TorchExporter(NativeExporter):
             device=self.job.request.device,
             inputs=[input_.name for input_ in info.inputs],
             outputs=[output.name for output in info.outputs],
-            bits=_bits_text(taken, given),
-            run=_RUN_BITS if taken or given else _RUN,
+            bits=_bits_text(taken, output_bits),
+            run=_RUN_BITS if taken or output_bits else _RUN,
             deterministic=settings.deterministic,
             threads=settings.threads,
             tf32=settings.tf32,
@@ -128,19 +128,19 @@ class TorchExporter(NativeExporter):
         return outcomes.settle(device="the program is moved there")
 
 
-def _bits_text(taken: Sequence[str], given: Sequence[str]) -> str:
-    if not taken and not given:
+def _bits_text(taken: Sequence[str], output_names: Sequence[str]) -> str:
+    if not taken and not output_names:
         return ""
     return f"BFLOAT16 = {list(taken)!r}  # as bits, in arrays of uint16; so are outputs of that type\n"
 
 
 def _compile_arguments(settings: TorchSettings) -> dict[str, Any]:
-    given = settings.compile
-    arguments: dict[str, Any] = {"fullgraph": given.get("fullgraph") == "1"}
-    if "compile_mode" in given:
-        arguments["mode"] = given["compile_mode"]
-    if "dynamic" in given:
-        arguments["dynamic"] = given["dynamic"] == "1"
+    compile_options = settings.compile
+    arguments: dict[str, Any] = {"fullgraph": compile_options.get("fullgraph") == "1"}
+    if "compile_mode" in compile_options:
+        arguments["mode"] = compile_options["compile_mode"]
+    if "dynamic" in compile_options:
+        arguments["dynamic"] = compile_options["dynamic"] == "1"
     return arguments
 
 

@@ -25,7 +25,7 @@ def run(script: str, inputs: str, outputs: str, folder: str) -> dict[str, Any]:
 def _operators(native: Any, module: Any, feeds: dict[str, Any]) -> dict[str, list[str]]:
     fx: Any = importlib.import_module("torch.fx")
     torch: Any = importlib.import_module("torch")
-    found: dict[str, list[str]] = {}
+    dtypes: dict[str, list[str]] = {}
 
     class Seen(fx.Interpreter):  # type: ignore[misc]
         def run_node(self, n: Any) -> Any:
@@ -35,13 +35,13 @@ def _operators(native: Any, module: Any, feeds: dict[str, Any]) -> dict[str, lis
                 strays = [tensor for tensor in tensors if tensor.device != torch.device(native.DEVICE)]
                 if strays:
                     raise RuntimeError(f"{n.name} gave a tensor on {strays[0].device}, not on {native.DEVICE}")
-                found[n.name] = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+                dtypes[n.name] = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
             return result
 
     tensors = [_tensor(native, name, feeds[name]).to(native.DEVICE) for name in native.INPUTS]
     with torch.no_grad():
         Seen(module).run(*tensors, enable_io_processing=False)
-    return found
+    return dtypes
 
 
 def _tensor(native: Any, name: str, array: Any) -> Any:

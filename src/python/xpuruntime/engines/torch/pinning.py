@@ -77,30 +77,30 @@ def placed_rules(policy: KernelPolicy, nodes: Iterable[NodeInfo]) -> tuple[tuple
         if (facts := facts_of_program_node(node)).op is not None and facts.module is not None:
             places.setdefault(node.name, {})[facts] = None
     names = NameSet(places)
-    found: dict[tuple[KernelRule, str], None] = {}
+    placed: dict[tuple[KernelRule, str], None] = {}
     for compiled in policy.compiled_rules.rules:
         rule = compiled.rule
         if rule.use is None or rule.precision is not None:
             continue
         match = rule.match
         if match.node is None:
-            found[KernelRule(match=match, use=rule.use), compiled.source] = None
+            placed[KernelRule(match=match, use=rule.use), compiled.source] = None
             continue
         for name in names.matching(match.node):
             for facts in places[name]:
                 if compiled.certainty(facts) != "no":
                     here = match.replace(node=None, module=escape(str(facts.module)), op=facts.op)
-                    found[KernelRule(match=here, use=rule.use), compiled.source] = None
+                    placed[KernelRule(match=here, use=rule.use), compiled.source] = None
     for op, kernel_names in policy.preferences.items():
-        found[KernelRule(match=RuleMatch(op=op), use=kernel_names), f"kernels.{op}"] = None
-    return tuple(found)
+        placed[KernelRule(match=RuleMatch(op=op), use=kernel_names), f"kernels.{op}"] = None
+    return tuple(placed)
 
 
 def kernel_names_of(policy: KernelPolicy, key: str) -> tuple[str, ...]:
     """Return the kernels that a key of a policy asks for, in order."""
     name = key.removeprefix("kernels.")
-    place = re.fullmatch(r"rules\[(\d+)\]", name)
-    use = policy.rules[int(place[1])].use if place else policy.preferences[name]
+    match = re.fullmatch(r"rules\[(\d+)\]", name)
+    use = policy.rules[int(match[1])].use if match else policy.preferences[name]
     return (use,) if isinstance(use, str) else tuple(use or ())
 
 
@@ -126,7 +126,7 @@ class Pins:
         self.by_module = any(rule.match.module is not None for rule, _ in rules)
         if not rules and policy.kernels.auto_strategy == "first_supported":
             return
-        self.keys = {f"kernels.rules[{place}]": key for place, (_, key) in enumerate(rules)}
+        self.keys = {f"kernels.rules[{index}]": key for index, (_, key) in enumerate(rules)}
         held_rules = tuple(rule.replace(use="auto") if key in without else rule for rule, key in rules)
         kernels = KernelPolicy(
             rules=held_rules, auto_strategy=policy.kernels.auto_strategy, tuning=policy.kernels.tuning
@@ -202,18 +202,20 @@ def hold(settings: TorchSettings, request: Request) -> SwitchClaim:
 
 def read_back(settings: TorchSettings, values: Mapping[str, Any]) -> dict[str, str]:
     """Return the policy keys that switches realise, as these are now."""
-    found: dict[str, str] = {}
+    in_effect: dict[str, str] = {}
     tf32 = {name: bool(values[name]) for name in _TF32 if name in values}
     if tf32:
         # One of the two may have been changed behind the session's back: then that one is reported.
         other = next((name for name, value in tf32.items() if value is not settings.tf32), None)
-        found["execution.tf32"] = str(settings.tf32).lower() if other is None else f"{other}={str(tf32[other]).lower()}"
+        in_effect["execution.tf32"] = (
+            str(settings.tf32).lower() if other is None else f"{other}={str(tf32[other]).lower()}"
+        )
     if "deterministic_algorithms" in values:
         on = values["deterministic_algorithms"]
-        found["execution.determinism"] = "torch.use_deterministic_algorithms, for the process" if on else "none"
+        in_effect["execution.determinism"] = "torch.use_deterministic_algorithms, for the process" if on else "none"
     if "num_threads" in values:
-        found["execution.threads"] = str(values["num_threads"])
-    return found
+        in_effect["execution.threads"] = str(values["num_threads"])
+    return in_effect
 
 
 def _has_fast_path(request: Request) -> bool:

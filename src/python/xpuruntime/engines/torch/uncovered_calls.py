@@ -73,8 +73,8 @@ def uncovered_calls(request: Request) -> dict[str, UncoveredCalls]:
     rules = placed_rules(request.policy.kernels, nodes)
     placed = KernelPolicy(rules=tuple(rule for rule, _ in rules))
     cuda = request.device.startswith("cuda")
-    keys = {f"kernels.rules[{place}]": key for place, (_, key) in enumerate(rules)}
-    found: dict[str, dict[str, dict[str, None]]] = {}
+    keys = {f"kernels.rules[{index}]": key for index, (_, key) in enumerate(rules)}
+    uncovered_by_key: dict[str, dict[str, dict[str, None]]] = {}
     for op, uncovered in out_of_reach.items():
         for node in uncovered:
             for dtype in dtypes or (UNKNOWN,):
@@ -84,10 +84,10 @@ def uncovered_calls(request: Request) -> dict[str, UncoveredCalls]:
                     facts = facts._replace(head_dim=node.by_products)
                 for wanted in placed.compiled_rules.match(facts).preferences:
                     if not NATIVE_KERNELS[op].intersection(wanted.use):
-                        found.setdefault(keys[wanted.source], {}).setdefault(op, {})[node.name] = None
+                        uncovered_by_key.setdefault(keys[wanted.source], {}).setdefault(op, {})[node.name] = None
     names = {node.name for uncovered in out_of_reach.values() for node in uncovered}
     others = [node for node in nodes if node.name not in names]
-    return {key: _told(by_op, alone=not _has_more(key, rules, others)) for key, by_op in found.items()}
+    return {key: _told(by_op, alone=not _has_more(key, rules, others)) for key, by_op in uncovered_by_key.items()}
 
 
 def _told(by_op: dict[str, dict[str, None]], *, alone: bool) -> UncoveredCalls:
@@ -97,10 +97,10 @@ def _told(by_op: dict[str, dict[str, None]], *, alone: bool) -> UncoveredCalls:
 
 
 def _reason(op: str, names: Sequence[str]) -> str:
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    rest = f" and {len(names) - 1} more" if len(names) > 1 else ""
     if op == "attention":
-        return f"no kernel of attention is called at {names[0]!r}{more}: {_BY_PRODUCTS}"
-    return f"PyTorch runs {names[0]!r}{more} by one kernel, inside which none can be chosen for a product"
+        return f"no kernel of attention is called at {names[0]!r}{rest}: {_BY_PRODUCTS}"
+    return f"PyTorch runs {names[0]!r}{rest} by one kernel, inside which none can be chosen for a product"
 
 
 def _has_more(key: str, rules: tuple[tuple[KernelRule, str], ...], nodes: Iterable[NodeInfo]) -> bool:
@@ -131,12 +131,12 @@ def width_by_products(node: Any) -> int | None:
     if getattr(packet, "__name__", "") not in SOFTMAX or not _in_attention(node.meta):
         return None
     near = [node]
-    for one in near:
-        packet = getattr(one.target, "overloadpacket", one.target)
+    for near_node in near:
+        packet = getattr(near_node.target, "overloadpacket", near_node.target)
         if getattr(packet, "__name__", "") in _PRODUCTS:
-            width = one.args[-2].meta["val"].shape[-1]
+            width = near_node.args[-2].meta["val"].shape[-1]
             return width if isinstance(width, int) else 0
-        near += one.all_input_nodes if len(near) < _NEAR else []
+        near += near_node.all_input_nodes if len(near) < _NEAR else []
     return 0
 
 
@@ -152,9 +152,9 @@ def head_width(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
     """Return the width of a head where a call of a function is such attention, or ``None``."""
     if getattr(function, "__name__", "") != MULTI_HEAD:
         return None
-    given = inspect.signature(function).bind(*args, **kwargs)
-    given.apply_defaults()
-    stated = given.arguments
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    stated = bound.arguments
     return int(stated["embed_dim_to_check"]) // int(stated["num_heads"]) if stated["need_weights"] else None
 
 

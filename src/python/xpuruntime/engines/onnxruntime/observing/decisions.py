@@ -25,10 +25,10 @@ _OWN = "onnxruntime"
 
 
 def rewrite_decisions(
-    rewriting: Rewriting, made: Mapping[str, Sequence[Decision]], device: str
+    rewriting: Rewriting, decisions: Mapping[str, Sequence[Decision]], device: str
 ) -> tuple[KernelDecision, ...]:
     """Return the decisions of one instrumented pass."""
-    return merged(_all(rewriting, made, device))
+    return merged(_all(rewriting, decisions, device))
 
 
 def unreplaced_decisions(left: Iterable[UnrewrittenNode], device: str) -> tuple[KernelDecision, ...]:
@@ -73,12 +73,12 @@ def _by_own(
     )
 
 
-def _all(rewriting: Rewriting, made: Mapping[str, Sequence[Decision]], device: str) -> Iterator[KernelDecision]:
+def _all(rewriting: Rewriting, decisions: Mapping[str, Sequence[Decision]], device: str) -> Iterator[KernelDecision]:
     from xpuruntime.ops.decision_log import as_record
 
     timed = {measured.rewrite.node: measured for measured in rewriting.timed if measured.found is not None}
     for rewrite in rewriting.rewrites:
-        for decision in made.get(rewrite.node, ()):
+        for decision in decisions.get(rewrite.node, ()):
             record = as_record(decision, (rewrite.node,))
             yield _with_own(record, timed[rewrite.node]) if rewrite.node in timed else record
     for left in rewriting.found.left:

@@ -283,17 +283,17 @@ _SPATIAL = (
 )
 
 
-def provider_device(provider: str, asked: str) -> str:
+def provider_device(provider: str, requested: str) -> str:
     """Return the device that a provider stands for; its number is that of the device asked for.
 
     A provider that is not known here is taken to run on the device asked for, unless that is the CPU.
     """
-    family = asked.partition(":")[0]
+    family = requested.partition(":")[0]
     kind = _PROVIDER_DEVICES.get(provider)
     if kind is None:
-        return asked if family != "cpu" else provider.removesuffix("ExecutionProvider").lower() or asked
+        return requested if family != "cpu" else provider.removesuffix("ExecutionProvider").lower() or requested
     if kind == family:
-        return asked
+        return requested
     return kind if kind in ("cpu", "npu", "metal") else f"{kind}:0"
 
 
@@ -366,17 +366,17 @@ def settled_order(graph: GraphView) -> list[NodeView]:
             readers.setdefault(key, []).append(node)
     ready = [(_settled_name(node), node.position, node) for node in graph.nodes if not waiting[node.position]]
     heapq.heapify(ready)
-    found: list[NodeView] = []
+    ordered: list[NodeView] = []
     while ready:
         node = heapq.heappop(ready)[2]
-        found.append(node)
+        ordered.append(node)
         for key in node.outputs:
             for reader in readers.pop(key, ()):
                 waiting[reader.position].discard(key)
                 if not waiting[reader.position]:
                     heapq.heappush(ready, (_settled_name(reader), reader.position, reader))
-    seen = {node.position for node in found}
-    return found + [node for node in graph.nodes if node.position not in seen]  # none, in a graph without cycles
+    seen = {node.position for node in ordered}
+    return ordered + [node for node in graph.nodes if node.position not in seen]  # none, in a graph without cycles
 
 
 def _settled_name(node: NodeView) -> tuple[str, ...]:

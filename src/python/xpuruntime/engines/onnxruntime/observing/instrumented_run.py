@@ -75,8 +75,8 @@ def observe(
             return Observed(partial=True, notes=(*notes, f"nothing was observed: {error_line(failed)[:300]}"))
         profile, graph, broken, lost = NodeProfile(events=()), None, True, True
     else:
-        with folder as place:
-            prefix, path = str(Path(place) / "profile"), Path(place) / "optimized.onnx"
+        with folder as directory:
+            prefix, path = str(Path(directory) / "profile"), Path(directory) / "optimized.onnx"
             session, broken = _make(make_session, prefix, str(path), notes)
             if session is None:
                 return Observed(partial=True, notes=tuple(notes))

@@ -58,18 +58,18 @@ class DecidedKernels:
 
     def attach(self, observed: Observed) -> Observed:
         """Return `observed` with the kernel of every unit that an xpuruntime operator ran, and the keys compared."""
-        made = self._decisions()
+        decisions = self._decisions()
         kinds = {rewrite.node: rewrite.kind for rewrite in self._rewriting.rewrites}
-        units = tuple(_with_kernel(unit, kinds, made) for unit in observed.units)
+        units = tuple(_with_kernel(unit, kinds, decisions) for unit in observed.units)
         notes = list(observed.notes)
-        silent = [node for node in kinds if node not in made]
+        silent = [node for node in kinds if node not in decisions]
         if silent:
             why = "the dispatcher keeps no more of one pass" if self._log.dropped else "they did not run"
             notes.append(
                 f"the dispatcher reports no kernel of {len(silent)} rewritten nodes, such as {silent[0]!r}: {why}"
             )
-        keys = {**observed.keys, **self._keys(kinds, made), **self._threads(observed)}
-        decided = rewrite_decisions(self._rewriting, made, self._device)
+        keys = {**observed.keys, **self._keys(kinds, decisions), **self._threads(observed)}
+        decided = rewrite_decisions(self._rewriting, decisions, self._device)
         return msgspec.structs.replace(observed, units=units, notes=tuple(notes), keys=keys, decisions=decided)
 
     def _threads(self, observed: Observed) -> dict[str, KeySeen]:
@@ -90,18 +90,18 @@ class DecidedKernels:
                 decisions.setdefault(decision.node, []).append(decision)
         return decisions
 
-    def _keys(self, kinds: dict[str, str], made: dict[str, list[Decision]]) -> dict[str, KeySeen]:
+    def _keys(self, kinds: dict[str, str], decisions: dict[str, list[Decision]]) -> dict[str, KeySeen]:
         """Compare what ran with what the policy asks of each operation, whatever the dispatcher was given."""
         policy = self._rewriting.policy
-        asked: dict[str, list[tuple[Decision, tuple[str, ...]]]] = {}
-        for node, ones in made.items():
+        requested: dict[str, list[tuple[Decision, tuple[str, ...]]]] = {}
+        for node, ones in decisions.items():
             for decision in ones:
-                found = policy.compiled_rules.match(facts_of_decision(decision, kinds[node], self._device, self._arch))
-                asked.setdefault(found.source, []).append((decision, found.use))
+                match = policy.compiled_rules.match(facts_of_decision(decision, kinds[node], self._device, self._arch))
+                requested.setdefault(match.source, []).append((decision, match.use))
         done, left = by_key(self._rewriting.rewrites), by_key(self._rewriting.found.left)
         seen = {
-            key: self._compare(asked.get(key, []), kinds, done.get(key, []), left.get(key, []))
-            for key in sorted({*done, *left, *asked} - {"default"})
+            key: self._compare(requested.get(key, []), kinds, done.get(key, []), left.get(key, []))
+            for key in sorted({*done, *left, *requested} - {"default"})
         }
         if policy.auto_strategy == "best_performance":
             tuned = sum(rewrite.key == "tuning" for rewrite in self._rewriting.rewrites)
@@ -121,13 +121,13 @@ class DecidedKernels:
         """Compare what ran with what one key asks for; `rewrites` and `left` are of the nodes that it may be for."""
         nodes = {decision.node for decision, _ in ran}
         counts: dict[str, set[str]] = {}
-        for one, _ in ran:
-            counts.setdefault(one.chosen, set()).add(one.node)
+        for decision, _ in ran:
+            counts.setdefault(decision.chosen, set()).add(decision.node)
         told = [f"{kernel} ({len(where)} {_nodes(len(where))})" for kernel, where in sorted(counts.items())]
         if left:
             told.append(f"ONNX Runtime's own ({len(left)} {_nodes(len(left))})")
         text = ", ".join(told) or "-"
-        wrong = [one for one, words in ran if not _meets(one, words, kinds[one.node])]
+        wrong = [decision for decision, words in ran if not _meets(decision, words, kinds[decision.node])]
         if wrong:
             first = wrong[0]
             why = first.notes[0] if first.notes else f"{first.node!r} ran {first.kernel}"
@@ -149,20 +149,20 @@ class DecidedKernels:
         return KeySeen(observed=text, status="honoured", reason=f"the dispatcher ran it in {_all(len(nodes))}")
 
 
-def _with_kernel(unit: Unit, kinds: dict[str, str], made: dict[str, list[Decision]]) -> Unit:
+def _with_kernel(unit: Unit, kinds: dict[str, str], decisions: dict[str, list[Decision]]) -> Unit:
     node = next((name for name in unit.source_nodes if name in kinds), None)
-    if node is None or node not in made or unit.relation == "folded":
+    if node is None or node not in decisions or unit.relation == "folded":
         return unit
-    kernels = ", ".join(dict.fromkeys(decision.kernel for decision in made[node]))
+    kernels = ", ".join(dict.fromkeys(decision.kernel for decision in decisions[node]))
     return msgspec.structs.replace(unit, kernel=kernels, kernel_source="reported")
 
 
-def _meets(one: Decision, words: Iterable[str], kind: str) -> bool:
+def _meets(decision: Decision, words: Iterable[str], kind: str) -> bool:
     for word in words:
         if word == "auto":
             return True
         config = word.partition("@")[2]
-        if one.chosen in kernels_of(kind, word) and config in ("", one.config):
+        if decision.chosen in kernels_of(kind, word) and config in ("", decision.config):
             return True
     return False
 
@@ -225,13 +225,13 @@ def with_device_times(profile: NodeProfile, recording: DeviceRecording, began_ns
         text = f"of {statistics.median(totals):.0f} us of device time in a run, {sum(within) / sum(totals):.0%}"
         notes.append(f"{text} is work that nodes started")
     boundaries = (*_copies(outside, count), *_other(outside, count), *_waits(waits, count))
-    found = msgspec.structs.replace(profile, events=events)
+    timed_profile = msgspec.structs.replace(profile, events=events)
     started: list[tuple[NodeKey | None, _Piece]] = [(key, piece) for key, pieces in owners.items() for piece in pieces]
     started += [(None, piece) for piece in outside]
     last = tuple(
         (key, piece.work, (piece.work.start_ns - began_ns) / 1000) for key, piece in started if piece.run == count - 1
     )
-    return DeviceTimes(found, boundaries, tuple(totals), tuple(within), tuple(notes), last)
+    return DeviceTimes(timed_profile, boundaries, tuple(totals), tuple(within), tuple(notes), last)
 
 
 def _sorted(
@@ -243,7 +243,7 @@ def _sorted(
         known = calls.get(call.correlation)
         if known is None or call.start_ns < known.start_ns:  # the runtime's, around the driver's
             calls[call.correlation] = call
-    ordered = sorted(spans, key=lambda one: (one.start_us, -one.end_us))
+    ordered = sorted(spans, key=lambda span: (span.start_us, -span.end_us))
     starts = [began_ns + node_span.start_us * 1000 for node_span in ordered]
     opened = [start for start, _ in windows]
     owners: dict[NodeKey, list[_Piece]] = defaultdict(list)
@@ -272,9 +272,9 @@ def _innermost(ordered: Sequence[NodeSpan], starts: Sequence[float], at: float, 
     """Return the node that was running at a moment; where nodes hold nodes, the inner one."""
     index = bisect_right(starts, at) - 1
     # Nodes are short and hold others only in control flow: few steps back.
-    for place in range(index, max(-1, index - 64), -1):
-        if at <= began_ns + ordered[place].end_us * 1000:
-            return ordered[place]
+    for position in range(index, max(-1, index - 64), -1):
+        if at <= began_ns + ordered[position].end_us * 1000:
+            return ordered[position]
     return None
 
 
@@ -294,13 +294,13 @@ def _kernels(pieces: Iterable[_Piece], runs: int) -> tuple[DeviceKernel, ...]:
         work = piece.work
         name = f"{work.name} {work.source} -> {work.destination}" if work.kind == "copy" else work.name
         groups[work.kind, name].append(piece)  # type: ignore[index]  # of the three kinds, see _sorted
-    found = []
+    kernels = []
     for (kind, name), held in groups.items():
         per_run = [0.0] * runs
         for piece in held:
             per_run[piece.run] += piece.work.us
         said = parse_kernel_name(name)
-        found.append(
+        kernels.append(
             DeviceKernel(
                 name=name,
                 kind=kind,
@@ -312,7 +312,7 @@ def _kernels(pieces: Iterable[_Piece], runs: int) -> tuple[DeviceKernel, ...]:
                 precision=said.precision,
             )
         )
-    return tuple(sorted(found, key=lambda one: -one.us))
+    return tuple(sorted(kernels, key=lambda kernel: -kernel.us))
 
 
 def _boundary(

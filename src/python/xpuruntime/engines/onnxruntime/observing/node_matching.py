@@ -97,14 +97,14 @@ def source_facts(source: GraphView) -> SourceFacts:
         unique = node.op in RANDOM or node.has_subgraph or -2 in numbers
         facts.by_inputs.setdefault((node.op, node.domain, numbers), []).append(node)
         fixed = not unique and all(not k or k in facts.constant for k in node.inputs)
-        for place, key in enumerate(node.outputs):
+        for index, key in enumerate(node.outputs):
             if not key:
                 continue
-            if node.op in NO_EFFECT and place == 0 and numbers and numbers[0] >= 0:
+            if node.op in NO_EFFECT and index == 0 and numbers and numbers[0] >= 0:
                 facts.number[key] = numbers[0]
                 facts.equal[numbers[0]].append(key)
             else:
-                enter(key, key if unique else (node.op, node.domain, node.attributes, numbers, place))
+                enter(key, key if unique else (node.op, node.domain, node.attributes, numbers, index))
             if fixed:
                 facts.constant.add(key)
     return facts
@@ -241,17 +241,17 @@ class _Matcher:
         if twin is None:
             return False
         changed = False
-        for place in unknown:
-            if place >= twin.explicit:
+        for index in unknown:
+            if index >= twin.explicit:
                 continue
-            source_key = twin.inputs[place]
+            source_key = twin.inputs[index]
             if node.op in _COMMUTATIVE and len(node.inputs) == 2 and len(twin.inputs) == 2:
-                other = self.found.get(node.inputs[1 - place])
+                other = self.found.get(node.inputs[1 - index])
                 if other is not None and other == source_key:
-                    source_key = twin.inputs[1 - place]
+                    source_key = twin.inputs[1 - index]
             source_key = self._quantized(node, source_key)
             if source_key and source_key not in self.facts.constant:
-                changed |= self._set(node.inputs[place], source_key)
+                changed |= self._set(node.inputs[index], source_key)
         return changed
 
     def _quantized(self, node: NodeView, key: str) -> str:

@@ -146,20 +146,20 @@ def _records(text: str) -> tuple[list[Any], bool]:
     if not body.startswith("["):
         return ([None], False) if body else ([], True)
     try:
-        whole = msgspec.json.decode(body)
-        return (whole, False) if isinstance(whole, list) else ([None], False)
+        document = msgspec.json.decode(body)
+        return (document, False) if isinstance(document, list) else ([None], False)
     except msgspec.DecodeError:
         pass
-    found: list[Any] = []
-    decoder, place = json.JSONDecoder(), 1
+    records: list[Any] = []
+    decoder, position = json.JSONDecoder(), 1
     while True:
-        while place < len(body) and body[place] in " \t\r\n,":
-            place += 1
+        while position < len(body) and body[position] in " \t\r\n,":
+            position += 1
         try:
-            item, place = decoder.raw_decode(body, place)
+            item, position = decoder.raw_decode(body, position)
         except ValueError:
-            return found, True
-        found.append(item)
+            return records, True
+        records.append(item)
 
 
 def _profile(records: list[dict[str, Any]], cut: bool) -> NodeProfile:
@@ -278,12 +278,12 @@ def _own_times(records: list[dict[str, Any]]) -> list[float]:
 
 
 def _tensors(value: Any) -> tuple[TensorSeen, ...]:
-    found = []
+    tensors = []
     for item in value if isinstance(value, list) else ():
         if isinstance(item, dict):
             for dtype, shape in item.items():
-                found.append(TensorSeen(str(dtype), tuple(int(s) for s in shape) if isinstance(shape, list) else ()))
-    return tuple(found)
+                tensors.append(TensorSeen(str(dtype), tuple(int(s) for s in shape) if isinstance(shape, list) else ()))
+    return tuple(tensors)
 
 
 def _integer(value: Any, default: int) -> int:
@@ -364,6 +364,6 @@ class Devices:
                     "this ONNX Runtime does not say when its profile began: device work is attributed to no node"
                 )
             elif recording.source in ("cupti", "kineto"):
-                found = with_device_times(profile, recording, self._began_ns)
-                return found._replace(notes=(*notes, *found.notes))
+                timed = with_device_times(profile, recording, self._began_ns)
+                return timed._replace(notes=(*notes, *timed.notes))
         return DeviceTimes(profile, (), (), (), tuple(notes))

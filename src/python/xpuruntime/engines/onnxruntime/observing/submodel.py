@@ -38,21 +38,21 @@ class Shares:
     idle: dict[int, str] = field(default_factory=dict)
 
 
-def share_out(source: GraphView, optimized: GraphView, facts: SourceFacts, found: dict[str, str]) -> Shares:
+def share_out(source: GraphView, optimized: GraphView, facts: SourceFacts, matches: dict[str, str]) -> Shares:
     """Give every source node to exactly one optimized node or to `Shares.idle`."""
-    sharing = _Sharing(source, optimized, facts, found)
+    sharing = _Sharing(source, optimized, facts, matches)
     sharing.run()
     return sharing.shares
 
 
 class _Sharing:
-    def __init__(self, source: GraphView, optimized: GraphView, facts: SourceFacts, found: dict[str, str]) -> None:
-        self.source, self.optimized, self.facts, self.found = source, optimized, facts, found
+    def __init__(self, source: GraphView, optimized: GraphView, facts: SourceFacts, matches: dict[str, str]) -> None:
+        self.source, self.optimized, self.facts, self.found = source, optimized, facts, matches
         self.shares = Shares(idle=dict(source.removed))
         self._owner: dict[int, int] = {}
         self._writers: dict[str, int] = {}
         self._known: set[str] = {
-            found[k] for k in (*optimized.inputs, *optimized.initializers, *optimized.producers) if k in found
+            matches[k] for k in (*optimized.inputs, *optimized.initializers, *optimized.producers) if k in matches
         }
         self._known_numbers: dict[int, str] = {}
         for key in sorted(self._known):

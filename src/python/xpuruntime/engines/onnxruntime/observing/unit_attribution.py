@@ -114,10 +114,10 @@ class _Joiner:
             unit_of = {(e.name, e.index, e.op): e.name for e in self.events}
         else:
             facts = self.facts
-            found = match(self.source, self.optimized, facts)
-            shares = share_out(self.source, self.optimized, facts, found)
+            matches = match(self.source, self.optimized, facts)
+            shares = share_out(self.source, self.optimized, facts, matches)
             seen = self._pair(self.optimized)
-            units = [self._unit(n, seen.get(n.position), shares, found) for n in self.optimized.nodes]
+            units = [self._unit(n, seen.get(n.position), shares, matches) for n in self.optimized.nodes]
             ids = {n.position: u.id for n, u in zip(self.optimized.nodes, units, strict=True)}
             live = live_of(self.optimized, seen, ids)
             unit_of = {(e.name, e.index, e.op): ids[position] for position, e in seen.items()}
@@ -166,7 +166,7 @@ class _Joiner:
                 pairs[node.position] = generated[node.op].pop()
         return pairs
 
-    def _unit(self, node: NodeView, event: NodeEvent | None, shares: Shares, found: dict[str, str]) -> Unit:
+    def _unit(self, node: NodeView, event: NodeEvent | None, shares: Shares, matches: dict[str, str]) -> Unit:
         owned = shares.owned.get(node.position, [])
         names = tuple(self.source.nodes[i].name for i in owned)
         provider = event.provider if event else self._assigned_provider(node.name, names)
@@ -174,12 +174,12 @@ class _Joiner:
         relation: Any = "opaque" if opaque else "inserted" if not names else "exact" if len(names) == 1 else "fused"
         if relation == "inserted" and node.position not in shares.serves and self._may_be_lost(node, shares):
             relation = "opaque"
-        written = (found.get(k) if names else k if found.get(k) == k else None for k in node.outputs)
+        written = (matches.get(k) if names else k if matches.get(k) == k else None for k in node.outputs)
         outputs = tuple(dict.fromkeys(k for k in written if k))
         ran = computed_precision(event, node.numbers) if event else None
         serves = shares.serves.get(node.position, [])
         wanted = self.requested.of_executed(node.op, owned, serves, outputs, ran)
-        place = provider_device(provider, self.device) if provider else self.device
+        device = provider_device(provider, self.device) if provider else self.device
         return Unit(
             id=self._id(event.name if event else node.name),
             op=node.op,
@@ -188,7 +188,7 @@ class _Joiner:
             outputs=outputs,
             serves=tuple(self.source.nodes[i].name for i in serves),
             engine=self.engine,
-            device=place,
+            device=device,
             provider=provider,
             precision_requested=wanted,
             precision_run=ran,
@@ -197,7 +197,7 @@ class _Joiner:
             device_kernels=event.device_kernels if event else (),
             placement_reason=None if event else _NOT_RUN,
             placement_source="none" if event else "rule",
-            status=self._status(node.op, owned or serves, place, wanted, ran, event is not None),
+            status=self._status(node.op, owned or serves, device, wanted, ran, event is not None),
         )
 
     def _may_be_lost(self, node: NodeView, shares: Shares) -> bool:
@@ -205,13 +205,13 @@ class _Joiner:
         lost = {self.source.nodes[i].scope for i, reason in shares.idle.items() if reason == LOST}
         return node.scope in lost and not is_carrier(node, self.source, self.facts)
 
-    def _status(self, op: str, owned: list[int], place: str, wanted: str | None, ran: str | None, seen: bool) -> Any:
+    def _status(self, op: str, owned: list[int], device: str, wanted: str | None, ran: str | None, seen: bool) -> Any:
         if not seen:
             return "unobservable"
         if not owned:
             return "honoured"
         ops = {op, *(self.source.nodes[i].op for i in owned)}
-        if place != self.device and not (place == "cpu" and ops & self.allowed):
+        if device != self.device and not (device == "cpu" and ops & self.allowed):
             return "substituted"
         if wanted and ran and not meets(wanted, ran):
             return "substituted"
@@ -243,8 +243,8 @@ class _Joiner:
             node, reason = self.source.nodes[position], shares.idle[position]
             lost += reason == LOST
             gone: dict[str, Any] = {"relation": "opaque", "device": self.device, "status": "unobservable"}
-            more = gone if reason == LOST else {}
-            units.append(folded_unit(node, self.engine, reason, id=self._id(node.name), **more))
+            extra = gone if reason == LOST else {}
+            units.append(folded_unit(node, self.engine, reason, id=self._id(node.name), **extra))
         if lost:
             self.partial = True
             self.notes.append(f"{lost} source nodes were not found in the optimized graph")
@@ -282,8 +282,8 @@ class _Joiner:
                 self.notes.append(
                     f"{provider} compiled {len(series)} partitions: which node is in which cannot be seen"
                 )
-            for place, event in enumerate(series):
-                held = inside if place == 0 else ()
+            for index, event in enumerate(series):
+                held = inside if index == 0 else ()
                 for name in held:
                     left.pop(name)
                 units.append(msgspec.structs.replace(self._stray(event), source_nodes=held))

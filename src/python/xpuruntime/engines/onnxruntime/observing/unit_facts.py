@@ -48,14 +48,14 @@ def boundaries_of(
         elif node.op == "Cast" and node.position in inserted:
             read = precision_name(event.inputs[0].dtype) if event.inputs else "?"
             written = precision_name(event.outputs[0].dtype) if event.outputs else "?"
-            place = provider_device(event.provider, device)
-            groups.setdefault(("cast", f"{read} -> {written} on {place}"), []).append(event)
+            ran_on = provider_device(event.provider, device)
+            groups.setdefault(("cast", f"{read} -> {written} on {ran_on}"), []).append(event)
         elif node.op in _LAYOUT and (node.position in inserted or node.domain == "com.microsoft.nchwc"):
             groups.setdefault(("layout", f"{node.op} on {provider_device(event.provider, device)}"), []).append(event)
-    found = [_boundary(kind, where, events) for (kind, where), events in groups.items()]
-    found += _islands(graph, seen)
+    boundaries = [_boundary(kind, where, events) for (kind, where), events in groups.items()]
+    boundaries += _islands(graph, seen)
     order = ("copy", "cast", "layout", "cpu_island", "sync")
-    return tuple(sorted(found, key=lambda b: (order.index(b.kind), -(b.time.value if b.time else 0.0), b.where)))
+    return tuple(sorted(boundaries, key=lambda b: (order.index(b.kind), -(b.time.value if b.time else 0.0), b.where)))
 
 
 def _boundary(kind: Literal["copy", "cast", "layout"], where: str, events: list[NodeEvent]) -> Boundary:
@@ -196,8 +196,8 @@ class RequestedPrecision:
 
     def _only_indices(self, outputs: Sequence[str], ran: str | None) -> bool:
         """Say whether a unit reads and makes only indices and masks, such as the shape of a transpose."""
-        made = {self._types.get(name, "?") for name in outputs}
-        return bool(made) and ran is not None and made | set(ran.split("->")) <= _INDICES
+        output_types = {self._types.get(name, "?") for name in outputs}
+        return bool(output_types) and ran is not None and output_types | set(ran.split("->")) <= _INDICES
 
     def _passes_quantized(self, held: Sequence[NodeView], ran: str | None) -> bool:
         """Whether nodes take values that the model itself quantized as integers, as a pool between products does."""
@@ -205,9 +205,9 @@ class RequestedPrecision:
         if not types or types[0] not in _QUANTIZED or not (_QUANTIZED | _INDICES).issuperset(types):
             return False
         own = {k for node in held for k in node.outputs}
-        made, read = self._source.producers, self._source.consumers
+        producers, read = self._source.producers, self._source.consumers
         return all(
-            any(k in own or (k in made and made[k].op == "DequantizeLinear") for k in node.inputs)
+            any(k in own or (k in producers and producers[k].op == "DequantizeLinear") for k in node.inputs)
             or all(reader.op == "QuantizeLinear" for k in node.outputs for reader in read.get(k, (node,)))
             for node in held
             if node.op not in ("QuantizeLinear", "DequantizeLinear")

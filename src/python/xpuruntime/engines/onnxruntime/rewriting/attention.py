@@ -77,14 +77,14 @@ def find_attention(scope: Scope, node: onnx.NodeProto, terms: Terms, opset: int)
         return RewriteCandidate(node.name, "attention", node.op_type, dtype, {}, refusal=reason)
     assert isinstance(parts, _Parts)
     assert dtype is not None
-    given: dict[str, Any] = {"q_num_heads": parts.q_heads, "kv_num_heads": parts.kv_heads}
-    given["is_causal"] = int(parts.causal)
+    form_attributes: dict[str, Any] = {"q_num_heads": parts.q_heads, "kv_num_heads": parts.kv_heads}
+    form_attributes["is_causal"] = int(parts.causal)
     if parts.scale is not None:
-        given["scale"] = parts.scale
+        form_attributes["scale"] = parts.scale
     inputs = (parts.q, parts.k, parts.v, parts.mask) if parts.mask else (parts.q, parts.k, parts.v)
     names = tuple(n.name for n in parts.nodes)
     describe = _describer(scope, parts, terms, dtype)
-    form = Form("Attention", inputs, parts.output, given, names, describe, parts.before)
+    form = Form("Attention", inputs, parts.output, form_attributes, names, describe, parts.before)
     facts = {"head_dim": _head_dim(scope, parts.q, parts.q_heads)}
     return RewriteCandidate(node.name, "attention", node.op_type, dtype, facts, (form,))
 
@@ -104,17 +104,17 @@ def _misfit(scope: Scope, parts: _Parts, dtype: str | None) -> str:
         return f"{parts.q!r} is not known to hold floating-point numbers"
     shapes = [_shape_of(scope, parts, name) for name in (parts.q, parts.k, parts.v)]
     rank = 3 if parts.q_heads else 4
-    found: list[Shape] = []
+    operand_shapes: list[Shape] = []
     for name, shape in zip((parts.q, parts.k, parts.v), shapes, strict=True):
         if shape is None or len(shape) != rank:
-            given = "an unknown number of" if shape is None else str(len(shape))
-            return f"{name!r} has {given} dimensions, and the xpuruntime kernel takes {rank} here"
-        found.append(shape)
-    q, k, v = found
+            rank_text = "an unknown number of" if shape is None else str(len(shape))
+            return f"{name!r} has {rank_text} dimensions, and the xpuruntime kernel takes {rank} here"
+        operand_shapes.append(shape)
+    q, k, v = operand_shapes
     if not (same(q[0], k[0]) and same(q[0], v[0])):
         return "its batches are not known to be alike, so one of them may have to be repeated"
     heads = (parts.q_heads, parts.kv_heads, parts.kv_heads) if parts.q_heads else (1, 1, 1)
-    dims = [None if (size := number(s[-1])) is None else size // h for s, h in zip(found, heads, strict=True)]
+    dims = [None if (size := number(s[-1])) is None else size // h for s, h in zip(operand_shapes, heads, strict=True)]
     if None in dims or len(set(dims)) != 1:
         return f"the sizes of its heads ({', '.join(str(d or '?') for d in dims)}) are not known to be one number"
     if not parts.q_heads and not (same(q[1], k[1]) and same(k[1], v[1])):
@@ -132,40 +132,40 @@ def _mask_misfit(scope: Scope, parts: _Parts, q: Shape, k: Shape) -> str:
         return f"the mask {parts.mask!r} is neither bool, nor fp32, nor of the type of {parts.q!r}"
     heads: Dim = frozenset((parts.q_heads,)) if parts.q_heads else q[1]
     full = (q[0], heads, q[1] if parts.q_heads else q[2], k[1] if parts.q_heads else k[2])
-    for place, dim in enumerate(reversed(shape)):
-        wanted = full[3 - place]
+    for index, dim in enumerate(reversed(shape)):
+        wanted = full[3 - index]
         if number(dim) == 1 or same(dim, wanted):
             continue
         known = (number(dim), number(wanted))
-        if None not in known or (place == 3 and number(wanted) == 1):
-            return f"the mask {parts.mask!r} has another size than the scores in dimension -{place + 1}"
+        if None not in known or (index == 3 and number(wanted) == 1):
+            return f"the mask {parts.mask!r} has another size than the scores in dimension -{index + 1}"
     return ""
 
 
 def _standard(scope: Scope, node: onnx.NodeProto, opset: int) -> _Parts | str:
     """Read Attention of the ONNX standard, opsets 23 and 24."""
-    given, inputs = attributes(node), [*node.input, "", "", "", "", ""]
+    attrs, inputs = attributes(node), [*node.input, "", "", "", "", ""]
     if any(inputs[4:6]) or any(node.output[1:3]):
         return "it keeps past keys and values"
     if inputs[6]:
         return "it takes the number of keys that are no padding"
     if any(node.output[3:]):
         return "its scores are read as well"
-    if given.get("softcap", 0.0):
-        return f"softcap is {given['softcap']:g}, and the xpuruntime kernel has none"
-    if given.get("softmax_precision", 1) not in (0, 1) and given["softmax_precision"] != scope.type(node.input[0]):
-        return f"softmax_precision {given['softmax_precision']} is another one than fp32"
+    if attrs.get("softcap", 0.0):
+        return f"softcap is {attrs['softcap']:g}, and the xpuruntime kernel has none"
+    if attrs.get("softmax_precision", 1) not in (0, 1) and attrs["softmax_precision"] != scope.type(node.input[0]):
+        return f"softmax_precision {attrs['softmax_precision']} is another one than fp32"
     mask, shape = inputs[3], scope.shape(node.input[0])
     if shape is None or len(shape) not in (3, 4):
         return f"the number of dimensions of {node.input[0]!r} is not known before it runs"
     if mask and opset >= 24 and not _mask_is_long(scope, mask, node.input[1], len(shape)):
         return f"the mask {mask!r} is not known to be as long as the keys"
     three = len(shape) == 3
-    q_heads, kv_heads = (int(given.get(n, 0)) for n in ("q_num_heads", "kv_num_heads"))
-    scale = float(given["scale"]) if "scale" in given else None
+    q_heads, kv_heads = (int(attrs.get(n, 0)) for n in ("q_num_heads", "kv_num_heads"))
+    scale = float(attrs["scale"]) if "scale" in attrs else None
     return _Parts(
         node.input[0], node.input[1], node.input[2], mask, q_heads if three else 0, kv_heads if three else 0,
-        bool(given.get("is_causal", 0)), scale, node.output[0], (node,),
+        bool(attrs.get("is_causal", 0)), scale, node.output[0], (node,),
     )  # fmt: skip
 
 
@@ -176,9 +176,9 @@ def _mask_is_long(scope: Scope, mask: str, keys: str, rank: int) -> bool:
 
 def _multi_head(scope: Scope, node: onnx.NodeProto) -> _Parts | str:
     """Read com.microsoft MultiHeadAttention: query, key, value, bias, key_padding_mask, attention_bias, past."""
-    given, inputs = attributes(node), [*node.input, *[""] * 10]
+    attrs, inputs = attributes(node), [*node.input, *[""] * 10]
     named = {3: "bias", 4: "key_padding_mask", 6: "past_key", 7: "past_value", 8: "past_sequence_length"}
-    used = [name for place, name in named.items() if inputs[place]] + [f"input {i}" for i in (9, 10) if inputs[i]]
+    used = [name for index, name in named.items() if inputs[index]] + [f"input {i}" for i in (9, 10) if inputs[i]]
     if used:
         return f"it takes {', '.join(used)}, which the xpuruntime kernel does not"
     if any(node.output[1:]):
@@ -186,11 +186,11 @@ def _multi_head(scope: Scope, node: onnx.NodeProto) -> _Parts | str:
     if not inputs[1] or not inputs[2]:
         return "its query, key and value are packed into one tensor"
     q, k = scope.shape(inputs[0]), scope.shape(inputs[1])
-    causal = bool(given.get("unidirectional", 0))
+    causal = bool(attrs.get("unidirectional", 0))
     if causal and not (q and k and len(q) == len(k) == 3 and same(q[1], k[1])):
         return "it is causal, and its queries and keys are not known to be equally many"
-    heads = int(given["num_heads"])
-    scale = float(given["scale"]) if given.get("scale", 0.0) else None
+    heads = int(attrs["num_heads"])
+    scale = float(attrs["scale"]) if attrs.get("scale", 0.0) else None
     return _Parts(inputs[0], inputs[1], inputs[2], inputs[5], heads, heads, causal, scale, node.output[0], (node,))
 
 
@@ -222,8 +222,8 @@ def _products(scope: Scope, node: onnx.NodeProto) -> _Parts | str | None:
     if product is None:
         return None
     nodes.append(product)
-    made = [n.output[0] for n in nodes[1:]]
-    if not all(scope.only(name, nodes) for name in made):
+    outputs = [n.output[0] for n in nodes[1:]]
+    if not all(scope.only(name, nodes) for name in outputs):
         return "its scores are read elsewhere as well"
     q, q_factor, q_nodes = _factors(scope, product.input[0], nodes)
     keys = _keys(scope, product, nodes)
@@ -242,14 +242,14 @@ def _step(scope: Scope, maker: onnx.NodeProto, seen: bool) -> tuple[float, str, 
     """Return the factor, the mask and the tensor before one step between the scores and the Softmax."""
     if maker.op_type not in ("Add", "Mul", "Div"):
         return None
-    for place in (0, 1):
-        inner, other = maker.input[place], maker.input[1 - place]
+    for position in (0, 1):
+        inner, other = maker.input[position], maker.input[1 - position]
         constant = scope.scalar(other)
         if maker.op_type == "Add":
             shape = scope.shape(other)
             if not seen and shape is not None and len(shape) <= 4 and _is_product(scope, inner):
                 return 1.0, other, inner
-        elif constant is not None and constant != 0 and (maker.op_type == "Mul" or place == 0):
+        elif constant is not None and constant != 0 and (maker.op_type == "Mul" or position == 0):
             return (constant if maker.op_type == "Mul" else 1.0 / constant), "", inner
     return None
 
@@ -262,10 +262,10 @@ def _is_product(scope: Scope, name: str) -> bool:
             return False
         if maker.op_type == "MatMul":
             return True
-        place = 1 if maker.op_type == "Mul" and scope.scalar(maker.input[0]) is not None else 0
-        if scope.scalar(maker.input[1 - place]) is None:
+        position = 1 if maker.op_type == "Mul" and scope.scalar(maker.input[0]) is not None else 0
+        if scope.scalar(maker.input[1 - position]) is None:
             return False
-        name = maker.input[place]
+        name = maker.input[position]
     return False
 
 
@@ -279,13 +279,13 @@ def _factors(scope: Scope, name: str, readers: list[onnx.NodeProto]) -> tuple[st
             break
         if not scope.only(name, [*readers, *nodes]):
             break
-        place = 1 if maker.op_type == "Mul" and scope.scalar(maker.input[0]) is not None else 0
-        constant = scope.scalar(maker.input[1 - place])
+        position = 1 if maker.op_type == "Mul" and scope.scalar(maker.input[0]) is not None else 0
+        constant = scope.scalar(maker.input[1 - position])
         if constant is None or constant == 0:
             break
         factor *= constant if maker.op_type == "Mul" else 1.0 / constant
         nodes.append(maker)
-        name = maker.input[place]
+        name = maker.input[position]
     return name, factor, nodes
 
 
@@ -296,8 +296,8 @@ def _keys(
     name, factor, nodes = _factors(scope, product.input[1], readers)
     shape = scope.shape(name)
     if shape is None or len(shape) != 4:
-        given = "an unknown number of" if shape is None else str(len(shape))
-        return f"its keys {name!r} have {given} dimensions, and the xpuruntime kernel takes 4"
+        rank_text = "an unknown number of" if shape is None else str(len(shape))
+        return f"its keys {name!r} have {rank_text} dimensions, and the xpuruntime kernel takes 4"
     rows = (shape[0], shape[1], shape[3], shape[2])
     taken = [*readers, *nodes]
     maker = scope.maker(name)
@@ -312,9 +312,9 @@ def _keys(
     folded = _folded_transpose(scope, name, shape)
     if folded is not None:
         source, between = folded
-        made = [n.output[0] for n in between]
+        outputs = [n.output[0] for n in between]
         inside = [*taken, *between]
-        if all(scope.only(one, inside) for one in made):
+        if all(scope.only(output, inside) for output in outputs):
             nodes = [*nodes, *between]
         return source, factor, nodes, (), rows
     return _transposed(product, name, [0, 1, 3, 2], factor, nodes, rows)
@@ -323,9 +323,9 @@ def _keys(
 def _transposed(
     product: onnx.NodeProto, source: str, perm: list[int], factor: float, nodes: list[onnx.NodeProto], rows: Shape
 ) -> tuple[str, float, list[onnx.NodeProto], tuple[NewTranspose, ...], Shape]:
-    made = f"{product.output[0]}_xpuruntime_keys"
-    new = NewTranspose(f"{product.name}_xpuruntime_keys", source, tuple(perm), made)
-    return made, factor, nodes, (new,), rows
+    transposed = f"{product.output[0]}_xpuruntime_keys"
+    new = NewTranspose(f"{product.name}_xpuruntime_keys", source, tuple(perm), transposed)
+    return transposed, factor, nodes, (new,), rows
 
 
 def _folded_transpose(scope: Scope, name: str, shape: Shape) -> tuple[str, list[onnx.NodeProto]] | None:
@@ -368,7 +368,7 @@ def _describer(scope: Scope, parts: _Parts, terms: Terms, dtype: str) -> Callabl
             kind = scope.type(parts.mask)
             q, k = operands["q"]["shape"], operands["k"]["shape"]
             full = (q[0], q[1], q[2], k[2])
-            dims = [1 if number(d) == 1 else full[place - len(_of(scope, parts.mask))] for place, d in
+            dims = [1 if number(d) == 1 else full[index - len(_of(scope, parts.mask))] for index, d in
                     enumerate(_of(scope, parts.mask))]  # fmt: skip
             shape4 = [*[1] * (4 - len(dims)), *dims]
             operands["mask"] = operand("bool" if kind == _BOOL else DTYPES[kind], shape4)

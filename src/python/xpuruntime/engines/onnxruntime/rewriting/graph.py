@@ -62,8 +62,8 @@ def attributes(node: onnx.NodeProto) -> dict[str, Any]:
     """Return the attributes of a node as plain values; texts as str."""
     import onnx
 
-    found = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    return {name: value.decode() if isinstance(value, bytes) else value for name, value in found.items()}
+    attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    return {name: value.decode() if isinstance(value, bytes) else value for name, value in attrs.items()}
 
 
 def number(dim: Dim) -> int | None:
@@ -89,7 +89,7 @@ class Scope:
         inputs = {value.name for value in graph.input} if facts.overridable or outer is not None else set()
         self._constants = {t.name: t for t in graph.initializer if t.name not in inputs}
         self._own = {value.name for value in graph.input} | {t.name for t in graph.initializer} | set(self._makers)
-        self.order = {id(node): place for place, node in enumerate(graph.node)}
+        self.order = {id(node): position for position, node in enumerate(graph.node)}
 
     def maker(self, name: str) -> onnx.NodeProto | None:
         """Return the node of this graph that makes a tensor."""
@@ -128,8 +128,8 @@ class Scope:
         tensor = self.constant(name)
         if tensor is None or tensor.data_location == 1:
             return None
-        found: np.ndarray[Any, Any] = numpy_helper.to_array(tensor)
-        return found
+        array: np.ndarray[Any, Any] = numpy_helper.to_array(tensor)
+        return array
 
     def scalar(self, name: str) -> float | None:
         """Return the number of a constant of one element; ``None`` for anything else."""
@@ -143,9 +143,9 @@ class Scope:
         """Return the element type of a tensor; 0 where it is not known."""
         scope: Scope | None = self
         while scope is not None:
-            found = self._facts.types.get((scope.path, name))
-            if found:
-                return found
+            dtype = self._facts.types.get((scope.path, name))
+            if dtype:
+                return dtype
             scope = scope._outer
         return 0
 
@@ -153,9 +153,9 @@ class Scope:
         """Return what is known of the sizes of a tensor; ``None`` where even their number is not known."""
         scope: Scope | None = self
         while scope is not None:
-            found = self._facts.shapes.get((scope.path, name))
-            if found is not None:
-                return found
+            known = self._facts.shapes.get((scope.path, name))
+            if known is not None:
+                return known
             scope = scope._outer
         return None
 
@@ -166,17 +166,17 @@ def scopes(model: onnx.ModelProto, fp32_as: int = 1) -> list[Scope]:
     `fp32_as` is the element type that fp32 tensors will have, where the graph is yet to be converted.
     """
     facts = _Facts(model, fp32_as)
-    found: list[Scope] = []
+    scopes: list[Scope] = []
 
     def visit(graph: onnx.GraphProto, path: str, outer: Scope | None) -> None:
         scope = Scope(graph, path, outer, facts)
-        found.append(scope)
+        scopes.append(scope)
         for node in graph.node:
             for attribute, inner in subgraphs(node):
                 visit(inner, f"{path}/{node.name}/{attribute}".lstrip("/"), scope)
 
     visit(model.graph, "", None)
-    return found
+    return scopes
 
 
 class _Facts:
@@ -237,7 +237,7 @@ def _light(model: onnx.ModelProto) -> onnx.ModelProto:
         if same is None:
             graph.node.append(node)
         else:
-            graph.node.extend(onnx.helper.make_node("Identity", [given], [made]) for given, made in same)
+            graph.node.extend(onnx.helper.make_node("Identity", [source], [target]) for source, target in same)
     return light
 
 
@@ -248,8 +248,8 @@ def _same(node: onnx.NodeProto) -> list[tuple[str, str]] | None:
         return None
     if node.op_type in _WITH_KEYS and not (len(node.input) > 2 and node.input[1] and node.input[2]):
         return None  # packed: the result is narrower than what comes in
-    made = [(node.input[0], node.output[i]) for i in pairs if i < len(node.output) and node.output[i]]
-    return made or None
+    edges = [(node.input[0], node.output[i]) for i in pairs if i < len(node.output) and node.output[i]]
+    return edges or None
 
 
 def _infer(light: onnx.ModelProto) -> onnx.ModelProto | None:
@@ -287,10 +287,10 @@ class Terms(NamedTuple):
         self, op: str, operands: dict[str, dict[str, Any]], attributes: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """Return an operation as `KernelRegistry.supports` takes it."""
-        given = dict(attributes or {}, deterministic=self.deterministic)
+        attrs = dict(attributes or {}, deterministic=self.deterministic)
         for operand in operands.values():
             operand["alignment"] = 256 if self.device.startswith("cuda") else 64
-        return {"op": op, "phase": "infer", "device": self.device, "operands": operands, "attributes": given}
+        return {"op": op, "phase": "infer", "device": self.device, "operands": operands, "attributes": attrs}
 
     def rounds(self, dtype: str | None) -> bool:
         """Whether products of this type may be rounded to TF32."""
@@ -299,15 +299,15 @@ class Terms(NamedTuple):
 
 def operand(dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> dict[str, Any]:
     """Return one operand, contiguous unless strides are given."""
-    made: dict[str, Any] = {"dtype": _NAMES[dtype], "shape": tuple(shape)}
+    description: dict[str, Any] = {"dtype": _NAMES[dtype], "shape": tuple(shape)}
     if strides is not None:
-        made["strides"] = tuple(strides)
-    return made
+        description["strides"] = tuple(strides)
+    return description
 
 
 def sizes(shape: Shape, stand_in: int) -> list[int]:
     """Return the sizes of a shape, with `stand_in` for those that are not known."""
-    return [found if (found := number(dim)) is not None else stand_in for dim in shape]
+    return [size if (size := number(dim)) is not None else stand_in for dim in shape]
 
 
 def known_product(shape: Shape) -> int | None:
@@ -350,18 +350,18 @@ def _edit(graph: onnx.GraphProto, rewrites: list[Rewrite], shared: dict[str, Any
     import onnx
 
     names = {node.name for node in graph.node}
-    missing = [name for one in rewrites for name in one.nodes if name not in names]
+    missing = [name for rewrite in rewrites for name in rewrite.nodes if name not in names]
     if missing:
         msg = f"the model has no node {missing[0]!r} any more; it changed since it was loaded: open a new session"
         raise ModelError(msg)
     gone = {name for rewrite in rewrites for name in rewrite.nodes}
-    places = {node.name: place for place, node in enumerate(graph.node)}
+    places = {node.name: index for index, node in enumerate(graph.node)}
     # Where the last of the nodes stood, everything that is read is there, and nothing has read the output yet.
     at = {max(places[name] for name in edit.nodes): edit for edit in rewrites}
     nodes: list[onnx.NodeProto] = []
-    for place, node in enumerate(graph.node):
-        if place in at:
-            nodes += _made(at[place], shared)
+    for position, node in enumerate(graph.node):
+        if position in at:
+            nodes += _made(at[position], shared)
         elif node.name not in gone:
             copy = onnx.NodeProto()
             copy.CopyFrom(node)
@@ -375,11 +375,11 @@ def _edit(graph: onnx.GraphProto, rewrites: list[Rewrite], shared: dict[str, Any
     graph.node.extend(nodes)
 
 
-def _made(one: Rewrite, shared: dict[str, Any]) -> list[onnx.NodeProto]:
+def _made(edit: Rewrite, shared: dict[str, Any]) -> list[onnx.NodeProto]:
     import onnx
 
     make = onnx.helper.make_node
-    nodes = [make("Transpose", [t.source], [t.made], name=t.name, perm=list(t.perm)) for t in one.before]
-    given = {**one.attributes, **shared, "node": one.node}
-    nodes.append(make(one.op, list(one.inputs), [one.output], name=one.node, domain=DOMAIN, **given))
+    nodes = [make("Transpose", [t.source], [t.made], name=t.name, perm=list(t.perm)) for t in edit.before]
+    attrs = {**edit.attributes, **shared, "node": edit.node}
+    nodes.append(make(edit.op, list(edit.inputs), [edit.output], name=edit.node, domain=DOMAIN, **attrs))
     return nodes

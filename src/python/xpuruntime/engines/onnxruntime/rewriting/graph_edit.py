@@ -42,19 +42,19 @@ class Rewriting:
         self,
         before: ModelSource,
         model: onnx.ModelProto,
-        found: FoundRewrites,
+        found_rewrites: FoundRewrites,
         policy: KernelPolicy,
         settings: OnnxRuntimeSettings,
     ) -> None:
         self.before = before
-        self.found = found
+        self.found = found_rewrites
         self.policy = policy
         self._model: onnx.ModelProto | None = model
         self._settings = settings
         self.rewrites: tuple[Rewrite, ...] = ()
         self.timed: tuple[Timed, ...] = ()
         self.rules: _core.OnnxRuntimeRules
-        self.use(found.rewrites)
+        self.use(found_rewrites.rewrites)
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -138,9 +138,9 @@ def terms_of(request: Request, settings: OnnxRuntimeSettings) -> Terms:
 def begin(request: Request, settings: OnnxRuntimeSettings, source: ModelSource, log: ConversionLog) -> Rewriting:
     """Rewrite the model that is about to be opened, as the plan says."""
     model = _read(source)
-    found = _find(model, request, settings)
-    _hold_plan(settings.rewrites, found, request, settings, log)
-    return Rewriting(source, model, found, request.policy.kernels, settings)
+    found_rewrites = _find(model, request, settings)
+    _hold_plan(settings.rewrites, found_rewrites, request, settings, log)
+    return Rewriting(source, model, found_rewrites, request.policy.kernels, settings)
 
 
 def left_alone(request: Request, settings: OnnxRuntimeSettings, source: ModelSource) -> tuple[UnrewrittenNode, ...]:
@@ -165,14 +165,14 @@ def _read(source: ModelSource) -> Any:
 
 def _hold_plan(
     planned: Mapping[str, str],
-    found: FoundRewrites,
+    found_rewrites: FoundRewrites,
     request: Request,
     settings: OnnxRuntimeSettings,
     log: ConversionLog,
 ) -> None:
     """Tell what the plan, which was made before a conversion, said otherwise."""
-    done = {rewrite.node for rewrite in found.rewrites}
-    reasons = {unrewritten.node: unrewritten.reason for unrewritten in found.left}
+    done = {rewrite.node for rewrite in found_rewrites.rewrites}
+    reasons = {unrewritten.node: unrewritten.reason for unrewritten in found_rewrites.left}
     missing = {node: reasons.get(node, "the converted graph writes it in another way") for node in planned}
     missing = {node: reason for node, reason in missing.items() if node not in done}
     if missing and settings.strict:

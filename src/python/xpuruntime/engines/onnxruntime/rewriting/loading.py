@@ -106,14 +106,14 @@ def _runner(session: Any, request: Request) -> Callable[[], Any]:
     random = np.random.default_rng(0)
     binding = session.io_binding()
     kind, _, index = request.device.partition(":")
-    place = (kind, int(index or 0))
+    location = (kind, int(index or 0))
     for input_ in session.get_inputs():
         word = input_.type.removeprefix("tensor(").removesuffix(")")
         dtype = {"float": "float32", "double": "float64", "bool": "bool", "float16": "float16"}.get(word, word)
         values = random.standard_normal([int(d) for d in input_.shape])
-        binding.bind_ortvalue_input(input_.name, _value(ort, values, dtype, place))
+        binding.bind_ortvalue_input(input_.name, _value(ort, values, dtype, location))
     for output in session.get_outputs():
-        binding.bind_output(output.name, *place)
+        binding.bind_output(output.name, *location)
 
     def run() -> None:
         try:
@@ -125,14 +125,14 @@ def _runner(session: Any, request: Request) -> Callable[[], Any]:
     return run
 
 
-def _value(ort: Any, values: Any, dtype: str, place: tuple[str, int]) -> Any:
+def _value(ort: Any, values: Any, dtype: str, location: tuple[str, int]) -> Any:
     import numpy as np
 
     if dtype == "bfloat16":  # NumPy has none: the upper half of an fp32
         bits = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, 16)
     array = values > 0 if dtype == "bool" else values.astype(dtype)
-    return ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), *place)
+    return ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), *location)
 
 
 def check(
@@ -146,15 +146,15 @@ def check(
     def open_plain(source: ModelSource) -> Any:
         return open_session(copy, source, request.device).session
 
-    def run(one: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def run(candidate: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
         import onnxruntime as ort
 
         options = ort.RunOptions()
-        if one is session and settings.options.get("enable_cuda_graph") == "1":
+        if candidate is session and settings.options.get("enable_cuda_graph") == "1":
             options.add_run_config_entry("gpu_graph_id", "-1")  # capture none
-        names = [output.name for output in one.get_outputs()]
+        names = [output.name for output in candidate.get_outputs()]
         try:
-            return dict(zip(names, raw_session(one).run(names, dict(feeds), options), strict=True))
+            return dict(zip(names, raw_session(candidate).run(names, dict(feeds), options), strict=True))
         except Exception as error:
             doing = f"holding the rewritten graph of {request.model.path} against the original"
             raise translate(error, doing=doing, device=request.device) from None
@@ -246,8 +246,8 @@ def _first_difference(
     except XpuRuntimeError as error:
         return f"Which node it is could not be found: {error.reason}"
     for name in order:
-        one = {name: expected[name]}
-        result = compare_within(one, {name: got[name]}, tolerance)
+        wanted = {name: expected[name]}
+        result = compare_within(wanted, {name: got[name]}, tolerance)
         if not result.passed:
             return f"The first node that differs is {tapped[name]!r} ({_failing(result)})"
     return "No single rewritten node differs by more than the tolerance: the differences add up"
@@ -315,33 +315,33 @@ def measure_free(
     """Measure each distinct operation of `free` alone: as the model has it, and as an xpuruntime operator."""
     by_path = {scope.path: scope for scope in scopes(model)}
     known: dict[bytes, Timed] = {}
-    found: list[Timed] = []
-    for one in free:
-        part = _part(model, by_path[one.graph], one)
+    timings: list[Timed] = []
+    for free_rewrite in free:
+        part = _part(model, by_path[free_rewrite.graph], free_rewrite)
         if isinstance(part, str):
-            found.append(Timed(one, reason=part))
+            timings.append(Timed(free_rewrite, reason=part))
             continue
         key = _identity(part)
         if key not in known:
             digest = hashlib.sha256(key).hexdigest()
-            text = f"onnxruntime;{one.op};{digest};{place};deterministic={deterministic}"
+            text = f"onnxruntime;{free_rewrite.op};{digest};{place};deterministic={deterministic}"
             text += tuned_records.rule_suffix(rule)
-            held_by = tuned_records.validators(one.kind, place.partition(";")[0], versions, _LIBRARIES)
+            held_by = tuned_records.validators(free_rewrite.kind, place.partition(";")[0], versions, _LIBRARIES)
             kept = tuned_records.recall(text, held_by, rule)
             if kept is not None:
-                known[key] = Timed(one, kept)
+                known[key] = Timed(free_rewrite, kept)
             else:
-                measured = _measure(part, one, rules, open_session, rule, deterministic=deterministic)
+                measured = _measure(part, free_rewrite, rules, open_session, rule, deterministic=deterministic)
                 if measured.found is not None:
                     tuned_records.keep(text, held_by, measured.found)
                 known[key] = measured
-        found.append(known[key]._replace(rewrite=one))
-    return found
+        timings.append(known[key]._replace(rewrite=free_rewrite))
+    return timings
 
 
 def _measure(
     part: onnx.ModelProto,
-    one: Rewrite,
+    free_rewrite: Rewrite,
     rules: str,
     open_session: Callable[[bytes], Any],
     rule: TuningPolicy,
@@ -350,33 +350,35 @@ def _measure(
 ) -> Timed:
     from xpuruntime.engines.onnxruntime.rewriting.rules import Rewrite as Record
 
-    alone = Record(**{name: getattr(one, name) for name in one.__struct_fields__ if name != "graph"}, graph="")
+    alone = Record(
+        **{name: getattr(free_rewrite, name) for name in free_rewrite.__struct_fields__ if name != "graph"}, graph=""
+    )
     edited = rewrite(part, [alone], rules, deterministic=deterministic)
-    step = TuningStep("onnxruntime", f"{one.op} at {one.node!r}")
+    step = TuningStep("onnxruntime", f"{free_rewrite.op} at {free_rewrite.node!r}")
     if step(2, 0, 0, 0.0):
-        return Timed(one, reason=_ENDED)
+        return Timed(free_rewrite, reason=_ENDED)
     try:
         runs = {STOCK: open_session(part.SerializeToString())}
-        runs[f"xpuruntime.{one.op}"] = open_session(edited.SerializeToString())
+        runs[f"xpuruntime.{free_rewrite.op}"] = open_session(edited.SerializeToString())
         for run in runs.values():
             run()
     except XpuRuntimeError as error:
-        return Timed(one, reason=error_line(error))
-    found = choose(
+        return Timed(free_rewrite, reason=error_line(error))
+    choice = choose(
         {name: timed(run) for name, run in runs.items()}, control=STOCK, rule=rule, block=_BLOCK, step=step,
     )  # fmt: skip
-    return Timed(one, reason=_ENDED) if found.cancelled else Timed(one, found)
+    return Timed(free_rewrite, reason=_ENDED) if choice.cancelled else Timed(free_rewrite, choice)
 
 
-def _part(model: onnx.ModelProto, scope: Scope, one: Rewrite) -> onnx.ModelProto | str:
+def _part(model: onnx.ModelProto, scope: Scope, free_rewrite: Rewrite) -> onnx.ModelProto | str:
     """Return a model of one operation with inputs of its own, or why there is none."""
     import onnx
 
-    names = set(one.nodes)
+    names = set(free_rewrite.nodes)
     nodes = [node for node in scope.graph.node if node.name in names]
-    made = {name for node in nodes for name in node.output}
-    reads = list(dict.fromkeys(n for node in nodes for n in node.input if n and n not in made))
-    reads += [t.source for t in one.before if t.source not in made and t.source not in reads]
+    produced = {name for node in nodes for name in node.output}
+    reads = list(dict.fromkeys(n for node in nodes for n in node.input if n and n not in produced))
+    reads += [t.source for t in free_rewrite.before if t.source not in produced and t.source not in reads]
     inputs, constants = [], []
     for name in reads:
         tensor = scope.constant(name)
@@ -391,7 +393,9 @@ def _part(model: onnx.ModelProto, scope: Scope, one: Rewrite) -> onnx.ModelProto
         if sizes is None or None in sizes or not scope.type(name):
             return f"the sizes of {name!r} are not known before it runs; state execution.shapes to fix them"
         inputs.append(onnx.helper.make_tensor_value_info(name, scope.type(name), [int(s or 0) for s in sizes]))
-    output = onnx.helper.make_tensor_value_info(one.output, scope.type(one.output) or scope.type(one.inputs[0]), None)
+    output = onnx.helper.make_tensor_value_info(
+        free_rewrite.output, scope.type(free_rewrite.output) or scope.type(free_rewrite.inputs[0]), None
+    )
     graph = onnx.helper.make_graph(nodes, "part", inputs, [output], constants)
     part = onnx.helper.make_model(graph, opset_imports=list(model.opset_import))
     part.ir_version = max(4, model.ir_version)
@@ -414,8 +418,8 @@ def _identity(part: onnx.ModelProto) -> bytes:
         node.name = ""
         node.doc_string = ""
         for field in (node.input, node.output):
-            for place, name in enumerate(field):
-                field[place] = short(name)
+            for index, name in enumerate(field):
+                field[index] = short(name)
     for value in (*graph.input, *graph.output):
         value.name = short(value.name)
     for tensor in graph.initializer:

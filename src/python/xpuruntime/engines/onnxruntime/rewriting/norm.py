@@ -59,29 +59,29 @@ def find_norm(scope: Scope, node: onnx.NodeProto, terms: Terms) -> RewriteCandid
         return RewriteCandidate(
             node.name, kind, node.op_type, DTYPES.get(scope.type(node.input[0])), {}, refusal=reason
         )
-    if (found := _NODES.get((domain, node.op_type))) is not None:
-        return _one_node(scope, node, found, terms)
+    if (entry := _NODES.get((domain, node.op_type))) is not None:
+        return _one_node(scope, node, entry, terms)
     parts = _arithmetic(scope, node) if not domain and node.op_type in ("Div", "Mul") else None
     return None if parts is None else _candidate(scope, node, parts, terms)
 
 
 def _one_node(scope: Scope, node: onnx.NodeProto, kind: str, terms: Terms) -> RewriteCandidate:
-    given = attributes(node)
+    attrs = attributes(node)
     shape = scope.shape(node.input[0])
     reason = ""
     if shape is None:
         reason = f"the number of dimensions of {node.input[0]!r} is not known before it runs"
     elif any(node.output[1:]):
         reason = "its mean or deviation is read as well"
-    elif given.get("stash_type", 1) != 1:
-        reason = f"stash_type {given['stash_type']} asks for another precision inside than fp32"
+    elif attrs.get("stash_type", 1) != 1:
+        reason = f"stash_type {attrs['stash_type']} asks for another precision inside than fp32"
     if reason:
         return RewriteCandidate(
             node.name, kind, node.op_type, DTYPES.get(scope.type(node.input[0])), {}, refusal=reason
         )
     bias = node.input[2] if len(node.input) > 2 else ""
-    epsilon = float(given.get("epsilon", 1e-5))
-    axis = int(given.get("axis", -1))
+    epsilon = float(attrs.get("epsilon", 1e-5))
+    axis = int(attrs.get("axis", -1))
     assert shape is not None
     axis = axis if axis < 0 else axis - len(shape)
     parts = _Parts(kind, node.input[0], node.input[1], bias, node.output[0], epsilon, (node,), axis)
@@ -171,8 +171,8 @@ def _arithmetic(scope: Scope, node: onnx.NodeProto) -> _Parts | None:
         nodes.append(shifted[0])
         bias, output = shifted[1], shifted[0].output[0]
     unique = list({id(n): n for n in nodes}.values())
-    made = [name for n in unique for name in n.output if name and name != output]
-    if not all(scope.only(name, unique) for name in made):
+    results = [name for n in unique for name in n.output if name and name != output]
+    if not all(scope.only(name, unique) for name in results):
         return None
     return _Parts(kind, x, weight, bias, output, epsilon, tuple(unique))
 
@@ -219,15 +219,15 @@ def _mean_square(scope: Scope, root: onnx.NodeProto) -> tuple[str, float, list[o
 def _is_row_mean(scope: Scope, node: onnx.NodeProto) -> bool:
     if node.op_type != "ReduceMean" or normal_domain(node.domain):
         return False
-    given = attributes(node)
-    axes = given.get("axes")
+    attrs = attributes(node)
+    axes = attrs.get("axes")
     if axes is None and len(node.input) > 1:
         value = scope.value(node.input[1])
         axes = None if value is None else [int(v) for v in value.reshape(-1)]
     shape = scope.shape(node.input[0])
     rank = len(shape) if shape is not None else None
     last = axes is not None and (list(axes) == [-1] or (rank is not None and list(axes) == [rank - 1]))
-    return last and given.get("keepdims", 1) == 1
+    return last and attrs.get("keepdims", 1) == 1
 
 
 def _centred(scope: Scope, name: str) -> tuple[str, list[onnx.NodeProto]] | None:

@@ -92,8 +92,8 @@ class _Finder:
         """Rewrite, leave or offer a node, as the policy says."""
         if candidate is None or candidate.node in self._taken:
             return
-        asked = self.asking.asked(candidate)
-        if asked is None:
+        kernel_request = self.asking.asked(candidate)
+        if kernel_request is None:
             if self.tune and candidate.forms and self.asking.is_free(candidate):
                 self._open.append(candidate)
             return
@@ -102,20 +102,20 @@ class _Finder:
             if self._taken.intersection(form.nodes):
                 reason = reason or "another rewrite stands for a part of it"
                 continue
-            why = self._why_not(candidate, form, asked)
+            why = self._why_not(candidate, form, kernel_request)
             if why is None:
                 self._taken.update(form.nodes)
-                self.rewrites.append(_rewrite(scope, candidate, form, asked))
+                self.rewrites.append(_rewrite(scope, candidate, form, kernel_request))
                 return
             reason = why  # the last form folds nothing: what is against it is against the node itself
-        if "auto" not in asked.words:
+        if "auto" not in kernel_request.words:
             self.left.append(
                 UnrewrittenNode(
                     node=candidate.node,
                     kind=candidate.op,
-                    words=asked.words,
-                    key=asked.key,
-                    keys=asked.keys,
+                    words=kernel_request.words,
+                    key=kernel_request.key,
+                    keys=kernel_request.keys,
                     reason=reason,
                 )
             )
@@ -129,19 +129,19 @@ class _Finder:
                 self.free.append(_rewrite(scope, candidate, form, request))
                 return
 
-    def _why_not(self, candidate: RewriteCandidate, form: Form, asked: KernelRequest) -> str | None:
+    def _why_not(self, candidate: RewriteCandidate, form: Form, kernel_request: KernelRequest) -> str | None:
         """Return why none of the kernels asked for can serve a form, whatever the sizes; ``None`` where one can."""
-        wanted = {id_ for word in asked.words for id_ in kernels_of(candidate.op, word)}
+        wanted = {id_ for word in kernel_request.words for id_ in kernels_of(candidate.op, word)}
         reasons: dict[str, str] = {}
         for stand_in in _STAND_INS:
             for id_, ok, reason in self._supports(form, stand_in):
-                if id_ not in wanted and asked.words != ("auto",):
+                if id_ not in wanted and kernel_request.words != ("auto",):
                     continue
                 if ok and (id_ in wanted or id_ not in ("null.null", "cpu.reference")):
                     return None
                 reasons.setdefault(id_, reason)
         if not reasons:
-            return f"no kernel is called {', '.join(asked.words)}"
+            return f"no kernel is called {', '.join(kernel_request.words)}"
         return "; ".join(f"{id_}: {reason}" for id_, reason in list(reasons.items())[:3])
 
     def _supports(self, form: Form, stand_in: int) -> Iterator[tuple[str, bool, str]]:
@@ -151,7 +151,7 @@ class _Finder:
         yield from _core.KernelRegistry.instance().supports(described, compute_capability=self.capability)
 
 
-def _rewrite(scope: Scope, candidate: RewriteCandidate, form: Form, asked: KernelRequest) -> Rewrite:
+def _rewrite(scope: Scope, candidate: RewriteCandidate, form: Form, kernel_request: KernelRequest) -> Rewrite:
     return Rewrite(
         node=candidate.node,
         graph=scope.path,
@@ -162,8 +162,8 @@ def _rewrite(scope: Scope, candidate: RewriteCandidate, form: Form, asked: Kerne
         attributes=form.attributes,
         nodes=form.nodes,
         before=form.before,
-        words=asked.words,
-        key=asked.key,
-        keys=asked.keys,
-        rest=asked.rest,
+        words=kernel_request.words,
+        key=kernel_request.key,
+        keys=kernel_request.keys,
+        rest=kernel_request.rest,
     )

@@ -56,8 +56,8 @@ def find_matmul(scope: Scope, node: onnx.NodeProto, terms: Terms) -> RewriteCand
         return _refused(scope, node, reason)
     assert a is not None
     assert b is not None
-    given = attributes(node)
-    trans_a, trans_b = bool(given.get("transA", 0)), bool(given.get("transB", 0))
+    attrs = attributes(node)
+    trans_a, trans_b = bool(attrs.get("transA", 0)), bool(attrs.get("transB", 0))
     single = all(number(d) == 1 for d in b[:-2])  # the core joins the batches of `a` to rows then
     m_dims = (a[-1],) if trans_a else a[:-1] if single else a[-2:-1]
     n_dim = b[-2] if trans_b else b[-1]
@@ -118,8 +118,8 @@ def _misfit(scope: Scope, node: onnx.NodeProto, a: Shape | None, b: Shape | None
 
 
 def _gemm_misfit(scope: Scope, node: onnx.NodeProto, b: Shape) -> str:
-    given = attributes(node)
-    alpha, beta = given.get("alpha", 1.0), given.get("beta", 1.0)
+    attrs = attributes(node)
+    alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
     if alpha != 1.0:
         return f"alpha is {alpha:g}, and the xpuruntime operator has no factor"
     bias = node.input[2] if len(node.input) > 2 else ""
@@ -127,7 +127,7 @@ def _gemm_misfit(scope: Scope, node: onnx.NodeProto, b: Shape) -> str:
         return ""
     if beta != 1.0:
         return f"beta is {beta:g}, and the xpuruntime operator has no factor"
-    if not is_bias(scope, bias, b[-2] if given.get("transB", 0) else b[-1]):
+    if not is_bias(scope, bias, b[-2] if attrs.get("transB", 0) else b[-1]):
         return f"its bias {bias!r} is no constant vector with one number for each column"
     return ""
 
@@ -189,22 +189,22 @@ def find_conv(scope: Scope, node: onnx.NodeProto, terms: Terms) -> RewriteCandid
         return None
     dtype = DTYPES.get(scope.type(node.input[0]))
     x, weight = scope.shape(node.input[0]), scope.shape(node.input[1])
-    reason, given = _conv_misfit(scope, node, x, weight, dtype)
+    reason, attrs = _conv_misfit(scope, node, x, weight, dtype)
     if reason:
         return RewriteCandidate(node.name, "conv", node.op_type, dtype, {}, refusal=reason)
     assert dtype is not None
     assert x is not None
     assert weight is not None
-    given["allow_tf32"] = int(terms.rounds(dtype))
+    attrs["allow_tf32"] = int(terms.rounds(dtype))
     inputs = tuple(name for name in node.input if name)
     forms = []
     tail = find_activation(scope, node.output[0])
     if tail is not None:
-        describe = _conv_describer(terms, dtype, x, weight, given, len(inputs) > 2, tail.value)
+        describe = _conv_describer(terms, dtype, x, weight, attrs, len(inputs) > 2, tail.value)
         names = (node.name, *(n.name for n in tail.nodes))
-        forms.append(Form("Conv", inputs, tail.output, {**given, "activation": tail.value}, names, describe))
-    describe = _conv_describer(terms, dtype, x, weight, given, len(inputs) > 2, "none")
-    forms.append(Form("Conv", inputs, node.output[0], {**given, "activation": "none"}, (node.name,), describe))
+        forms.append(Form("Conv", inputs, tail.output, {**attrs, "activation": tail.value}, names, describe))
+    describe = _conv_describer(terms, dtype, x, weight, attrs, len(inputs) > 2, "none")
+    forms.append(Form("Conv", inputs, node.output[0], {**attrs, "activation": "none"}, (node.name,), describe))
     return RewriteCandidate(node.name, "conv", node.op_type, "tf32" if terms.rounds(dtype) else dtype, {}, tuple(forms))
 
 
@@ -224,8 +224,8 @@ def _conv_misfit(
         return f"the number of dimensions of {node.input[0 if x is None else 1]!r} is not known before it runs", {}
     if len(x) != 4 or len(weight) != 4:
         return f"it runs over {len(x) - 2} dimensions, and the kernels here over 2", {}
-    given = attributes(node)
-    padding, pads = given.get("auto_pad", "NOTSET"), list(given.get("pads", (0, 0, 0, 0)))
+    attrs = attributes(node)
+    padding, pads = attrs.get("auto_pad", "NOTSET"), list(attrs.get("pads", (0, 0, 0, 0)))
     if padding == "VALID":
         pads = [0, 0, 0, 0]
     elif padding not in ("", "NOTSET"):
@@ -235,28 +235,28 @@ def _conv_misfit(
     if None in (number(weight[2]), number(weight[3])):
         return "the size of its filters is not known before it runs", {}
     return "", {
-        "strides": list(given.get("strides", (1, 1))),
+        "strides": list(attrs.get("strides", (1, 1))),
         "pads": pads,
-        "dilations": list(given.get("dilations", (1, 1))),
-        "group": int(given.get("group", 1)),
+        "dilations": list(attrs.get("dilations", (1, 1))),
+        "group": int(attrs.get("group", 1)),
     }
 
 
 def _conv_describer(
-    terms: Terms, dtype: str, x: Shape, weight: Shape, given: dict[str, Any], has_bias: bool, activation: str
+    terms: Terms, dtype: str, x: Shape, weight: Shape, attrs: dict[str, Any], has_bias: bool, activation: str
 ) -> Callable[[int], dict[str, Any]]:
     def describe(stand_in: int) -> dict[str, Any]:
         filters = sizes(weight, stand_in)
         image = sizes(x, stand_in)
-        image[1] = filters[1] * given["group"]
+        image[1] = filters[1] * attrs["group"]
         spatial = []
         for axis in range(2):
-            reach = (filters[2 + axis] - 1) * given["dilations"][axis] + 1
-            padded = image[2 + axis] + given["pads"][axis] + given["pads"][axis + 2]
+            reach = (filters[2 + axis] - 1) * attrs["dilations"][axis] + 1
+            padded = image[2 + axis] + attrs["pads"][axis] + attrs["pads"][axis + 2]
             if padded < reach and number(x[2 + axis]) is None:
                 image[2 + axis] += reach - padded
                 padded = reach
-            spatial.append((padded - reach) // given["strides"][axis] + 1)
+            spatial.append((padded - reach) // attrs["strides"][axis] + 1)
         operands = {
             "x": operand(dtype, image),
             "weight": operand(dtype, filters),
@@ -267,10 +267,10 @@ def _conv_describer(
         values = {
             "activation": activation,
             "allow_tf32": terms.rounds(dtype),
-            "groups": given["group"],
-            "stride": given["strides"],
-            "dilation": given["dilations"],
-            "padding": given["pads"],
+            "groups": attrs["group"],
+            "stride": attrs["strides"],
+            "dilation": attrs["dilations"],
+            "padding": attrs["pads"],
         }
         return terms.describe("conv", operands, values)
 
@@ -358,13 +358,13 @@ def _gelu(scope: Scope, name: str, readers: list[onnx.NodeProto]) -> Tail | None
         return None
     nodes = [inner, erf, plus]
     for first in [n for n in readers if n is not inner]:
-        found = _product(scope, name, plus.output[0], first)
-        if found is not None:
-            nodes += found
-            made = found[-1].output[0]
-            inside = [name, *(o for n in nodes for o in n.output if o != made)]
+        product = _product(scope, name, plus.output[0], first)
+        if product is not None:
+            nodes += product
+            output = product[-1].output[0]
+            inside = [name, *(o for n in nodes for o in n.output if o != output)]
             if all(scope.only(tensor, nodes) for tensor in inside):
-                return Tail(tuple(nodes), made, "gelu")
+                return Tail(tuple(nodes), output, "gelu")
     return None
 
 

@@ -62,15 +62,15 @@ def session_rules(
     from xpuruntime.ops.call_context import core_rules
 
     enforcement = "strict" if strict else "prefer"
-    made: dict[tuple[int, ...], _core.KernelRules] = {}
+    kernel_rules: dict[tuple[int, ...], _core.KernelRules] = {}
 
     def rules_at(node: str | None) -> _core.KernelRules:
         facts = ANY_CALL._replace(node=node, module=module_of(node or "") or None)
         rules = [rule for rule in policy.compiled_rules.matching(facts) if rule.use]
         places = tuple(rule.index for rule in rules)
-        if places not in made:
-            made[places] = core_rules(policy, rules, enforcement, log)
-        return made[places]
+        if places not in kernel_rules:
+            kernel_rules[places] = core_rules(policy, rules, enforcement, log)
+        return kernel_rules[places]
 
     return _core.OnnxRuntimeRules(rules_at(None), {node: rules_at(node) for node in nodes})
 
@@ -161,17 +161,17 @@ class RuleQuery:
         facts = facts_of_node(candidate, self.device, self.arch)
         self._queried[facts] = None
         result = self.policy.compiled_rules.match(facts)
-        found = [preference for preference in result.preferences if preference.source != "default"]
-        named = [one for one in found if self.names_kernel(candidate.op, one.use)]
+        preferences = [preference for preference in result.preferences if preference.source != "default"]
+        named = [preference for preference in preferences if self.names_kernel(candidate.op, preference.use)]
         if not named:
             return None
-        others = [one.source for one in found if one not in named]
+        others = [preference.source for preference in preferences if preference not in named]
         rest = ""
         if result.preferences[-1].source == "default":
             rest = "sizes that no rule is for go to the default choice of xpuruntime's dispatcher"
         elif others:
             rest = f"sizes of {', '.join(others)} go to the default choice of xpuruntime's dispatcher"
-        return KernelRequest(named[0].use, named[0].source, tuple(one.source for one in named), rest)
+        return KernelRequest(named[0].use, named[0].source, tuple(preference.source for preference in named), rest)
 
     def may_match(self, match: RuleMatch) -> bool:
         """Whether a rule by itself is, or may be at some size, for a node that was asked about."""
@@ -198,7 +198,7 @@ class RuleQuery:
             if word == "auto":
                 return False
             ops = (op,) if op is not None else OPS
-            if all(by_option(one, word, cuda=self.device.startswith("cuda")) for one in ops):
+            if all(by_option(op, word, cuda=self.device.startswith("cuda")) for op in ops):
                 return False  # ONNX Runtime has it itself, and it comes first
             if any(kernels_of(op_, word) for op_ in ops):
                 return True
@@ -303,10 +303,10 @@ class FoundRewrites(NamedTuple):
 T = TypeVar("T", Rewrite, UnrewrittenNode)
 
 
-def by_key(found: Iterable[T]) -> dict[str, list[T]]:
+def by_key(records: Iterable[T]) -> dict[str, list[T]]:
     """Return what was found for nodes, by each policy key that may ask for their kernels."""
     grouped: dict[str, list[T]] = {}
-    for one in found:
-        for key in one.keys:
-            grouped.setdefault(key, []).append(one)
+    for record in records:
+        for key in record.keys:
+            grouped.setdefault(key, []).append(record)
     return grouped

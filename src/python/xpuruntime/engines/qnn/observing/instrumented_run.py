@@ -53,8 +53,8 @@ def observe(
             f"nothing was observed: no temporary folder for QNN's records ({error}). Set TMPDIR to one with free space"
         )
         return Observed(partial=True, notes=(note,))
-    with room as place:
-        folder = Path(place)
+    with room as directory:
+        folder = Path(directory)
         try:
             placed, kept = _run(source, instrumented(opening, folder), feeds, max(1, runs))
         except (WorkerFailed, XpuRuntimeError) as error:

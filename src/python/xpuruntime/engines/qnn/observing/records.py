@@ -144,15 +144,15 @@ def read_cycles(folder: Path) -> tuple[dict[str, list[int]], str | None]:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         return {}, f"QNN wrote no profile ({error.strerror or error})"
-    found: dict[str, list[int]] = {}
+    cycles: dict[str, list[int]] = {}
     for line in lines:
         match = _NODE.match(line)
         if match is None or match["unit"] != "CYCLES":
             continue
         named = _OPERATION.match(match["what"]) or _EDGE.match(match["what"])
         if named is not None:
-            found.setdefault(named["name"], []).append(int(match["value"]))
-    return found, None if found else "QNN's profile holds no operations"
+            cycles.setdefault(named["name"], []).append(int(match["value"]))
+    return cycles, None if cycles else "QNN's profile holds no operations"
 
 
 def median_cycles(series: list[int], runs: int) -> tuple[float, int]:
@@ -203,7 +203,7 @@ def _operations(graph: dict[str, Any]) -> dict[str, Operation]:
     operations = {}
     for name, node in (graph.get("nodes") or {}).items():
         read = [tensors[k] for k in node.get("input_names", ()) if k in tensors]
-        varying = [one for one in read if one.get("type") != _STATIC] or read
+        varying = [entry for entry in read if entry.get("type") != _STATIC] or read
         written = [tensors[k] for k in node.get("output_names", ()) if k in tensors]
         operations[name] = Operation(
             name=name,

@@ -44,13 +44,13 @@ def units_of(
 ) -> tuple[tuple[Unit, ...], tuple[str, ...], bool]:
     """Return the units of a request's model, as `join_units`; of a model that was quantized here, in its own nodes."""
     execution = request.policy.execution
-    made = source.quantized
-    if made is None:
+    quantized = source.quantized
+    if quantized is None:
         model = request.model.named_proto()
     else:
         import onnx
 
-        model = onnx.load_model_from_string(made.data)
+        model = onnx.load_model_from_string(quantized.data)
     units, notes, partial = join_units(
         model,
         recorded,
@@ -59,10 +59,10 @@ def units_of(
         precision=execution.precision,
         allow_cpu_ops=execution.allow_cpu_ops,
     )
-    if made is not None:
+    if quantized is not None:
         from xpuruntime.engines.quantization import in_source_terms
 
-        units = in_source_terms(units, made, request.model)
+        units = in_source_terms(units, quantized, request.model)
     return units, notes, partial
 
 
@@ -103,8 +103,8 @@ class _Joiner:
     def run(self) -> tuple[tuple[Unit, ...], tuple[str, ...], bool]:
         groups, served = self._groups()
         units = [
-            self._operation(place, groups.get(place, []), served.get(place, []))
-            for place in range(len(self.recorded.mappings))
+            self._operation(index, groups.get(index, []), served.get(index, []))
+            for index in range(len(self.recorded.mappings))
         ]
         taken = {position for held in groups.values() for position in held}
         units += [self._left(node) for node in self.graph.nodes if node.position not in taken]
@@ -121,25 +121,25 @@ class _Joiner:
         """Give each node of the partitioned graph to one operation; other operations for it serve it."""
         by_name = {node.name: node.position for node in self.graph.nodes}
         owner: dict[int, int] = {}
-        for place, mapping in enumerate(self.recorded.mappings):
+        for index, mapping in enumerate(self.recorded.mappings):
             if mapping.operation in by_name and mapping.operation in mapping.nodes:
-                owner.setdefault(by_name[mapping.operation], place)
-        for place, mapping in enumerate(self.recorded.mappings):
+                owner.setdefault(by_name[mapping.operation], index)
+        for index, mapping in enumerate(self.recorded.mappings):
             for name in mapping.nodes:
                 if name in by_name:
-                    owner.setdefault(by_name[name], place)
+                    owner.setdefault(by_name[name], index)
         groups: dict[int, list[int]] = {}
         served: dict[int, list[int]] = {}
-        for place, one in enumerate(self.recorded.mappings):
-            for name in one.nodes:
+        for index, record in enumerate(self.recorded.mappings):
+            for name in record.nodes:
                 position = by_name.get(name)
                 if position is not None:
-                    (groups if owner[position] == place else served).setdefault(place, []).append(position)
-        return {place: sorted(held) for place, held in groups.items()}, served
+                    (groups if owner[position] == index else served).setdefault(index, []).append(position)
+        return {index: sorted(held) for index, held in groups.items()}, served
 
-    def _operation(self, place: int, held: list[int], helped: list[int]) -> Unit:
-        one = self.recorded.mappings[place]
-        operation = self.recorded.operations.get(one.operation)
+    def _operation(self, index: int, held: list[int], helped: list[int]) -> Unit:
+        mapping = self.recorded.mappings[index]
+        operation = self.recorded.operations.get(mapping.operation)
         owned = sorted({i for position in held for i in self.shares.owned.get(position, ())})
         serves = {i for position in held for i in self.shares.serves.get(position, ())}
         serves |= {i for position in helped for i in self.shares.owned.get(position, ())}
@@ -148,10 +148,10 @@ class _Joiner:
         written = (self.found.get(k) for k in keys if not self._inside(k, held))
         outputs = tuple(dict.fromkeys(k for k in written if k)) if names else ()
         ran = operation.precision if operation is not None else None
-        wanted = None if not names and one.op in INSERTED_CASTS else self._wanted(owned or sorted(serves), ran)
+        wanted = None if not names and mapping.op in INSERTED_CASTS else self._wanted(owned or sorted(serves), ran)
         return Unit(
-            id=self._id(one.operation),
-            op=one.op,
+            id=self._id(mapping.operation),
+            op=mapping.op,
             relation="inserted" if not names else "exact" if len(names) == 1 else "fused",
             source_nodes=names,
             outputs=outputs,
@@ -161,7 +161,7 @@ class _Joiner:
             provider=PROVIDER,
             precision_requested=wanted,
             precision_run=ran,
-            layout="nhwc" if any(word in one.op for word in _SPATIAL) else None,
+            layout="nhwc" if any(word in mapping.op for word in _SPATIAL) else None,
             status="substituted" if names and wanted and ran and not meets(wanted, ran) else "honoured",
         )
 
@@ -174,8 +174,8 @@ class _Joiner:
         """Return the unit of a node that no operation of QNN is for: one on the CPU, or one compiled away."""
         owned = self.shares.owned.get(node.position, [])
         names = tuple(self.source.nodes[i].name for i in owned)
-        place = self.placed.get(node.name)
-        away = place is not None and place.provider != PROVIDER
+        placed = self.placed.get(node.name)
+        away = placed is not None and placed.provider != PROVIDER
         ops = {node.op, *(self.source.nodes[i].op for i in owned)}
         return Unit(
             id=self._id(node.name),
@@ -185,7 +185,7 @@ class _Joiner:
             outputs=tuple(dict.fromkeys(k for k in (self.found.get(k) for k in node.outputs) if k)),
             engine="qnn",
             device="cpu" if away else "none",
-            provider=place.provider if place is not None else None,
+            provider=placed.provider if placed is not None else None,
             precision_requested=self._wanted(owned) if away else None,
             placement_reason="QNN does not take it, and allow_cpu_ops lists it" if away else _ABSORBED,
             placement_source="policy" if away else "log",
@@ -215,7 +215,7 @@ class _Joiner:
             return stated
         if self.precision == "int8" and not any(is_product(node.op) for node in held):
             both = [type_ for type_ in types if type_ not in _INDICES]
-            return next((one for one in both if ran and meets(one, ran)), both[0] if both else None)
+            return next((precision for precision in both if ran and meets(precision, ran)), both[0] if both else None)
         return None if stated is not None and stated not in FLOATS and self.precision != "int8" else self.precision
 
 
@@ -240,15 +240,17 @@ def _as_model(nodes: Sequence[dict[str, Any]], placed: dict[str, Placed], source
             if state[number] == 1:
                 state[number] = 2
                 order.append(number)
-    made = []
+    model_nodes = []
     for number in order:
         node = nodes[number]
         domain = placed[node["name"]].domain if node["name"] in placed else ""
-        made.append(helper.make_node(node["op"], node["inputs"], node["outputs"], name=node["name"], domain=domain))
+        model_nodes.append(
+            helper.make_node(node["op"], node["inputs"], node["outputs"], name=node["name"], domain=domain)
+        )
     read = dict.fromkeys(k for node in nodes for k in node["inputs"] if k and k not in producers)
     consumed = set(read) | {k for node in nodes for k in node["inputs"]}
     last = [k for k in producers if k not in consumed or k in source.outputs]
     inputs = [helper.make_tensor_value_info(k, TensorProto.UNDEFINED, None) for k in read if k in source.inputs]
     weights = [TensorProto(name=k) for k in read if k not in source.inputs]
     outputs = [helper.make_tensor_value_info(k, TensorProto.UNDEFINED, None) for k in last]
-    return helper.make_model(helper.make_graph(made, "partitioned", inputs, outputs, weights))
+    return helper.make_model(helper.make_graph(model_nodes, "partitioned", inputs, outputs, weights))

@@ -42,13 +42,13 @@ class CallDecisions:
         policy: KernelPolicy,
         controls: Mapping[str, Control],
         keys: Mapping[str, str],
-        made: Sequence[Decision],
+        decisions: Sequence[Decision],
         ran: Mapping[str, Mapping[str, str]],
     ) -> None:
         self._policy = policy
         self._controls = controls
         self._keys = keys
-        self._made = made
+        self._made = decisions
         self._ran = ran
 
     def kernel_decisions(self, seen: Sequence[SeenCall]) -> tuple[KernelDecision, ...]:
@@ -154,17 +154,17 @@ class CallDecisions:
                 candidates.append(_candidate(_named(call.op, name), True, text, spent))
         return _native(call, route.asked, _tuning(self.key_of(route)), "tuned", route.kernel, candidates)
 
-    def _by_xpuruntime(self, call: SeenCall, route: Route, made: Decision, count: int) -> KernelDecision:
+    def _by_xpuruntime(self, call: SeenCall, route: Route, decision: Decision, count: int) -> KernelDecision:
         """Return that an xpuruntime kernel serves, with what became of the kernel names before its own."""
         from xpuruntime.ops.decision_log import as_record
         from xpuruntime.pytorch.dispatch.route import DEFAULT_ID
 
-        record = as_record(made, (call.node,) if call.node else (), count=count)
+        record = as_record(decision, (call.node,) if call.node else (), count=count)
         key = self.key_of(route)
         names, passed = route.asked, self.passed_over(route)
         if why := self.unsupported(key):
             names = kernel_names_of(self._policy, key)
-            passed = {one.id: one.reason for one in self._refused(call, names, why)}
+            passed = {refusal.id: refusal.reason for refusal in self._refused(call, names, why)}
         known = {candidate.id for candidate in record.candidates}
         candidates = [_refused(kernel_name, why) for kernel_name, why in passed.items() if kernel_name not in known]
         candidates += [
@@ -173,7 +173,7 @@ class CallDecisions:
             else candidate
             for candidate in record.candidates
         ]
-        source: DecisionSource = "tuned" if route.tuned or made.source == "tuned" else _asking(key)
+        source: DecisionSource = "tuned" if route.tuned or decision.source == "tuned" else _asking(key)
         notes = record.notes
         if route.tuned:
             name = DEFAULT_ID[call.op]
@@ -394,8 +394,8 @@ class SeenCalls:
         """Take note of attention that ran by products, in a program that calls no function for it."""
         if self._multi_head:
             return
-        found = self._kinds.setdefault((node, route.source), SeenCall(node, "attention", route, (), dtype, device))
-        found.count += 1
+        seen_call = self._kinds.setdefault((node, route.source), SeenCall(node, "attention", route, (), dtype, device))
+        seen_call.count += 1
 
     @property
     def kinds(self) -> tuple[SeenCall, ...]:

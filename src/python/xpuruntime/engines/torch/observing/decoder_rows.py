@@ -35,8 +35,8 @@ def observe_decoder(model: DecoderModel, tokens: Any, runs: int) -> Observed:
     def generate() -> None:
         began = time.perf_counter_ns()
         if new:
-            made = model.generated(tokens, new, _GREEDY, logprobs=False)
-            spent.append(made.first_ns / 1e3)
+            generated = model.generated(tokens, new, _GREEDY, logprobs=False)
+            spent.append(generated.first_ns / 1e3)
         else:
             model._logits(None, tokens)
             spent.append((time.perf_counter_ns() - began) / 1e3)
@@ -44,22 +44,22 @@ def observe_decoder(model: DecoderModel, tokens: Any, runs: int) -> Observed:
     generate()
     spent.clear()
     checkpoint(COLD)
-    with model.pins.hold(), explain(root=model.module) as found:
+    with model.pins.hold(), explain(root=model.module) as explanation:
         for _ in range(runs):
             generate()
     checkpoint(COUNTED)
-    rows = [row for row in found.rows if row.status != "other"]
-    others = sum(row.time_us for row in found.rows if row.status == "other")
+    rows = [row for row in explanation.rows if row.status != "other"]
+    others = sum(row.time_us for row in explanation.rows if row.status == "other")
     units = tuple(_units(model, rows, runs))
     phases = {unit.phase for unit in units}
-    notes = [f"the prompt has {len(tokens)} tokens; times are of {found.time_kind}, for one run"]
+    notes = [f"the prompt has {len(tokens)} tokens; times are of {explanation.time_kind}, for one run"]
     notes.append(f"operators that no policy can affect took {others / runs:,.1f} us a run, and are not among the units")
     if "decode" not in phases:
         notes.append("no decode step was observed: the prompt fills the context, or its first token ends the text")
-    notes += [note for note in found.notes if note not in found.weight_deviations]
+    notes += [note for note in explanation.notes if note not in explanation.weight_deviations]
     effective = {"execution.engine": "torch", "execution.device": model.device}
     effective.update(read_back(model.settings, model.switches()))
-    keys = _keys(model, rows, found)
+    keys = _keys(model, rows, explanation)
     if model.captured is not None:
         report = model.captured.report
         notes += str(report).splitlines()
@@ -113,7 +113,7 @@ def _units(model: DecoderModel, rows: Iterable[Row], runs: int) -> Iterable[Unit
         )
 
 
-def _keys(model: DecoderModel, rows: list[Row], found: Explanation) -> dict[str, KeySeen]:
+def _keys(model: DecoderModel, rows: list[Row], explanation: Explanation) -> dict[str, KeySeen]:
     """Return the observation of each kernel key, and of each claim about weights."""
     seen: dict[str, KeySeen] = {}
     for control in model.controls:
@@ -121,11 +121,11 @@ def _keys(model: DecoderModel, rows: list[Row], found: Explanation) -> dict[str,
             continue
         if control.key.startswith("kernels."):
             of_key = [row for row in rows if model.pins.keys.get(row.source) == control.key]
-            said = (sentence.partition(" ") for sentence in (*found.never_ran, *found.unmatched))
+            said = (sentence.partition(" ") for sentence in (*explanation.never_ran, *explanation.unmatched))
             idle = next((rest for source, _, rest in said if model.pins.keys.get(source) == control.key), "")
             seen[control.key] = _kernel_seen(of_key, idle and f"{control.key} {idle}")
         elif control.key.startswith("execution.weights.") and not control.key.endswith(".exclude"):
-            seen[control.key] = _weights_seen(control.key, found)
+            seen[control.key] = _weights_seen(control.key, explanation)
     return seen
 
 
@@ -148,11 +148,11 @@ def _kernel_seen(rows: list[Row], idle: str) -> KeySeen:
     return KeySeen(observed=observed, status=status, reason=f"{wrong.title}: {wrong.reason or wrong.status}")
 
 
-def _weights_seen(key: str, found: Explanation) -> KeySeen:
-    kinds = {weight.storage if key.endswith("storage") else weight.compute for weight in found.weights}
+def _weights_seen(key: str, explanation: Explanation) -> KeySeen:
+    kinds = {weight.storage if key.endswith("storage") else weight.compute for weight in explanation.weights}
     if key.endswith("group"):
-        kinds = {str(weight.group) for weight in found.weights}
-    wrong = next((sentence for sentence in found.weight_deviations if key in sentence), "")
+        kinds = {str(weight.group) for weight in explanation.weights}
+    wrong = next((sentence for sentence in explanation.weight_deviations if key in sentence), "")
     unsure = wrong.startswith("inconclusive")
     status: Any = "unobservable" if unsure else "substituted" if wrong else "honoured"
     return KeySeen(observed=", ".join(sorted(kinds)), status=status, reason=wrong or "compared in each linear layer")

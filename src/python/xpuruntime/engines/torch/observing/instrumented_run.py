@@ -141,15 +141,15 @@ class _Watch:
         events = profiler.torch.events()
         if self._edges:
             self.spent.append((self._edges[-1] - self._edges[0]) * 1e6)
-        found: dict[str, tuple[float, dict[str, float]]] = {}
+        measured: dict[str, tuple[float, dict[str, float]]] = {}
         for event in events:
             if event.name.startswith(_MARK) and str(event.device_type).endswith("CPU"):
                 name = event.name[len(_MARK) :]
-                found[name] = _measured(event, cuda=self._model.device != "cpu")
+                measured[name] = _measured(event, cuda=self._model.device != "cpu")
                 self.launched[name] = Counter(kernel.name for inner in _below(event) for kernel in inner.kernels)
                 self.kernels.ran(name, [inner.name for inner in _below(event)], self.precision.get(name, ""))
         self.timeline = _timeline(events)
-        return found
+        return measured
 
     def _around(self, name: str, function: Callable[[], Any]) -> Any:
         import torch
@@ -163,9 +163,9 @@ class _Watch:
             result = function()
         self._edges.append(time.perf_counter())
         self.kernels.at("")
-        made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self.sizes.made(name, made)
-        kinds = {torch_precision(one.dtype) for one in made}
+        tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.sizes.made(name, tensors)
+        kinds = {torch_precision(tensor.dtype) for tensor in tensors}
         self.precision[name] = "->".join(sorted(kinds))
         return result
 
@@ -221,10 +221,10 @@ def _ranked(runs: Sequence[Mapping[str, float]], *, cuda: bool) -> tuple[list[st
 
 def _device_kernels(runs: Sequence[Mapping[str, float]], counts: Mapping[str, int]) -> tuple[DeviceKernel, ...]:
     """Return what the device ran for one operator, longest first."""
-    found = []
+    kernels = []
     for name in dict.fromkeys(name for run in runs for name in run):
         said = parse_kernel_name(name)
-        found.append(
+        kernels.append(
             DeviceKernel(
                 name=name,
                 kind=_work_kind(name),
@@ -235,7 +235,7 @@ def _device_kernels(runs: Sequence[Mapping[str, float]], counts: Mapping[str, in
                 precision=said.precision,
             )
         )
-    return tuple(sorted(found, key=lambda step: -step.us))
+    return tuple(sorted(kernels, key=lambda step: -step.us))
 
 
 def _only_calls(name: str) -> bool:
@@ -267,11 +267,11 @@ def _unit(
     on_device = [run[node.name][1] for run in watch.seen if node.name in run] if cuda else []
     ran = watch.precision.get(node.name) or None
     floats = sorted(FLOATS.intersection((ran or "").split("->")))
-    asked = (model.settings.convert or (floats[0] if len(floats) == 1 else ran)) if floats else ran
+    requested = (model.settings.convert or (floats[0] if len(floats) == 1 else ran)) if floats else ran
     if multiplies_integers(node.op):
-        asked = ran = "int8"
+        requested = ran = "int8"
     elif ran == "int8":  # integers that are moved or converted: no arithmetic of the model's
-        asked = None
+        requested = None
     kind: Literal["device", "wall"] = "device" if cuda else "wall"
     return Unit(
         id=node.name,
@@ -283,7 +283,7 @@ def _unit(
         device=model.device,
         kernel=xrt_kernel or ", ".join(kernels if cuda else kernels[:1]) or None,
         kernel_source="reported" if xrt_kernel or (kernels and clear) else "inferred" if kernels else "unknown",
-        precision_requested=asked,
+        precision_requested=requested,
         precision_run=ran,
         device_kernels=_device_kernels(on_device, watch.launched.get(node.name, Counter())),
         time=Time(value=float(statistics.median(times)), unit="us", kind=kind, runs=len(times)) if times else None,
@@ -345,14 +345,14 @@ def _opaque(
 def step(model: TorchModel, tensors: Sequence[Any], around: Around) -> dict[str, NodeInfo]:
     """Run the program once, under the session's kernels, with `around` called for each operator."""
     source: Any = model.request.model.source
-    given = _inside(model, model.guard.protected(tensors))
+    inputs = _inside(model, model.guard.protected(tensors))
     with model.pins.hold():
         if model.request.model.format == "pt2":
-            source.call(_interpreted(model.module, source.names, around))(given)
+            source.call(_interpreted(model.module, source.names, around))(inputs)
             return {}
         recorder = ProgramRecorder(model.module, around)
         with recorder.paths(), recorder.mode():
-            source.call(model.module)(given)
+            source.call(model.module)(inputs)
         return {node.name: node for node in recorder.nodes}
 
 
@@ -364,21 +364,21 @@ def intermediates(model: TorchModel, tensors: Sequence[Any], names: Sequence[str
 
     wanted = set(names)
     known = {node.name: node.outputs for node in model.request.model.nodes}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
 
     def around(name: str, run: Callable[[], Any]) -> Any:
         result = run()
-        made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         outputs = known.get(name, ())
-        if len(outputs) == len(made):
-            for output, tensor in zip(outputs, made, strict=True):
+        if len(outputs) == len(tensors):
+            for output, tensor in zip(outputs, tensors, strict=True):
                 if output in wanted:
-                    found[output] = tensor.clone()
+                    values[output] = tensor.clone()
         return result
 
     with torch.no_grad():
         step(model, tensors, around)
-    return found
+    return values
 
 
 def _inside(model: TorchModel, tensors: Sequence[Any]) -> list[Any]:

@@ -83,8 +83,8 @@ class PinnedKernels:
 
         if self._pins.held is None:
             return
-        if found := kernels_in(operators):
-            self._ran[node].update(found)
+        if kernels := kernels_in(operators):
+            self._ran[node].update(kernels)
         self._seen.passed_by(node, operators)
         self.attended(node, dtype)
 
@@ -96,8 +96,8 @@ class PinnedKernels:
         from xpuruntime.pytorch.attention.entry_points import WITH_WEIGHTS
         from xpuruntime.pytorch.dispatch.route import facts_of_call
 
-        held, found = self._pins.current, self._by_products.get(node)
-        if held is None or found is None or not held.decides("attention"):
+        held, product = self._pins.current, self._by_products.get(node)
+        if held is None or product is None or not held.decides("attention"):
             return
         kind = precision_dtype(dtype)
         key = (WITH_WEIGHTS.name, node, kind)
@@ -105,7 +105,7 @@ class PinnedKernels:
         if route is None:
             facts = facts_of_call(
                 "attention", device=torch.device(self._device), dtype=kind, phase="infer", module=module_of_node(node),
-                sizes={"head_dim": found.by_products} if found.by_products else {},
+                sizes={"head_dim": product.by_products} if product.by_products else {},
             )  # fmt: skip
             route = held.resolve(key, facts, entry=WITH_WEIGHTS, description=f"the attention of {node!r}")
         if route.source != "default":
@@ -138,19 +138,21 @@ class PinnedKernels:
         for call in self._seen.kinds:
             if call.route is not None:
                 by_key[self._call_decisions.key_of(call.route)].append((call, call.route))
-            elif (asked := self._call_decisions.asked_of(call))[0]:
-                left[asked[1]].append(call)
-        found = {}
+            elif (request := self._call_decisions.asked_of(call))[0]:
+                left[request[1]].append(call)
+        keys_seen = {}
         for key, control in self._controls.items():
             if not key.startswith("kernels.") or key == "kernels.auto_strategy":
                 continue
             if control.enforceability == "unsupported":
                 continue
             if control.resolved == ABSENT and not (left.get(key) or by_key.get(key)):
-                found[key] = KeySeen(observed="-", status="unobservable", reason=control.reason)
+                keys_seen[key] = KeySeen(observed="-", status="unobservable", reason=control.reason)
             else:
-                found[key] = self._key_seen(by_key.get(key, []), left.get(key, []), kernel_names_of(self._policy, key))
-        return found
+                keys_seen[key] = self._key_seen(
+                    by_key.get(key, []), left.get(key, []), kernel_names_of(self._policy, key)
+                )
+        return keys_seen
 
     @property
     def _call_decisions(self) -> CallDecisions:

@@ -22,7 +22,7 @@ class TensorSizes:
 
     def __init__(self, module: Any, tensors: Sequence[Any]) -> None:
         held = (*module.parameters(), *module.buffers(), *tensors)
-        self._given = {_memory(one) for one in held}
+        self._given = {_memory(tensor) for tensor in held}
         #: Of the run that began last: operator to address and bytes of each result.
         self._results: dict[str, list[tuple[int, int]]] = {}
 

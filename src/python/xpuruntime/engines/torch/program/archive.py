@@ -42,8 +42,8 @@ def check_sizes(path: str) -> tuple[str, ...]:
     """Return the members' names of a ``.pt2`` file."""
     file = Path(path)
     with _whole(path):
-        whole = zipfile.is_zipfile(file)
-    if not whole:
+        is_zip = zipfile.is_zipfile(file)
+    if not is_zip:
         raise refuse(path, "it is no archive, so no exported program, or it is cut off", "export or copy it again")
     with _whole(path), zipfile.ZipFile(file) as archive:
         reason = unpacked_too_large(archive, file.stat().st_size)
@@ -69,8 +69,8 @@ def check_archive(path: str) -> None:
 
     def read(name: str) -> bytes:
         with _whole(path):
-            found: bytes = reader.get_record(name)
-        return found
+            record: bytes = reader.get_record(name)
+        return record
 
     def size(name: str) -> int:
         with _whole(path):
@@ -118,10 +118,10 @@ def _holds(entry: dict[str, Any], size: int) -> bool:
 def _entries(path: str, name: str, data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
     with _whole(path):
         table = json.loads(data)
-    found = table.get("config") if isinstance(table, dict) else None
-    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
+    configs = table.get("config") if isinstance(table, dict) else None
+    if not isinstance(configs, dict) or not all(isinstance(config, dict) for config in configs.values()):
         raise refuse(path, f"{name} is no table of tensors", _AGAIN)
-    yield from found.items()
+    yield from configs.items()
 
 
 def _check_json_program(path: str, name: str, data: bytes) -> None:
@@ -238,13 +238,13 @@ def check_program(program: Any) -> None:
         _check_expression(symbol)
     waiting: list[Any] = [program]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, list):
-            waiting.extend(one)
+        member = waiting.pop()
+        if isinstance(member, list):
+            waiting.extend(member)
             continue
-        if not isinstance(one, dict):
+        if not isinstance(member, dict):
             continue
-        for key, value in one.items():
+        for key, value in member.items():
             if key in _PLAIN:
                 continue
             if isinstance(value, str):
@@ -282,8 +282,8 @@ def _check_names(key: str, names: Any) -> None:
 
 
 def _check_target(text: str) -> None:
-    found = _TARGET.fullmatch(text)
-    if found is not None and found[2] not in _FILES:
+    match = _TARGET.fullmatch(text)
+    if match is not None and match[2] not in _FILES:
         return
     module, _, name = text.rpartition(".")
     if module == "_operator" and name in _OPERATORS:
@@ -352,9 +352,9 @@ def _grows(node: ast.AST) -> bool:
     ) and not _is_called(exponent, ("Pow", "PowByNatural", "LShift"))
     small = plain and all(isinstance(number, (int, float)) and abs(number) <= _LARGEST_POWER for number in numbers)
     symbols = [
-        one
-        for one in ast.walk(base)
-        if _is_called(one, ("Symbol",)) or (isinstance(one, ast.Name) and _SYMBOL.fullmatch(one.id))
+        node
+        for node in ast.walk(base)
+        if _is_called(node, ("Symbol",)) or (isinstance(node, ast.Name) and _SYMBOL.fullmatch(node.id))
     ]
     return not small or not symbols
 
@@ -370,18 +370,18 @@ def _check_tree(text: str, depth: int) -> None:
             return  # a plain text
         raise Unsafe("a tree of arguments is no JSON") from None
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            if "__enum__" in one:
-                raise Unsafe(f"a tree of arguments imports {_shown(one.get('fqn'))}")
-            module = one.get("default_factory_module", "builtins")
+        value = waiting.pop()
+        if isinstance(value, dict):
+            if "__enum__" in value:
+                raise Unsafe(f"a tree of arguments imports {_shown(value.get('fqn'))}")
+            module = value.get("default_factory_module", "builtins")
             if module not in _FACTORIES:
                 raise Unsafe(f"a tree of arguments imports {_shown(module)}")
-            waiting.extend(one.values())
-        elif isinstance(one, list):
-            waiting.extend(one)
-        elif isinstance(one, str) and one[:1] in ("{", "[", " ", "\t", "\n", "\r", '"'):
-            _check_tree(one, depth + 1)
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+        elif isinstance(value, str) and value[:1] in ("{", "[", " ", "\t", "\n", "\r", '"'):
+            _check_tree(value, depth + 1)
 
 
 def _shown(value: Any) -> str:

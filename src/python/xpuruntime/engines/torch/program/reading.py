@@ -62,13 +62,13 @@ def inspect_program(path: str, *, trust: bool = False) -> ModelInfo:
 
 def _carried(file: Path) -> dict[str, str]:
     """Return the texts that an exported program carries, by name."""
-    found = {}
+    texts = {}
     with zipfile.ZipFile(file) as archive:
         for name in archive.namelist():
             key = name.partition("/extra/")[2]
             if key.startswith("xpuruntime."):
-                found[key] = archive.read(name).decode()
-    return found
+                texts[key] = archive.read(name).decode()
+    return texts
 
 
 def _info(program: Any, path: str, size: int, mtime_ns: int, metadata: dict[str, str]) -> ModelInfo:
@@ -79,8 +79,9 @@ def _info(program: Any, path: str, size: int, mtime_ns: int, metadata: dict[str,
     from xpuruntime.pytorch.exporter.torch_program import node_names, program_digest
 
     signature = program.graph_signature
-    given = set(filter(None, (input_ if isinstance(input_, str) else None for input_ in signature.user_inputs)))
-    changed = [name for name in written_state(program) if name not in given]  # a session copies inputs that are written
+    user_inputs = set(filter(None, (input_ if isinstance(input_, str) else None for input_ in signature.user_inputs)))
+    # a session copies inputs that are written
+    changed = [name for name in written_state(program) if name not in user_inputs]
     if changed:
         fix = "export the module without in-place state"
         raise refuse(path, f"it changes {changed[0]!r} when it runs, so two runs at once would disturb each other", fix)
@@ -185,23 +186,23 @@ def inspect_module(module: Any, example_inputs: Mapping[str, Any] | Sequence[Any
     )
 
 
-def _examples(module: Any, given: Any, where: str) -> tuple[bool, dict[str, Any]]:
+def _examples(module: Any, example_inputs: Any, where: str) -> tuple[bool, dict[str, Any]]:
     import torch
 
-    if isinstance(given, torch.Tensor):
-        given = (given,)
+    if isinstance(example_inputs, torch.Tensor):
+        example_inputs = (example_inputs,)
     takes = inspect.signature(module.forward)
     parameters = [
         p.name
         for p in takes.parameters.values()
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     ]
-    if hasattr(given, "keys"):
-        keyword, examples = True, dict(given)
+    if hasattr(example_inputs, "keys"):
+        keyword, examples = True, dict(example_inputs)
     else:
         keyword = False
-        names = [parameters[i] if i < len(parameters) else f"input_{i}" for i in range(len(given))]
-        examples = dict(zip(names, given, strict=True))
+        names = [parameters[i] if i < len(parameters) else f"input_{i}" for i in range(len(example_inputs))]
+        examples = dict(zip(names, example_inputs, strict=True))
     for name, value in examples.items():
         if not isinstance(value, torch.Tensor):
             msg = f"example input {name!r} of {where} is a {type(value).__name__}; pass a torch tensor"
@@ -224,10 +225,10 @@ def _tensor(name: str, value: Any, spell: Callable[[Any], str], ranges: Mapping[
 
 def _limit(size: Any, ranges: Mapping[Any, Any]) -> tuple[int, int] | None:
     """Return the least and the greatest size that the program was exported for."""
-    found = ranges.get(size.node.expr)
-    if found is None:
+    range_ = ranges.get(size.node.expr)
+    if range_ is None:
         return None
-    least, most = str(found.lower), str(found.upper)
+    least, most = str(range_.lower), str(range_.upper)
     return int(least) if least.isdigit() else 0, int(most) if most.isdigit() else 2**63 - 1
 
 
@@ -259,8 +260,8 @@ def _state(module: Any, digest: Any) -> Iterator[tuple[str, Any]]:
     import torch
 
     for name, tensor in module.state_dict().items():
-        for place, part in enumerate(tensor if isinstance(tensor, tuple) else (tensor,)):
-            where = f"{name}[{place}]" if isinstance(tensor, tuple) else name
+        for index, part in enumerate(tensor if isinstance(tensor, tuple) else (tensor,)):
+            where = f"{name}[{index}]" if isinstance(tensor, tuple) else name
             if isinstance(part, torch.Tensor) and part.is_quantized:
                 digest.update(f"{where} {part.q_scale() if part.qscheme() == torch.per_tensor_affine else ''}".encode())
                 yield where, part.int_repr()

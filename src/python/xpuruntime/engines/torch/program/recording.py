@@ -140,12 +140,12 @@ class ProgramRecorder:
         name = f"{base}_{count}" if count else base
         tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
         result = self._around(name, lambda: func(*args, **kwargs)) if self._around else func(*args, **kwargs)
-        made = [v for v in pytree.tree_leaves(result) if isinstance(v, torch.Tensor)]
+        result_tensors = [v for v in pytree.tree_leaves(result) if isinstance(v, torch.Tensor)]
         inputs = tuple(dict.fromkeys(self._made[id(t)] for t in tensors if id(t) in self._made))
-        outputs = tuple(name if i == 0 else f"{name}:{i}" for i in range(len(made)))
-        for tensor, output in zip(made, outputs, strict=True):
+        outputs = tuple(name if i == 0 else f"{name}:{i}" for i in range(len(result_tensors)))
+        for tensor, output in zip(result_tensors, outputs, strict=True):
             self._made[id(tensor)] = output
-        self._alive.extend(made)  # so that no id comes twice
+        self._alive.extend(result_tensors)  # so that no id comes twice
         width = self._width if short in SOFTMAX else None
         node = NodeInfo(name=name, op=op, domain="torch", inputs=inputs, outputs=outputs, by_products=width)
         self.nodes.append(node)
@@ -170,8 +170,8 @@ def retype(module: Any, target: torch.dtype, where: str) -> Any:
     before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
     try:
         with mode, torch.no_grad():
-            given = [_as(x, target) for x in examples]
-            _Retyping(module, target, where).run(*given, enable_io_processing=False)
+            inputs = [_as(x, target) for x in examples]
+            _Retyping(module, target, where).run(*inputs, enable_io_processing=False)
     finally:
         mode.allow_non_fake_inputs = before
     module.graph.lint()
@@ -227,8 +227,8 @@ class _Retyping(Interpreter):  # type: ignore[misc]
                 with n.graph.inserting_before(n):
                     done[input_] = n.graph.call_function(torch.ops.aten.to.dtype, (input_, self._target))
                 self.env[done[input_]] = value.to(self._target)
-        for one, converted in done.items():
-            n.replace_input_with(one, converted)
+        for source, converted in done.items():
+            n.replace_input_with(source, converted)
         return bool(done)
 
     def _refused(self, n: Node, error: Exception) -> UnsupportedOperationError:

@@ -42,7 +42,7 @@ def leaves(result: Any, where: str) -> list[tuple[str, Any]]:
 
     from xpuruntime.pytorch._private_api import pytree
 
-    found = []
+    named_leaves = []
     for path, value in pytree.tree_flatten_with_path(result)[0]:
         if value is None:
             continue
@@ -55,8 +55,8 @@ def leaves(result: Any, where: str) -> list[tuple[str, Any]]:
                 "Fix: return tensors only."
             )
             raise ModelError(msg)
-        found.append((name, value))
-    return found
+        named_leaves.append((name, value))
+    return named_leaves
 
 
 class ExportedSource:
@@ -124,9 +124,9 @@ class ExportedSource:
         constants = _constants(self.program)
 
         def arguments(tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            given = iter(tensors)
+            inputs = iter(tensors)
             flat = [constants.get(i, _MISSING) for i in range(spec.num_leaves)]
-            args, kwargs = pytree.tree_unflatten([next(given) if v is _MISSING else v for v in flat], spec)
+            args, kwargs = pytree.tree_unflatten([next(inputs) if v is _MISSING else v for v in flat], spec)
             return args, kwargs
 
         if plain and not constants:
@@ -268,7 +268,7 @@ def given_names(metadata: Mapping[str, str], where: str) -> dict[str, str]:
     return names
 
 
-def spelled(tensors: Iterable[tuple[str, Any]], given: Mapping[str, str]) -> Callable[[Any], str]:
+def spelled(tensors: Iterable[tuple[str, Any]], spellings: Mapping[str, str]) -> Callable[[Any], str]:
     """Return the function that writes an open size in names instead of symbols.
 
     A symbol goes by the name it was given, else by the first tensor and axis that it is the size of, as ``"x.0"``, and
@@ -280,14 +280,14 @@ def spelled(tensors: Iterable[tuple[str, Any]], given: Mapping[str, str]) -> Cal
         for axis, size in enumerate(value.shape):
             if not isinstance(size, int):
                 places.setdefault(str(size.node.expr), f"{name}.{axis}")
-    names = {**places, **given}
+    names = {**places, **spellings}
 
     def spell(size: Any) -> str:
-        found = size.node.expr
-        if not all(str(symbol) in names for symbol in found.free_symbols):
-            return places[str(found)]
+        expr = size.node.expr
+        if not all(str(symbol) in names for symbol in expr.free_symbols):
+            return places[str(expr)]
         return str(
-            found.xreplace({symbol: type(symbol)(names[str(symbol)], integer=True) for symbol in found.free_symbols})
+            expr.xreplace({symbol: type(symbol)(names[str(symbol)], integer=True) for symbol in expr.free_symbols})
         )
 
     return spell
