@@ -163,6 +163,22 @@ def test_so_is_another_signal_whose_handler_raises(name: str) -> None:
         signal.signal(number, before)
 
 
+def test_no_signal_is_lost_where_the_handler_of_another_raises() -> None:
+    handled = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: handled.append(number))
+
+    def work() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            uninterrupted(work)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert handled == [signal.SIGTERM]
+
+
 def test_ctrl_c_ends_a_wait_for_a_latch_and_a_condition() -> None:
     latch, lock = Latch(), threading.Lock()
     thread = press_when(lambda: latch._waiting)

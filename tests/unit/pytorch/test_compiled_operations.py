@@ -11,6 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("xpuruntime.pytorch")
 
+import xpuruntime as xrt  # noqa: E402
+import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.pytorch.providers.operators import perform  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler: apt-get install g++")
@@ -79,3 +81,10 @@ def test_auto_leaves_it_out_on_the_cpu():
 
     chosen = {device: [kernel.id for kernel in automatic_torch_kernels("rope", device)] for device in ("cpu", "cuda")}
     assert chosen == {"cpu": [], "cuda": ["compiled.rope"]}
+
+
+def test_a_batch_of_one_row_passes_the_comparison():
+    logits, target = torch.randn(1, 33, requires_grad=True), torch.tensor([3])
+    with xt.kernel_policy(xrt.Policy(mode="strict", kernels={"cross_entropy": "compiled.cross_entropy"})):
+        loss = torch.nn.functional.cross_entropy(logits, target)
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, target))

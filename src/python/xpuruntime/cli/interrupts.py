@@ -146,9 +146,9 @@ class Terminations:
 
     def let_finish(self) -> None:
         """From now on: let what is cleaned up at exit finish, but once: a second signal ends the process."""
-        for thread in self._watched:
-            if self._has(thread):
-                signal.signal(thread, self._count)
+        for signal_number in self._watched:
+            if self._has(signal_number):
+                signal.signal(signal_number, self._count)
 
     def _has(self, number: int) -> bool:
         return number in self._watched and signal.getsignal(number) in (self._raise, self._count)
@@ -197,9 +197,9 @@ class Terminations:
         self.number = None
         if any(map(self._has, self._watched)):
             signal.set_wakeup_fd(-1)
-        for thread in self._watched:
-            if self._has(thread):
-                signal.signal(thread, signal.SIG_DFL)
+        for signal_number in self._watched:
+            if self._has(signal_number):
+                signal.signal(signal_number, signal.SIG_DFL)
 
     def _end(self) -> None:
         if self.number is not None:

@@ -23,14 +23,12 @@ from xpuruntime.measuring.statistics import Margin, RatioComparison, RatioVerdic
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from xpuruntime.measuring.tuning_watch import TuningStep
+    from xpuruntime.policies import TuningPolicy
     from xpuruntime.runtime.worker import Worker
 
     Sampler = Callable[[int, int], Sequence[float]]
     Settled = Callable[[Mapping[str, RatioComparison]], bool]
-    from collections.abc import Mapping
-
-    from xpuruntime.measuring.tuning_watch import TuningStep
-    from xpuruntime.policies import TuningPolicy
 
 __all__ = [
     "PROTOCOL",

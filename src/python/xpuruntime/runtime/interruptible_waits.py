@@ -9,6 +9,7 @@ interruption inside of one leaves the lock taken for good, and whoever sets the 
 from __future__ import annotations
 
 import collections
+import functools
 import signal
 import sys
 import threading
@@ -46,8 +47,16 @@ def uninterrupted(function: Callable[..., _Result], *arguments: Any) -> _Result:
     finally:
         known = dict(handlers)
         _put_back(handlers)
-        for number, frame in came:
-            known[number](number, frame)
+        _call_each([functools.partial(known[number], number, frame) for number, frame in came])
+
+
+def _call_each(handlers: list[Callable[[], object]]) -> None:
+    """Call handlers in order, each of them whatever those before it raise."""
+    if handlers:
+        try:
+            handlers[0]()
+        finally:
+            _call_each(handlers[1:])
 
 
 #: Signals whose handlers are known to raise: of Ctrl-C, of time limits, and of whoever ends a service.

@@ -64,11 +64,11 @@ class RequestedKernels:
         """Return a sentence for each operation of which a policy names a kernel, and of which no call was seen.
 
         Rules that state a size, a type, a device or a phase may meet no call, which `met_no_call` says, and are no such
-        request. Products of
-        integers are no calls of matmul here. Where it cannot be seen what ran, the sentence begins with
-        ``"inconclusive"`` and names what hides it.
+        request. Products of integers are no calls of matmul here. Where it cannot be seen what ran, the sentence begins
+        with ``"inconclusive"`` and names what hides it.
         """
-        seen = {row.op for row in rows if row.status != "default" or row.source != "default"}
+        decided = (row for row in rows if row.status != "default" or row.source != "default")
+        seen = {row.op for row in decided if not (row.requested and _is_own(row.op, row.requested))}
         others = {row.op: " that this key decides" for row in rows}
         others |= {row.op: _NO_FLOATS_SEEN for row in rows if row.reason == NO_FLOATS}
         found: dict[str, str] = {}
@@ -111,9 +111,14 @@ class RequestedKernels:
         for kernels in self._policies.values():
             result = kernels.compiled_rules.match(facts)
             first = next(iter(result.preferences), None)
-            if first is not None and "auto" not in first.use and result.certainty != "unknown":
+            if first is not None and _is_own(str(facts.op), first.use) and result.certainty != "unknown":
                 return first
         return None
+
+
+def _is_own(op: str, use: Iterable[str]) -> bool:
+    """Say whether kernel names are all those of PyTorch's own choice."""
+    return {"torch", DEFAULT_ID[op]}.issuperset(use)
 
 
 def _named(kernels: KernelPolicy, op: str) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
@@ -232,7 +233,7 @@ def _dropped() -> str:
     """Return why there is no decision of calls that an xpuruntime kernel served."""
     dropped = _core.Dispatcher.instance().dropped_decisions
     if not dropped:
-        return "the decision of these calls was cleared meanwhile"
+        return "the dispatcher keeps no decision of these calls: it was cleared, or a kernel of a package serves them"
     return f"{dropped} decisions are not in the log, which is full; clear_decisions() empties it"
 
 
@@ -299,6 +300,10 @@ def _status(seen: RecordedCalls, share: AttributedTime) -> tuple[RowStatus, str]
     return status, seen.reason
 
 
+#: Operators of PyTorch, modules that spell an operation out by them, and nodes of its C++ autograd.
+_OF_PYTORCH = re.compile(r"^(aten|nn)::|Backward\d+$")
+
+
 def _of_rest(key: UnattributedCalls, share: AttributedTime, kind: str, asking: RequestedKernels) -> Row:
     status: RowStatus = "other"
     reason = ""
@@ -336,7 +341,7 @@ def _of_rest(key: UnattributedCalls, share: AttributedTime, kind: str, asking: R
         elif requested:
             status = "bypassed"
             reason = key.reason if sure else f"{key.reason}; {uncertain(source)}"
-        elif (own := asking.own_kernel(facts)) is not None:
+        elif _OF_PYTORCH.search(key.operator) and (own := asking.own_kernel(facts)) is not None:
             requested, source = own
             status, resolved = "honoured", DEFAULT_ID[key.op]
     elif key.what != "other":
