@@ -18,6 +18,7 @@ xt = pytest.importorskip("xpuruntime.pytorch")
 
 from xpuruntime.ops import plugins  # noqa: E402 - it needs both
 from xpuruntime.ops.torch_kernels import forget_torch_kernels  # noqa: E402
+from xpuruntime.pytorch.adapters import rotary  # noqa: E402
 from xpuruntime.pytorch.providers import operations  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards", "own_tuning_cache")]
@@ -231,6 +232,60 @@ def test_rotations_whose_halves_may_differ_are_not_given_to_kernels_that_read_on
             rotate(same.cos().requires_grad_(), same.sin())
     with xt.kernel_policy(strict("rope")), pytest.raises(UnsupportedOperationError, match="it reads one half"):
         rotate(apart.cos(), apart.sin())
+
+
+@pytest.fixture
+def rotated(monkeypatch):
+    """Say by which kernel cos and sin rotate, where that of the package reads one half of them, and what comes out."""
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    module = pytest.importorskip("transformers.models.llama.modeling_llama")
+    monkeypatch.setattr(_Kernel, "supports", lambda self, call: (call.attributes["mirrored"], "it reads one half"))
+
+    def rotate(cos, sin):
+        q, k = torch.ones(1, 2, cos.shape[1], 8), torch.ones(1, 1, cos.shape[1], 8)
+        with xt.explain() as found:
+            outputs = module.apply_rotary_pos_emb(q, k, cos, sin)
+        return next((row.resolved for row in rows_of(found, "rope") if row.status != "default"), ""), outputs
+
+    return rotate
+
+
+@pytest.mark.filterwarnings("ignore::xpuruntime.errors.XpuRuntimeWarning")
+def test_the_halves_of_each_pair_of_cos_and_sin_are_looked_at(rotated):
+    angles = torch.randn(1, 3, 4)
+    same, apart = torch.cat((angles, angles), -1), torch.cat((angles, -2 * angles), -1)
+    plain = rotated(apart.cos(), apart.sin())[1]
+    with xt.kernel_policy(rope=["package.rope", "torch"]):
+        assert rotated(torch.ones(1, 3, 8), torch.zeros(1, 3, 8))[0] == "package.rope"  # position 0
+        kernel, outputs = rotated(apart.cos(), apart.sin())
+        assert kernel != "package.rope"
+        torch.testing.assert_close(outputs, plain)
+        for inference in (False, True):
+            with torch.inference_mode(inference):
+                cos, sin = same.cos(), same.sin()
+                assert rotated(cos, sin)[0] == rotated(cos, sin)[0] == "package.rope"
+                sin.copy_(apart.sin())
+                assert rotated(cos, sin)[0] != "package.rope"  # the same tensors, written to
+
+
+@pytest.mark.filterwarnings("ignore::xpuruntime.errors.XpuRuntimeWarning")
+def test_a_captured_rotation_goes_by_eager_ones_of_its_shape_under_its_policy(rotated, monkeypatch):
+    def serves(angles, *, captured=False):
+        both = torch.cat((angles, angles), -1)
+        with monkeypatch.context() as patch:
+            patch.setattr(rotary, "capturing", lambda: captured)  # a CPU captures nothing
+            return rotated(both.cos(), both.sin())[0] == "package.rope"
+
+    still, turned = torch.zeros(1, 3, 4), torch.randn(1, 3, 4)
+    policy = xrt.KernelPolicy(rope=["package.rope", "torch"])
+    with xt.kernel_policy(policy):
+        assert serves(still)
+        assert not serves(turned, captured=True)  # what does not rotate shows nothing
+        assert serves(turned)
+        assert serves(turned, captured=True)
+        assert not serves(torch.randn(1, 5, 4), captured=True)
+    with xt.kernel_policy(policy):
+        assert not serves(turned, captured=True)
 
 
 @pytest.mark.parametrize("takes_halves", [True, False])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,9 @@ __all__ = ["OVERRIDES"]
 _UNKNOWN = "it rotates by none of the formulas that this library knows, which rotate halves"
 _LEARNED = "the gradient of its angles is recorded"
 _lock = threading.RLock()
+#: Pairs of cos and sin whose halves were looked at: a model may make several a forward, each for some layers.
+_MOST_PAIRS = 4
+_MOST_SHAPES = 256
 
 
 def _rotate(form: str, rotate: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,15 +50,49 @@ def _by_kernel(mirrored: bool, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -
     return found
 
 
-def _look(seen: dict[Any, bool], cos: Tensor, sin: Tensor) -> bool:
-    """Say whether the halves of cos and sin repeat each other: looked at in the first call of each type and size.
+class _Looks:
+    """Whether the halves of cos and sin repeat each other, looked at in each pair that eager calls bring.
 
-    The device is waited for then. Code that is compiled cannot look, nor can a call that is captured.
+    A model makes one pair a forward, which its layers share, and the device is waited for once a pair. A call that is
+    captured cannot look: it goes by the pairs of its shape that eager calls brought under the same policy, of which
+    those that rotate by nothing say nothing.
     """
-    key = (cos.dtype, cos.shape[-1])
-    if key not in seen and not capturing():
-        seen[key] = all(torch.equal(*x.detach().chunk(2, -1)) for x in (cos, sin))
-    return seen.get(key, False)
+
+    def __init__(self) -> None:
+        self._policy = -1
+        self._pairs: tuple[tuple[Any, ...], ...] = ()
+        self._shapes: dict[Any, bool] = {}
+
+    def repeat(self, cos: Tensor, sin: Tensor) -> bool:
+        active, shape = active_policy(), (cos.dtype, cos.shape)
+        number = -1 if active is None else active.number
+        if number != self._policy:
+            self._policy, self._pairs, self._shapes = number, (), {}
+        if capturing():
+            return self._shapes.get(shape, False)
+        versioned = not (cos.is_inference() or sin.is_inference())  # those do not say that they were written to
+        versions = (cos._version, sin._version) if versioned else ()
+        for of_cos, of_sin, seen, repeats in self._pairs if versioned else ():
+            if of_cos() is cos and of_sin() is sin and seen == versions:
+                return bool(repeats)
+        repeats, rotates = _halves_repeat(cos.detach(), sin.detach())
+        if rotates:
+            if len(self._shapes) >= _MOST_SHAPES:
+                self._shapes = {}
+            self._shapes[shape] = repeats and self._shapes.get(shape, True)
+        if versioned:
+            self._pairs = ((weakref.ref(cos), weakref.ref(sin), versions, repeats), *self._pairs[: _MOST_PAIRS - 1])
+        return repeats
+
+
+def _halves_repeat(cos: Tensor, sin: Tensor) -> tuple[bool, bool]:
+    """Say whether the halves of both repeat each other, and whether they rotate at all, in one wait."""
+    if cos.shape[-1] % 2 or sin.shape[-1] % 2:
+        return False, True
+    (of_cos, of_cos_too), (of_sin, of_sin_too) = cos.chunk(2, -1), sin.chunk(2, -1)
+    repeat = (of_cos == of_cos_too).all() & (of_sin == of_sin_too).all()
+    repeats, rotates = torch.stack((repeat, sin.any())).tolist()
+    return repeats, rotates
 
 
 def _picks(function: FunctionType) -> bool:
@@ -68,7 +106,7 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
         return _form_of(original, *facts)
 
     _private_api.mark_constant(form_of)
-    seen: dict[Any, bool] = {}
+    looks = _Looks()
 
     # Traced by Dynamo: nothing but what it can follow, and the function that it takes for a constant.
     @functools.wraps(original)
@@ -90,7 +128,7 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
             if why or form == "!":
                 run = functools.partial(original, **more)
                 return run_original("rope", original, run, (q, k, cos, sin), q, why or _UNKNOWN)  # type: ignore[no-any-return]
-            mirrored = _look(seen, cos, sin)
+            mirrored = looks.repeat(cos, sin)
         if form == "!" or learned:
             return original(q, k, cos, sin, **more)  # type: ignore[no-any-return]
         rotate = functools.partial(_by_kernel, mirrored)
