@@ -13,6 +13,11 @@ pytest.importorskip("xpuruntime.pytorch")
 
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
+from xpuruntime.errors import UnsupportedOperationError  # noqa: E402
+from xpuruntime.ops.torch_kernels import Saved, environment_values  # noqa: E402
+from xpuruntime.pytorch.providers.bound import call_of  # noqa: E402
+from xpuruntime.pytorch.providers.compiled import KERNELS  # noqa: E402
+from xpuruntime.pytorch.providers.operations import OPERATIONS  # noqa: E402
 from xpuruntime.pytorch.providers.operators import perform  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler: apt-get install g++")
@@ -28,6 +33,17 @@ def _with_gradients(op, operands, attributes, kernel):
     learned = [x for x in inputs.values() if x.requires_grad]
     grads = [torch.linspace(-1, 1, x.numel()).view(x.shape).to(x) for x in outputs]
     return *outputs, *torch.autograd.grad(outputs, learned, grads, create_graph=kernel == "")
+
+
+def _by_formulas(op, operands, attributes):
+    kernel = next(kernel for kernel in KERNELS if kernel.op == op)
+    inputs = tuple(operands.values())
+    with torch.compiler.set_stance("force_eager"):
+        outputs, extra = kernel.forward(call_of(op, "train", operands, attributes), *inputs)
+        grads = [torch.linspace(-1, 1, x.numel()).view(x.shape).to(x) for x in outputs]
+        call = call_of(op, "backward", {**operands, "grad": grads[0]}, attributes)
+        found = kernel.backward(call, Saved(inputs, tuple(outputs), tuple(extra)), grads)
+    return *outputs, *(x for x in found if x is not None)
 
 
 def _heads(generator, heads):
@@ -48,8 +64,10 @@ def test_the_formulas_are_those_of_the_operations(op):
         ),
     }[op]
     expected = _with_gradients(op, operands, attributes, "")
-    with torch.compiler.set_stance("default" if op == "rope" else "force_eager"):  # one of them is compiled, too
+    if op == "rope":  # one of them is compiled, too
         found = _with_gradients(op, operands, attributes, f"compiled.{op}")
+    else:
+        found = _by_formulas(op, operands, {**OPERATIONS[op].defaults, **attributes})
     assert len(found) == len(expected)
     for x, y in zip(found, expected, strict=True):
         torch.testing.assert_close(x, y, atol=2e-2, rtol=2e-2)
@@ -88,3 +106,60 @@ def test_a_batch_of_one_row_passes_the_comparison():
     with xt.kernel_policy(xrt.Policy(mode="strict", kernels={"cross_entropy": "compiled.cross_entropy"})):
         loss = torch.nn.functional.cross_entropy(logits, target)
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, target))
+
+
+def _answer():
+    gate = torch.ones(2, 8)
+    kernel = next(kernel for kernel in KERNELS if kernel.op == "swiglu")
+    return kernel.supports(call_of("swiglu", "infer", {"gate": gate, "up": gate}, {}))
+
+
+@pytest.mark.parametrize("variable", ["TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"])
+def test_a_variable_that_disables_dynamo_is_named(variable, monkeypatch):
+    assert _answer() == (True, "")
+    monkeypatch.setenv(variable, "1")
+    assert _answer() == (False, f"{variable}=1 keeps torch.compile from compiling it. Fix: unset {variable}")
+    assert all(environment_values(kernel)[variable] == "1" for kernel in KERNELS)
+
+
+def test_dynamo_that_is_disabled_in_the_program_compiles_nothing():
+    with torch._dynamo.config.patch(disable=True):
+        fits, why = _answer()
+    assert not fits
+    assert why.endswith("Fix: torch._dynamo.config.disable = False")
+
+
+def test_a_stance_is_looked_at_in_each_call(monkeypatch):
+    monkeypatch.setenv("XPURUNTIME_CANARY", "off")
+    gate, up = torch.randn(2, 4, 8)
+
+    def resolved():
+        with xt.explain() as report:
+            perform("swiglu", {"gate": gate, "up": up}, {})
+        return {(row.resolved == "compiled.swiglu", "set_stance(" in row.reason) for row in report.rows if row.op}
+
+    with xt.kernel_policy(xrt.Policy(mode="prefer", kernels={"swiglu": ["compiled.swiglu", "torch"]})):
+        for options in ({"stance": "force_eager"}, {"stance": "default", "force_backend": "eager"}):
+            with torch.compiler.set_stance(**options):
+                assert resolved() == {(False, True)}
+            assert resolved() == {(True, False)}
+    with torch.compiler.set_stance("force_eager"), pytest.raises(UnsupportedOperationError, match="set_stance"):
+        perform("swiglu", {"gate": gate, "up": up}, {}, "compiled.swiglu")
+
+
+@pytest.mark.parametrize("name", ["", "no-such-compiler"])
+def test_the_compiler_is_that_of_inductor(name, monkeypatch, tmp_path):
+    for other in ("c++", "clang++"):
+        (tmp_path / other).write_text("#!/bin/sh\n")
+        (tmp_path / other).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("xpuruntime.pytorch.providers.compiled._COMPILER", "g++")
+    monkeypatch.delenv("CXX", raising=False)
+    if name:
+        monkeypatch.setenv("CXX", name)
+    fits, why = _answer()
+    assert not fits
+    assert why.startswith(f"it is compiled by the C++ compiler '{name or 'g++'}'")
+    assert why.endswith("Fix: install g++, or set CXX to the path of a C++ compiler")
+    monkeypatch.setenv("CXX", "clang++")
+    assert _answer() == (True, "")

@@ -25,9 +25,11 @@ __all__ = [
     "checkpoint_frame",
     "child_modules",
     "collective_number",
+    "compile_stance",
     "compiled_function",
     "cuda_allocator",
     "default_store",
+    "dynamo_disabled",
     "forward_pre_hooks",
     "global_module_hooks",
     "guard_on_attribute",
@@ -225,6 +227,27 @@ wrapped_backend: Callable[[Any], str | None] = attribute(
     "torch._dynamo.repro.after_dynamo.WrapBackendDebug._compiler_name", "which recognizes the backends for debugging",
     without="their code counts as compiled into kernels", otherwise=None,
 )  # fmt: skip
+
+
+TABLE += [
+    PrivateName(
+        "torch._dynamo.eval_frame._stance",
+        "which says whether `torch.compile` compiles what is called now",
+        "it counts as the default",
+    ),
+    PrivateName("torch._dynamo.config.disable", "as above", "Dynamo counts as enabled"),
+]
+
+
+def compile_stance() -> tuple[str, Any]:
+    """Return the stance of `torch.compile`, and the backend that it forces. Does not import Dynamo."""
+    stance = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
+    return ("default", None) if stance is None else (stance.stance, getattr(stance, "backend", None))
+
+
+def dynamo_disabled() -> bool:
+    """Whether the program has disabled Dynamo by its settings."""
+    return bool(getattr(sys.modules.get("torch._dynamo.config"), "disable", False))
 
 
 TABLE.append(

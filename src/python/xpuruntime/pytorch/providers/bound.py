@@ -23,6 +23,7 @@ from xpuruntime.ops.torch_kernels import (
     missing_distributions,
 )
 from xpuruntime.policies.advisories import AdvisedCall, Platform, advisories, holding
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT, thread_policy
 from xpuruntime.pytorch.providers.canary import ComparisonEnded, canary_rejection
@@ -94,7 +95,7 @@ class BoundKernel:
         """Return why it cannot serve a call; empty where it can."""
         if context.capturing() and self.kernel.capturable is not True:
             return f"it cannot be captured into a CUDA graph: {self.kernel.capturable}"
-        key = (compares(), CONTEXT.thread.measuring, call.key)
+        key = (compares(), CONTEXT.thread.measuring, *_private_api.compile_stance(), call.key)
         found = self._answers.get(key)
         if found is None:
             try:

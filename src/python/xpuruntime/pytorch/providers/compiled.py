@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import sys
 from importlib.util import find_spec
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.ops.torch_kernels import TorchKernel
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.providers.operations import geglu, rope, swiglu
 
 if TYPE_CHECKING:
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["KERNELS"]
 
 _TYPES = ("float32", "float16", "bfloat16")
-_COMPILERS = ("c++", "g++", "clang++")
+#: The compiler that Inductor takes where ``CXX`` names none.
+_COMPILER = "clang++" if sys.platform == "darwin" else "g++"
 
 
 @functools.lru_cache(maxsize=256)
@@ -51,18 +54,34 @@ def _run(function: Any, *tensors: Tensor, **options: Any) -> Any:
         return _compiled(function, (order, tuple(options.items())))(*tensors, **options)
 
 
+def _uncompiled() -> str:
+    """Return why ``torch.compile`` compiles nothing now, or not by Inductor; empty where it does."""
+    for variable in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
+        if os.environ.get(variable) == "1":
+            return f"{variable}=1 keeps torch.compile from compiling it. Fix: unset {variable}"
+    if _private_api.dynamo_disabled():
+        return "torch._dynamo.config.disable keeps it from being compiled. Fix: torch._dynamo.config.disable = False"
+    if _private_api.compile_stance() != ("default", None):
+        why = "the stance of torch.compile keeps it from being compiled"
+        return f'{why}. Fix: torch.compiler.set_stance("default")'
+    return ""
+
+
 class _CompiledKernel(TorchKernel):
     limits = "fp32, fp16 and bf16; on CUDA with Triton, on the CPU with a C++ compiler"
-    environment = ("TORCHINDUCTOR_*", "TRITON_*")
+    environment = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_*", "TORCHINDUCTOR_*", "TRITON_*")
     by_kind = True
     automatic = "cuda"
 
     def supports(self, call: TorchCall) -> tuple[bool, str]:
+        if call.phase != "backward" and (why := _uncompiled()):  # a gradient goes with its forward
+            return False, why
         if call.device.startswith("cuda"):
             if find_spec("triton") is None:
                 return False, "it is compiled by Triton, which is not installed. Fix: pip install triton"
-        elif not (os.environ.get("CXX") or any(map(shutil.which, _COMPILERS))):
-            return False, f"it is compiled by a C++ compiler, and there is none of {', '.join(_COMPILERS)}"
+        elif not shutil.which(compiler := os.environ.get("CXX", _COMPILER)):
+            fix = f"install {_COMPILER}, or set CXX to the path of a C++ compiler"
+            return False, f"it is compiled by the C++ compiler {compiler!r}, which does not exist. Fix: {fix}"
         for name, operand in call.operands.items():
             if operand.dtype not in _TYPES and name != "target":
                 return False, f"it computes {', '.join(_TYPES)}, and {name} is {operand.dtype}"

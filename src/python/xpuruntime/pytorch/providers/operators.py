@@ -184,6 +184,7 @@ def _route_of(
     traced = torch.compiler.is_compiling() or any(type(x) not in _PLAIN for x in tensors)
     known = (
         op, names, attributes, records, phase, module, exact, context.capturing(), traced,
+        *_private_api.compile_stance(),
         *((tuple(map(int, x.shape)), tuple(map(int, x.stride())), x.dtype, x.device) for x in tensors),
     )  # fmt: skip
     route = active.routes.get(known)
