@@ -284,6 +284,19 @@ def test_a_comparison_is_bounded_where_no_policy_names_the_kernel(measured, monk
     assert {row.resolved for row in report.rows if row.op == "swiglu"} == {UNIT}
 
 
+@pytest.mark.parametrize(("work", "op", "word"), CASES[1:])
+def test_a_call_whose_comparison_was_ended_is_measured_later(work, op, word, measured, monkeypatch):
+    monkeypatch.setattr(canary, "_verdicts", {})
+    monkeypatch.setattr("xpuruntime.pytorch.attention.selection.others_of_pytorch", lambda call: [])
+    monkeypatch.setattr("xpuruntime.pytorch.attention.selection._xpuruntime_kernels_for", lambda *_: [])
+    with xt.kernel_policy(fastest(**{op: "auto"})):
+        with watch_tuning(cancel=lambda: True):
+            work()
+        assert measured == []
+        work()
+    assert [names[-1] for names in measured] == [word]
+
+
 def test_a_kernel_may_keep_out(measured, monkeypatch):
     monkeypatch.setattr(package.ForeignNorm, "automatic", False)
     with xt.kernel_policy(fastest(rms_norm="auto")):

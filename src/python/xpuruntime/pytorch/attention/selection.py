@@ -24,6 +24,7 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
 from xpuruntime.pytorch.dispatch.route import BY_CALL, NATIVE_NAMES, Route
 from xpuruntime.pytorch.providers.bound import BoundKernel, automatic_kernels, call_of
+from xpuruntime.pytorch.providers.canary import COMPARISON_ENDED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -345,7 +346,11 @@ def _settle(
     xrt_kernel = [] if fixed else [id_ for id_ in _xpuruntime_kernels_for(call, exact) if id_ not in skip]
     packages = [] if fixed or call.backward else automatic_kernels("attention", call.q.device, deterministic=exact)
     with tuning.as_tuning():
-        bound = {place.kernel.id: place for place in packages if not provider_rejection(place, call, exact)}
+        rejections = {place: provider_rejection(place, call, exact) for place in packages}
+    if any(reason.endswith(COMPARISON_ENDED) for reason in rejections.values()):
+        active.keep(key, None)
+        return route
+    bound = {place.kernel.id: place for place, reason in rejections.items() if not reason}
     others = [] if fixed or call.backward else [id_ for id_ in others_of_pytorch(call) if id_ != route.kernel]
     best: str | None = route.kernel
     times: tuple[Measured, ...] = ()

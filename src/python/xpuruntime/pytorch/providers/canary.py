@@ -40,10 +40,13 @@ if TYPE_CHECKING:
     from xpuruntime.ops.torch_kernels import TorchCall, TorchKernel
     from xpuruntime.pytorch.providers.canary_cases import Case
 
-__all__ = ["NOT_COMPARED", "ComparisonEnded", "canary_rejection"]
+__all__ = ["COMPARISON_ENDED", "NOT_COMPARED", "ComparisonEnded", "canary_rejection"]
 
 #: What evidence says of a call that is served without the comparison.
 NOT_COMPARED = f"not compared with float64: {CANARY_VARIABLE} is off"
+
+#: Why a kernel is left out of which nothing is known.
+COMPARISON_ENDED = "its comparison with float64 was ended by watch_tuning"
 
 #: What may be left of a result that is zero.
 _LEAST = 1e-10
@@ -121,7 +124,7 @@ class _Ends:
         seconds = time.monotonic() - self._begun
         self.cancelled = self._step(1, cases, 0, seconds)
         if self.cancelled:
-            return "its comparison with float64 was ended by watch_tuning"
+            return COMPARISON_ENDED
         self.late = seconds >= _MOST_SECONDS
         if not self.late:
             return ""

@@ -29,6 +29,7 @@ from xpuruntime.pytorch.providers.bound import (
     call_of,
     rejection_of_word,
 )
+from xpuruntime.pytorch.providers.canary import COMPARISON_ENDED
 from xpuruntime.pytorch.providers.operations import OPERATIONS, rms_norm
 
 if TYPE_CHECKING:
@@ -221,11 +222,13 @@ def _settle(
     """Let measured times choose; of a call whose gradient will be asked for, forward and backward together."""
     device = tensors[0].device
     with tuning.as_tuning():
-        places = {
-            place.kernel.id: place
+        rejections = {
+            place: _rejection(place, tensors, names, attributes, records, exact)
             for place in automatic_kernels(op, device, deterministic=exact)
-            if not _rejection(place, tensors, names, attributes, records, exact)
         }
+    if any(reason.endswith(COMPARISON_ENDED) for reason in rejections.values()):
+        return route
+    places = {place.kernel.id: place for place, reason in rejections.items() if not reason}
     if not places:
         route.open = False
         active.keep(known, route)
