@@ -96,9 +96,9 @@ def autocast(
     """
     if torch.compiler.is_compiling():
         # PyTorch's own object is what its compiler understands.
-        word, place, enabled = _while_compiling(dtype, enabled, cache_enabled, fp16, device_type)
+        word, device_name, enabled = _while_compiling(dtype, enabled, cache_enabled, fp16, device_type)
         return torch.autocast(  # type: ignore[no-any-return]
-            place, dtype=_DTYPES[word], enabled=enabled, cache_enabled=cache_enabled
+            device_name, dtype=_DTYPES[word], enabled=enabled, cache_enabled=cache_enabled
         )
     return Autocast(dtype, enabled, cache_enabled, fp16=fp16, device_type=device_type)
 
@@ -106,8 +106,8 @@ def autocast(
 def _while_compiling(
     dtype: Any, enabled: bool, cache_enabled: bool, fp16: bool | None, device_type: str | None
 ) -> tuple[str, str, bool]:
-    made = Autocast(dtype, enabled, cache_enabled, fp16=fp16, device_type=device_type)
-    return made.dtype_name(), made.device_type, made.enabled
+    autocast_context = Autocast(dtype, enabled, cache_enabled, fp16=fp16, device_type=device_type)
+    return autocast_context.dtype_name(), autocast_context.device_type, autocast_context.enabled
 
 
 # What torch.compiler.assume_constant_result sets, which takes seconds to import the compiler.
@@ -192,10 +192,10 @@ class Autocast:
         return f"autocast(dtype={self._word!r}, {', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def _entered(self) -> list[Any]:
-        found: list[Any] | None = getattr(self._local, "entered", None)
-        if found is None:
-            found = self._local.entered = []
-        return found
+        entered: list[Any] | None = getattr(self._local, "entered", None)
+        if entered is None:
+            entered = self._local.entered = []
+        return entered
 
     @property
     def device_type(self) -> str:

@@ -118,7 +118,7 @@ def _compile(folder: Path, room: Path, result: Path) -> None:
         msg = f"this PyTorch {torch.__version__} has no headers in {include}"
         raise UnsupportedOperationError(f"{msg}. Fix: install a wheel of pytorch.org", engine="torch")
     includes = [include, include / "torch" / "csrc" / "api" / "include", Path(sysconfig.get_path("include"))]
-    options = [*_options(), *(word for one in includes for word in ("-isystem", str(one)))]
+    options = [*_options(), *(word for include in includes for word in ("-isystem", str(include)))]
     options += [f"-I{folder / 'bindings'}"]
     jobs = []
     objects = []

@@ -388,8 +388,8 @@ class _Exchange:
             claimed = f"claim/{key}"
             self._ranks._wait_for([claimed], [0])
             self._ranks._wait_for([times], [int(store.get(claimed))])
-        found: tuple[int, dict[str, Any]] = tuple(json.loads(store.get(times)))
-        return found
+        document: tuple[int, dict[str, Any]] = tuple(json.loads(store.get(times)))
+        return document
 
     def _claim(self, key: str) -> bool:
         """Say whether this rank is the first one."""

@@ -94,44 +94,44 @@ def lock(
     old = load_lock(target) if target is not None and kind_of(target) == "file" else None
     if old is not None and not upgrade:
         return check_locked(found, old, str(target), tokenizer)
-    made = _lock_of(found, note, old, tokenizer)
-    if target is None or (old is not None and not compare_identities(old.identity, made.identity)):
-        return made if old is None else old
-    save_lock(made, target)
-    return made
+    new_lock = _lock_of(found, note, old, tokenizer)
+    if target is None or (old is not None and not compare_identities(old.identity, new_lock.identity)):
+        return new_lock if old is None else old
+    save_lock(new_lock, target)
+    return new_lock
 
 
-def check_locked(found: Explanation, old: Lock, where: str, tokenizer: Any = None) -> Lock:
+def check_locked(explanation: Explanation, old: Lock, where: str, tokenizer: Any = None) -> Lock:
     """Return a lock that a step ran as. Raises `LockError` where it ran otherwise."""
-    compared = compare_identities(old.identity, _lock_of(found, "", old, tokenizer).identity)
-    drifts = [one for one in compared if not lacking(one)]
+    compared = compare_identities(old.identity, _lock_of(explanation, "", old, tokenizer).identity)
+    drifts = [drift for drift in compared if not lacking(drift)]
     if drifts:
         raise drift_error(where, drifts, take=_RELOCK)
     return old
 
 
-def _lock_of(found: Explanation, note: str, old: Lock | None, tokenizer: Any) -> Lock:
-    if found.policy is None:
+def _lock_of(explanation: Explanation, note: str, old: Lock | None, tokenizer: Any) -> Lock:
+    if explanation.policy is None:
         raise InputError(
             "no policy held when explain() was entered, so there are no kernels to lock. Fix: enter it inside of "
             "kernel_policy(...)"
         )
-    policy = without_lock(Policy.coerce(found.policy))
+    policy = without_lock(Policy.coerce(explanation.policy))
     if old is not None and old.identity.subject == "training" and old.identity.policy is not None:
         replayed = _replayed(old.identity, Policy.coerce(old.identity.policy.document))
         if policy_record(policy) == policy_record(replayed):  # the step ran under the lock
             policy = Policy.coerce(old.identity.policy.document)
-    rows = [row for row in found.rows if row.op and row.resolved and row.source != "default"]
+    rows = [row for row in explanation.rows if row.op and row.resolved and row.source != "default"]
     if not rows:
         raise InputError(
             "no call of the step is one that its policy asks for: there is nothing to lock. Fix: state kernels for the "
             "operations that the step has"
         )
     device = next((row.device for row in rows if row.device.startswith("cuda")), rows[0].device or "cpu")
-    facts = {(ValidatorKind.GENERATION, model): facts for model, facts in found.generation.items()}
+    facts = {(ValidatorKind.GENERATION, model): facts for model, facts in explanation.generation.items()}
     if tokenizer is not None:
         facts[ValidatorKind.TOKENIZER, "tokenizer"] = _digests_of(tokenizer)
-    here = _surroundings(device, policy, compiled=any(map(_is_compiled, found.rows)), facts=facts)
+    here = _surroundings(device, policy, compiled=any(map(_is_compiled, explanation.rows)), facts=facts)
     validators = collect_validators(here, kernels=[row.resolved for row in rows])
     if old is not None:
         validators = _named_as_in(old, validators)
@@ -162,7 +162,7 @@ def _named_as_in(old: Lock, validators: tuple[Validator, ...]) -> tuple[Validato
 
 def _calls(rows: list[Row], ids: tuple[str, ...]) -> tuple[CallEntry, ...]:
     """Return one entry for each kind of calls that a rule can tell apart; those with a module first."""
-    found: dict[tuple[Any, ...], CallEntry] = {}
+    entries: dict[tuple[Any, ...], CallEntry] = {}
     by_range = _kernels_differ(rows)
     for row in rows:
         entry = CallEntry(
@@ -175,15 +175,15 @@ def _calls(rows: list[Row], ids: tuple[str, ...]) -> tuple[CallEntry, ...]:
             depends_on=ids,
         )
         key = (not entry.module, entry.module, entry.op, entry.phase, entry.dtype, tuple(sorted(entry.facts.items())))
-        other = found.get(key)
+        other = entries.get(key)
         if other is None:
-            found[key] = entry
+            entries[key] = entry
         elif other.kernel != entry.kernel:
             raise LockError(
                 f"cannot lock {entry.name}: calls that a rule cannot tell apart ran {other.kernel} and {entry.kernel}. "
                 "Fix: call them from modules of their own, or state one kernel for them in kernels.rules"
             )
-    return tuple(found[key] for key in sorted(found))
+    return tuple(entries[key] for key in sorted(entries))
 
 
 def _kernels_differ(rows: list[Row]) -> set[tuple[str, ...]]:
@@ -192,7 +192,7 @@ def _kernels_differ(rows: list[Row]) -> set[tuple[str, ...]]:
     for row in rows:
         if row.kv:
             kernels.setdefault(_place(row), set()).add(row.resolved)
-    return {place for place, found in kernels.items() if len(found) > 1}
+    return {key for key, names in kernels.items() if len(names) > 1}
 
 
 def _place(row: Row) -> tuple[str, ...]:
@@ -255,8 +255,8 @@ def policy_of_lock(lock: Lock | str | os.PathLike[str]) -> tuple[Policy, LockedG
     Beside it what the lock expects of models that generate, which is compared when they do.
     """
     where = lock.digest if isinstance(lock, Lock) else str(user_path(lock, "the lock"))
-    found = lock if isinstance(lock, Lock) else load_lock(where)
-    identity = found.identity
+    loaded = lock if isinstance(lock, Lock) else load_lock(where)
+    identity = loaded.identity
     if identity.subject != "training" or identity.policy is None:
         raise LockError(
             f"{where} is a lock of {identity.subject}, and a policy on PyTorch needs one of training. Fix: make one "
@@ -267,7 +267,11 @@ def policy_of_lock(lock: Lock | str | os.PathLike[str]) -> tuple[Policy, LockedG
     drifts = compare_validators(identity, _surroundings(device, policy))
     if drifts:
         raise drift_error(where, drifts, take=_RELOCK)
-    expected = {one.key: one.expect for one in identity.validators if one.kind == ValidatorKind.GENERATION}
+    expected = {
+        validator.key: validator.expect
+        for validator in identity.validators
+        if validator.kind == ValidatorKind.GENERATION
+    }
     generation = LockedGeneration(where, expected, _RELOCK) if expected else None
     return _replayed(identity, policy), generation
 

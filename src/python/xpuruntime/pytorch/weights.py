@@ -166,18 +166,18 @@ def weights_of(root: torch.nn.Module, rows: Iterable[Row] = ()) -> tuple[LinearW
     for row in rows:
         if kind := _compute_of(row):
             products.setdefault(row.module, {})[row.operator] = kind
-    found = []
+    weights = []
     for name, layer in root.named_modules():
         if isinstance(layer, torch.nn.Linear):
             ran = products.get(name, {})
             storage, bits, group = _stored(layer.weight)
             kinds = ", ".join(sorted(set(ran.values()))) or "unobservable"
-            found.append(
+            weights.append(
                 LinearWeights(
                     module=name, storage=storage, bits=bits, group=group, compute=kinds, operators=tuple(sorted(ran))
                 )
             )
-    return tuple(found)
+    return tuple(weights)
 
 
 def _compute_of(row: Row) -> str:
@@ -225,25 +225,29 @@ def deviations(claimed: WeightsPolicy, weights: Iterable[LinearWeights], *, ran:
 
 def _differences(claimed: WeightsPolicy, counted: list[LinearWeights], *, ran: bool) -> Iterator[str]:
     most = {"int4": 4.0, "nvfp4": 4.0}.get(str(claimed.storage), 8.0)
-    stored = [one for one in counted if one.storage != claimed.storage or one.bits > most]
-    how = {one.module: f"{one.storage} of {one.bits:g} bits" for one in stored}
+    stored = [weight for weight in counted if weight.storage != claimed.storage or weight.bits > most]
+    how = {weight.module: f"{weight.storage} of {weight.bits:g} bits" for weight in stored}
     yield _sentence("storage", claimed.storage, how, len(counted))
-    groups = {one.module: str(one.group) for one in counted if claimed.group not in (None, one.group)}
+    groups = {weight.module: str(weight.group) for weight in counted if claimed.group not in (None, weight.group)}
     yield _sentence("group", claimed.group, groups, len(counted))
     if ran and claimed.compute is not None:
-        computed = {one.module: one.compute for one in counted if one.compute not in (claimed.compute, "unobservable")}
+        computed = {
+            weight.module: weight.compute
+            for weight in counted
+            if weight.compute not in (claimed.compute, "unobservable")
+        }
         yield _sentence("compute", claimed.compute, computed, len(counted))
-        unseen = {one.module: one.compute for one in counted if one.compute == "unobservable"}
+        unseen = {weight.module: weight.compute for weight in counted if weight.compute == "unobservable"}
         sentence = _sentence("compute", claimed.compute, unseen, len(counted))
         yield f"inconclusive: {sentence}" if sentence else ""
 
 
-def _sentence(key: str, claimed: Any, found: dict[str, str], count: int) -> str:
-    if not found:
+def _sentence(key: str, claimed: Any, differing: dict[str, str], count: int) -> str:
+    if not differing:
         return ""
-    named = ", ".join(f"{module or 'the model'} ({value})" for module, value in list(found.items())[:_NAMED])
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return f"execution.weights.{key} is {claimed}, and {len(found)} of {count} linear layers differ: {named}{more}"
+    named = ", ".join(f"{module or 'the model'} ({value})" for module, value in list(differing.items())[:_NAMED])
+    rest = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
+    return f"execution.weights.{key} is {claimed}, and {len(differing)} of {count} linear layers differ: {named}{rest}"
 
 
 def check_storage(policy: Policy, root: torch.nn.Module | None) -> None:

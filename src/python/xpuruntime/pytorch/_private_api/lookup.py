@@ -57,24 +57,24 @@ def find(path: str) -> Any:
     for count in range(len(parts) - 1, 0, -1):
         name = ".".join(parts[:count])
         try:
-            found: Any = sys.modules.get(name) or importlib.import_module(name)
+            located: Any = sys.modules.get(name) or importlib.import_module(name)
         except ImportError:
             continue
         for part in parts[count:]:
-            found = getattr(found, part, NOT_FOUND)
-            if found is NOT_FOUND:
+            located = getattr(located, part, NOT_FOUND)
+            if located is NOT_FOUND:
                 break
-        if found is not NOT_FOUND:
-            return found
+        if located is not NOT_FOUND:
+            return located
     return NOT_FOUND
 
 
 def take(path: str, why: str, *, without: str = REFUSES, otherwise: Any = NOT_FOUND) -> Any:
     """Return what has this name; `otherwise` where it is missing, or a function that refuses."""
     TABLE.append(PrivateName(path, why, without))
-    found = find(path)
-    if found is not NOT_FOUND:
-        return found
+    value = find(path)
+    if value is not NOT_FOUND:
+        return value
     return _refusing(path, why) if otherwise is NOT_FOUND else otherwise
 
 
@@ -84,9 +84,9 @@ def later(path: str, why: str, *, without: str = REFUSES, otherwise: Any = NOT_F
 
     @functools.cache
     def get() -> Any:
-        found = find(path)
-        if found is not NOT_FOUND:
-            return found
+        value = find(path)
+        if value is not NOT_FOUND:
+            return value
         return _refusing(path, why) if otherwise is NOT_FOUND else otherwise
 
     return get
@@ -98,8 +98,8 @@ def attribute(path: str, why: str, *, without: str = REFUSES, otherwise: Any = N
     name = path.rpartition(".")[2]
 
     def get(owner: Any) -> Any:
-        found = getattr(owner, name, otherwise)
-        return _refusing(path, why)() if found is NOT_FOUND else found
+        value = getattr(owner, name, otherwise)
+        return _refusing(path, why)() if value is NOT_FOUND else value
 
     return get
 

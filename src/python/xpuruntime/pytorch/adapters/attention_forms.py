@@ -27,9 +27,9 @@ def eager_function(kind: type) -> FunctionType | None:
     """Return the function that a class of attention calls, from the module that defines the class or one it extends."""
     for base in kind.__mro__:
         forward = inspect.unwrap(base.__dict__.get("forward", len))
-        found = getattr(forward, "__globals__", {}).get(NAME)
-        if isinstance(found, FunctionType):
-            original: FunctionType = inspect.unwrap(found)
+        function = getattr(forward, "__globals__", {}).get(NAME)
+        if isinstance(function, FunctionType):
+            original: FunctionType = inspect.unwrap(function)
             return original
     return None
 
@@ -43,16 +43,16 @@ def form_of(function: FunctionType) -> str:
     code = function.__code__
     if code.co_varnames[: min(len(_FIRST), code.co_argcount)] != _FIRST:
         return ""
-    found: list[str] = []
+    forms: list[str] = []
 
     def probe() -> None:
         with torch.no_grad(), thread_policy(None):
-            found.extend(name for name, heads in (("grouped", 2), ("plain", 4)) if _agrees(function, heads))
+            forms.extend(name for name, heads in (("grouped", 2), ("plain", 4)) if _agrees(function, heads))
 
     thread = threading.Thread(target=probe, name="xpuruntime-attention-probe")  # without modes and profilers
     thread.start()
     thread.join()
-    return found[0] if found else ""
+    return forms[0] if forms else ""
 
 
 def _agrees(function: FunctionType, heads: int) -> bool:

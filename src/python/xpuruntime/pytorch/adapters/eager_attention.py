@@ -47,44 +47,44 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
     # Traced by Dynamo: nothing but what it can follow, and the function that it takes for a constant.
     @functools.wraps(original)
     def eager_attention_forward(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **more: Any
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **kwargs: Any
     ) -> Any:
         known = form(query.dtype, query.device, query.shape[-1])
         if known == "":
-            return original(module, query, key, value, attention_mask, *args, **more)
+            return original(module, query, key, value, attention_mask, *args, **kwargs)
         same = key.shape[1] == query.shape[1]
-        changed = [name for name in _CHANGES if more.get(name) is not None]
+        changed = [name for name in _CHANGES if kwargs.get(name) is not None]
         why = ""
         if known == "!" or (known == "plain" and not same) or len(args) > 0 or len(changed) > 0:
             why = _UNKNOWN
-        elif _returns_weights(module, more):
+        elif _returns_weights(module, kwargs):
             why = _WEIGHTS
         elif not torch.compiler.is_compiling() and not is_usual(query, key, value):
             why = UNUSUAL
         if why != "":
             if torch.compiler.is_compiling():
-                return original(module, query, key, value, attention_mask, *args, **more)
-            run = functools.partial(original, **more)
+                return original(module, query, key, value, attention_mask, *args, **kwargs)
+            run = functools.partial(original, **kwargs)
             return run_original(
                 "attention", original, run, (module, query, key, value, attention_mask, *args), query, why
             )
         mask = attention_mask
         if mask is not None:
             mask = mask[..., : key.shape[-2]]
-        dropout = more.get("dropout", 0.0)
+        dropout = kwargs.get("dropout", 0.0)
         out = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=dropout if module.training else 0.0,
-            scale=more.get("scaling"), enable_gqa=not same,
+            scale=kwargs.get("scaling"), enable_gqa=not same,
         )  # fmt: skip
         return out.transpose(1, 2).contiguous(), None
 
     return eager_attention_forward
 
 
-def _returns_weights(module: Any, more: dict[str, Any]) -> bool:
+def _returns_weights(module: Any, kwargs: dict[str, Any]) -> bool:
     """Say whether the model is to return the weights, which a kernel of attention does not have."""
     config = getattr(module, "config", None)
-    return bool(more.get("output_attentions", False)) or bool(getattr(config, "output_attentions", False))
+    return bool(kwargs.get("output_attentions", False)) or bool(getattr(config, "output_attentions", False))
 
 
 def asks_for_kernel(dtype: torch.dtype, device: torch.device, head_dim: int) -> bool:

@@ -49,20 +49,20 @@ def _adapter(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def flash_attention_forward(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **more: Any
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **kwargs: Any
     ) -> Any:
         facts = (query.dtype, query.device, query.shape[-1])
         if torch.compiler.is_compiling():
             report(type(module), *facts)
-            return original(module, query, key, value, attention_mask, *args, **more)
+            return original(module, query, key, value, attention_mask, *args, **kwargs)
         if not asks_for_kernel(*facts):
-            return original(module, query, key, value, attention_mask, *args, **more)
-        why = _rejection(query, key, value, attention_mask, more) if len(args) == 0 else _UNKNOWN
+            return original(module, query, key, value, attention_mask, *args, **kwargs)
+        why = _rejection(query, key, value, attention_mask, kwargs) if len(args) == 0 else _UNKNOWN
         if why:
-            run = functools.partial(original, **more)
+            run = functools.partial(original, **kwargs)
             operands = (module, query, key, value, attention_mask, *args)
             return run_original("attention", original, run, operands, query, why)
-        stated = more.get("is_causal")
+        stated = kwargs.get("is_causal")
         causal = bool(module.is_causal if stated is None else stated) and query.shape[2] > 1
         mask = None
         if (
@@ -71,24 +71,24 @@ def _adapter(original: Callable[..., Any]) -> Callable[..., Any]:
             seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
             mask, causal = seen.tril(key.shape[2] - query.shape[2]), False
         out = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=more.get("dropout", 0.0), is_causal=causal,
-            scale=more.get("scaling"), enable_gqa=key.shape[1] != query.shape[1],
+            query, key, value, attn_mask=mask, dropout_p=kwargs.get("dropout", 0.0), is_causal=causal,
+            scale=kwargs.get("scaling"), enable_gqa=key.shape[1] != query.shape[1],
         )  # fmt: skip
         return out.transpose(1, 2).contiguous(), None
 
     return flash_attention_forward
 
 
-def _rejection(query: Tensor, key: Tensor, value: Tensor, mask: Any, more: dict[str, Any]) -> str:
+def _rejection(query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict[str, Any]) -> str:
     """Return why ``scaled_dot_product_attention`` would compute something else; empty where it would not."""
     if not is_usual(query, key, value):
         return UNUSUAL
-    window = more.get("sliding_window")
-    if mask is not None or any(more.get(name) is not None for name in _CHANGES):
+    window = kwargs.get("sliding_window")
+    if mask is not None or any(kwargs.get(name) is not None for name in _CHANGES):
         return _UNKNOWN
     if window is not None and key.shape[2] > window:
         return _UNKNOWN
-    positions = more.get("position_ids")
+    positions = kwargs.get("position_ids")
     if positions is not None and query.shape[0] == 1 and positions.shape[-1] > 1:  # which may begin anew inside
         steps = positions[..., 1:] - positions[..., :-1]
         if not bool((steps == 1).all()):

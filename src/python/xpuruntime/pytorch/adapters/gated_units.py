@@ -80,14 +80,14 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
         approximate = getattr(activation, "approximate", None)
         if isinstance(activation, torch.nn.Module):
             activation = type(activation)
-        found = form(type(self), activation, approximate, self.training)
-        if found == "":
+        text = form(type(self), activation, approximate, self.training)
+        if text == "":
             return original(self, x)
-        if found[0] == "!":
+        if text[0] == "!":
             if torch.compiler.is_compiling():
                 return original(self, x)
-            return run_original(found[1:], type(self), original, (self, x), x, _UNKNOWN)
-        op, _, choice = found.partition(" ")
+            return run_original(text[1:], type(self), original, (self, x), x, _UNKNOWN)
+        op, _, choice = text.partition(" ")
         if not torch.compiler.is_compiling():
             if not decides(op, x):
                 return original(self, x)
@@ -118,21 +118,21 @@ def _form_of(original: FunctionType, kind: Any, activation: Any, approximate: An
         known = _known.setdefault(kind, {})
         if key not in known:
             known[key] = _in_thread(original, kind, activation, approximate, training)
-        found = known[key]
-    return found if found.partition(" ")[0].removeprefix("!") in active.ops else ""
+        text = known[key]
+    return text if text.partition(" ")[0].removeprefix("!") in active.ops else ""
 
 
 def _in_thread(*args: Any) -> str:
-    found: list[str] = []
+    texts: list[str] = []
 
     def probe() -> None:
         with torch.no_grad(), thread_policy(None):
-            found.append(_recognize(*args))
+            texts.append(_recognize(*args))
 
     thread = threading.Thread(target=probe, name="xpuruntime-unit-probe")  # without modes, autocast and profilers
     thread.start()
     thread.join()
-    return found[0]
+    return texts[0]
 
 
 def _recognize(original: Any, kind: Any, activation: Any, approximate: Any, training: bool) -> str:
@@ -142,24 +142,24 @@ def _recognize(original: Any, kind: Any, activation: Any, approximate: Any, trai
     named = code_names(kind, original)
     op = "swiglu" if "silu" in named else "geglu" if "gelu" in named else ""
     try:
-        made = kind.__new__(kind)
-        torch.nn.Module.__init__(made)
-        made.train(training)
+        instance = kind.__new__(kind)
+        torch.nn.Module.__init__(instance)
+        instance.train(training)
         sizes = {0: (), 2: ((8, 48), (24, 8)), 3: ((8, 24), (8, 24), (24, 8))}[len(names)]
         for at, (name, (columns, rows)) in enumerate(zip(names, sizes, strict=True)):
-            setattr(made, name, _linear(columns, rows, at))
+            setattr(instance, name, _linear(columns, rows, at))
         if activation is not None:
-            more = {} if approximate is None else {"approximate": approximate}
-            function = activation(**more) if isinstance(activation, type) else activation
-            one = torch.ones_like(x)
-            op = next((text for text, form in _FORMS.items() if torch.equal(form(x, one), function(x))), "")
+            options = {} if approximate is None else {"approximate": approximate}
+            function = activation(**options) if isinstance(activation, type) else activation
+            ones = torch.ones_like(x)
+            op = next((text for text, form in _FORMS.items() if torch.equal(form(x, ones), function(x))), "")
             for name in ACTIVATIONS:
-                setattr(made, name, function)
-        seen = original(made, x.clone())
+                setattr(instance, name, function)
+        seen = original(instance, x.clone())
     except Exception:
         seen = None
     if isinstance(seen, torch.Tensor):
-        *into, down = (getattr(made, name) for name in names) if names else (torch.nn.Identity(),)
+        *into, down = (getattr(instance, name) for name in names) if names else (torch.nn.Identity(),)
         gate, up = [layer(x) for layer in into] if len(into) == 2 else (into[0](x) if into else x).chunk(2, dim=-1)
         for text, form in _FORMS.items():
             if torch.equal(seen, down(form(gate, up))):

@@ -98,11 +98,11 @@ class _Definitions:
             else:
                 torch.nn.Module.__init_subclass__ = self._before
 
-    def _defined(self, kind: Any, **more: Any) -> None:
+    def _defined(self, kind: Any, **kwargs: Any) -> None:
         if self._before is None:
-            super(torch.nn.Module, kind).__init_subclass__(**more)
+            super(torch.nn.Module, kind).__init_subclass__(**kwargs)
         else:
-            self._before.__get__(None, kind)(**more)
+            self._before.__get__(None, kind)(**kwargs)
         for user in tuple(self._users):
             user(kind)
 
@@ -111,15 +111,15 @@ _definitions = _Definitions()
 
 
 def _subclasses(kind: type) -> list[type]:
-    found: dict[type, None] = {}
+    classes: dict[type, None] = {}
     left = [kind]
     while left:
         below: list[type] = type.__subclasses__(left.pop())
-        for one in below:
-            if one not in found:
-                found[one] = None
-                left.append(one)
-    return list(found)
+        for subclass in below:
+            if subclass not in classes:
+                classes[subclass] = None
+                left.append(subclass)
+    return list(classes)
 
 
 class AdaptedClasses:
@@ -181,13 +181,13 @@ class AdaptedFunctions:
         self._adapt(sys.modules.get(kind.__module__))
 
     def _adapt(self, module: Any) -> None:
-        found = getattr(module, "__dict__", {}).get(self.override.name)
-        if not isinstance(found, FunctionType) or hasattr(found, "__wrapped__") or not self._picks(found):
+        method = getattr(module, "__dict__", {}).get(self.override.name)
+        if not isinstance(method, FunctionType) or hasattr(method, "__wrapped__") or not self._picks(method):
             return
-        if found not in self._replacements:
-            self._replacements[found] = self._adapter(found)
-        self._places.append((module, found))
-        setattr(module, self.override.name, self._replacements[found])
+        if method not in self._replacements:
+            self._replacements[method] = self._adapter(method)
+        self._places.append((module, method))
+        setattr(module, self.override.name, self._replacements[method])
 
     @property
     def title(self) -> str:

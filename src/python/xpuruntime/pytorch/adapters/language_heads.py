@@ -92,9 +92,9 @@ class Logits(torch.Tensor):  # type: ignore[misc]
     @classmethod
     def of(cls, head: _Head, lead: tuple[int, ...], kind: torch.dtype) -> Logits:
         """Return logits of a head, with these leading dimensions and this type."""
-        made: Logits = torch.empty((*lead, head.operands[1].shape[0]), dtype=kind, device="meta").as_subclass(cls)
-        made.head, made.lead, made.kind = head, lead, kind
-        return made
+        logits: Logits = torch.empty((*lead, head.operands[1].shape[0]), dtype=kind, device="meta").as_subclass(cls)
+        logits.head, logits.lead, logits.kind = head, lead, kind
+        return logits
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -103,8 +103,8 @@ class Logits(torch.Tensor):  # type: ignore[misc]
         logits = args[0] if args and isinstance(args[0], cls) else None
         if logits is not None and function in _READ_AS_THEY_ARE:
             return super().__torch_function__(function, types, args, kwargs)
-        if logits is not None and (found := logits._without_logits(function, args[1:], kwargs)) is not NotImplemented:
-            return found
+        if logits is not None and (result := logits._without_logits(function, args[1:], kwargs)) is not NotImplemented:
+            return result
         return function(*_computed(args), **_computed(kwargs))
 
     def _without_logits(self, function: Any, args: Any, kwargs: Any) -> Any:
@@ -178,8 +178,8 @@ def _loss(
         return run_original(_OP, functional.cross_entropy, run, (target, *rest), x, why or UNUSUAL)
     x, matrix, bias = _under_autocast(x, matrix, bias)
     operands = {"x": x.reshape(-1, x.shape[-1]), "weight": matrix, "target": target, "bias": bias}
-    found: Tensor = perform(_OP, operands, {"ignore_index": ignore_index, "reduction": reduction})
-    return found.to(logits.kind)
+    loss: Tensor = perform(_OP, operands, {"ignore_index": ignore_index, "reduction": reduction})
+    return loss.to(logits.kind)
 
 
 def _under_autocast(*tensors: Tensor | None) -> tuple[Any, ...]:
@@ -318,11 +318,11 @@ def _function(native: Any) -> Callable[..., Any]:
             return run(*operands) if compiling else run_original(_OP, native, run, operands, input, why)
         x, matrix, bias = _under_autocast(input, linear_weight, linear_bias)
         ignored = -100 if ignore_index is None else ignore_index
-        found = perform(
+        loss = perform(
             _OP, {"x": x, "weight": matrix, "target": target, "bias": bias},
             {"ignore_index": ignored, "reduction": reduction},
         )  # fmt: skip
-        return found.to(x.dtype)
+        return loss.to(x.dtype)
 
     return linear_cross_entropy
 

@@ -98,8 +98,8 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
                 return call_native(f"nn::{type(self).__name__}", route.op, original, (self, *args), kwargs, route)
         if text == "":
             return original(self, *args, **kwargs)
-        op, scale, place, activation, group_size, eps, form = text.split(" ")
-        formula = Formula(op, scale, place, activation, int(group_size))
+        op, scale, gate_order, activation, group_size, eps, form = text.split(" ")
+        formula = Formula(op, scale, gate_order, activation, int(group_size))
         weight = parameters[0][1] if len(parameters) > 0 else None
         bias = parameters[1][1] if len(parameters) > 1 else None
         if form != "":
@@ -109,12 +109,12 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
     return forward
 
 
-def _text_of(found: tuple[Formula, float], *, by_package: bool) -> str:
+def _text_of(recognized_formula: tuple[Formula, float], *, by_package: bool) -> str:
     """Return a formula as text, which Dynamo takes for a constant.
 
     The kernels of other packages have names for what the class does around the norm, and do it, too.
     """
-    formula, eps = found
+    formula, eps = recognized_formula
     alone = by_package and not formula.gate and not formula.group_size and formula.op == "rms_norm"
     form = _FORMS.get(formula.scale, "") if alone else ""
     return " ".join((*map(str, formula), repr(eps), form))
@@ -130,9 +130,9 @@ def _route_of_call(original: FunctionType, state: Any, x: Tensor, parameters: An
         return None, ""
     phase, module = active.call_context()
     kind, attributes, types, dtype, device, columns, dims, gated = state
-    why = "" if is_usual(x, *(one for _, one in parameters)) else UNUSUAL
-    found = None if why else recognized(original, kind, attributes, types, dtype, columns, dims, gated)
-    op = str(norm_by_operators(kind, original)) if found is None else found[0].op
+    why = "" if is_usual(x, *(tensor for _, tensor in parameters)) else UNUSUAL
+    recognized_formula = None if why else recognized(original, kind, attributes, types, dtype, columns, dims, gated)
+    op = str(norm_by_operators(kind, original)) if recognized_formula is None else recognized_formula[0].op
     if op not in active.ops:
         return None, ""
     key = ("class", original, state, phase, module, why)
@@ -141,12 +141,12 @@ def _route_of_call(original: FunctionType, state: Any, x: Tensor, parameters: An
         route = active.resolve(
             key, facts_of_call(op, device=device, dtype=dtype, phase=phase, module=module, sizes={}),
             description=f"{title_of(kind)} of {list(x.shape)} {DTYPES.get(dtype, dtype)} on {device}",
-            unsupported_reason=why or ("" if found is not None else _UNKNOWN),
+            unsupported_reason=why or ("" if recognized_formula is not None else _UNKNOWN),
         )  # fmt: skip
-    if found is None or (route.native and not route.open):
+    if recognized_formula is None or (route.native and not route.open):
         return route, ""
-    _note(active, kind, found[0])
-    return None, _text_of(found, by_package=isinstance(route.place, BoundKernel))
+    _note(active, kind, recognized_formula[0])
+    return None, _text_of(recognized_formula, by_package=isinstance(route.place, BoundKernel))
 
 
 def _note(active: CompiledPolicy, kind: type, formula: Formula) -> None:
@@ -172,19 +172,21 @@ def _traced_as(
     active = active_policy()
     if active is None or not active.ops & _NORMS:
         return ""
-    found = recognized(original, kind, attributes, types, dtype, columns, dims, gated)
-    op = found[0].op if found is not None else norm_by_operators(kind, original)
+    recognized_formula = recognized(original, kind, attributes, types, dtype, columns, dims, gated)
+    op = recognized_formula[0].op if recognized_formula is not None else norm_by_operators(kind, original)
     if op is None or not traced_norms.takes_kernel(op, dtype, device):
         return ""
-    if found is None:
+    if recognized_formula is None:
         report_gaps([CoverageGap(op, title_of(kind), _UNKNOWN, _FIX.format(op=op))], active)
         return ""
-    _note(active, kind, found[0])
+    _note(active, kind, recognized_formula[0])
     facts = facts_of_call(
         op, device=device, dtype=dtype, phase=phase_of_norm(), sizes={},
         module=module_paths.in_dynamo() if active.by_module and torch.compiler.is_dynamo_compiling() else "",
     )  # fmt: skip
-    return _text_of(found, by_package=is_torch_kernel(active.policy.kernels.compiled_rules.match(facts).use[0]))
+    return _text_of(
+        recognized_formula, by_package=is_torch_kernel(active.policy.kernels.compiled_rules.match(facts).use[0])
+    )
 
 
 def _normalize(op: str, eps: float, rows: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

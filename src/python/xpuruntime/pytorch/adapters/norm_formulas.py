@@ -125,17 +125,17 @@ def recognize(
     """Return the formula of a class and its epsilon, or ``None`` where it is none of those known."""
     if dtype not in (torch.float32, *_HALVES) or columns < 1 or dims < 1:
         return None
-    found: list[tuple[Formula, float] | None] = []
+    formulas: list[tuple[Formula, float] | None] = []
 
     def probe() -> None:
         with torch.no_grad(), thread_policy(None):
-            found.append(_recognize(kind, forward, state, dtype, columns, dims, gated=gated))
+            formulas.append(_recognize(kind, forward, state, dtype, columns, dims, gated=gated))
 
     # A thread of its own has no modes, no autocast and no profiler, which see nothing of this.
     thread = threading.Thread(target=probe, name="xpuruntime-norm-probe")
     thread.start()
     thread.join()
-    return found[0]
+    return formulas[0]
 
 
 def _recognize(
@@ -180,10 +180,10 @@ def _equal(formula: Formula, way: Any, seen: Tensor, x: Tensor, weight: Any, bia
         return (out if bias is None else out + bias.float()).to(rows.dtype)
 
     try:
-        found = compute(formula, normalize, x, weight, bias, gate)
+        computed = compute(formula, normalize, x, weight, bias, gate)
     except RuntimeError:  # a size of groups that does not divide the columns
         return False
-    return bool(found.dtype == seen.dtype and torch.equal(found, seen))
+    return bool(computed.dtype == seen.dtype and torch.equal(computed, seen))
 
 
 #: How classes divide by the root of what they have computed: all round to the same in halves, and differ in float32.
@@ -275,7 +275,9 @@ def formula_of_module(module: torch.nn.Module) -> Formula | None:
     if not isinstance(original, FunctionType):
         return None
     names = reads_of(kind, original)  # type: ignore[arg-type]
-    like = next((one for one in (getattr(module, name, None) for name in names) if isinstance(one, torch.Tensor)), None)
+    like = next(
+        (tensor for tensor in (getattr(module, name, None) for name in names) if isinstance(tensor, torch.Tensor)), None
+    )
     like = torch.empty(_COLUMNS) if like is None else like
     attributes, parameters, plain = read(module, names, like)
     if not plain:
@@ -283,7 +285,7 @@ def formula_of_module(module: torch.nn.Module) -> Formula | None:
     types = tuple((name, value.dtype) for name, value in parameters)
     dtype, columns = like.dtype, like.shape[-1]
     for gated in (False, True):
-        found = recognized(original, kind, attributes, types, dtype, columns, 3, gated)
-        if found is not None:
-            return found[0]
+        recognized_formula = recognized(original, kind, attributes, types, dtype, columns, 3, gated)
+        if recognized_formula is not None:
+            return recognized_formula[0]
     return None

@@ -46,8 +46,8 @@ def _rotate(form: str, rotate: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tens
 
 def _by_kernel(mirrored: bool, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     operands = {"q": q, "k": k, "cos": cos, "sin": sin}
-    found: tuple[Tensor, Tensor] = perform("rope", operands, {"mirrored": mirrored})
-    return found
+    rotated: tuple[Tensor, Tensor] = perform("rope", operands, {"mirrored": mirrored})
+    return rotated
 
 
 class _Looks:
@@ -111,26 +111,26 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
     # Traced by Dynamo: nothing but what it can follow, and the function that it takes for a constant.
     @functools.wraps(original)
     def apply_rotary_pos_emb(
-        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **more: Any
+        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        dim = more.get("unsqueeze_dim", 1)
-        if len(args) > 0 or len(more) > ("unsqueeze_dim" in more) or dim not in (1, 2) or q.dim() != 4:
-            return original(q, k, cos, sin, *args, **more)  # type: ignore[no-any-return]
+        dim = kwargs.get("unsqueeze_dim", 1)
+        if len(args) > 0 or len(kwargs) > ("unsqueeze_dim" in kwargs) or dim not in (1, 2) or q.dim() != 4:
+            return original(q, k, cos, sin, *args, **kwargs)  # type: ignore[no-any-return]
         form = form_of(q.dtype, k.dtype, cos.dtype, cos.shape[-1] < q.shape[-1], dim)
         if form == "":
-            return original(q, k, cos, sin, **more)  # type: ignore[no-any-return]
+            return original(q, k, cos, sin, **kwargs)  # type: ignore[no-any-return]
         learned = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
         mirrored = False
         if not torch.compiler.is_compiling():
             if not decides("rope", q):
-                return original(q, k, cos, sin, **more)  # type: ignore[no-any-return]
+                return original(q, k, cos, sin, **kwargs)  # type: ignore[no-any-return]
             why = _LEARNED if learned else "" if is_usual(q, k, cos, sin) else UNUSUAL
             if why or form == "!":
-                run = functools.partial(original, **more)
+                run = functools.partial(original, **kwargs)
                 return run_original("rope", original, run, (q, k, cos, sin), q, why or _UNKNOWN)  # type: ignore[no-any-return]
             mirrored = looks.repeat(cos, sin)
         if form == "!" or learned:
-            return original(q, k, cos, sin, **more)  # type: ignore[no-any-return]
+            return original(q, k, cos, sin, **kwargs)  # type: ignore[no-any-return]
         rotate = functools.partial(_by_kernel, mirrored)
         return _rotate(form, rotate, q, k, cos.unsqueeze(dim), sin.unsqueeze(dim))
 
@@ -154,7 +154,7 @@ def _recognized(
     original: FunctionType, q_dtype: torch.dtype, k_dtype: torch.dtype, dtype: torch.dtype, partial: bool, dim: int
 ) -> str:
     """Run a function on small tensors and compare the bits with each form."""
-    found = ["!"]
+    forms = ["!"]
 
     def probe() -> None:
         with torch.no_grad(), thread_policy(None):
@@ -168,19 +168,19 @@ def _recognized(
             except Exception:
                 return
             for form in ("first",) if partial else ("all", "rounded"):
-                made = _rotate(form, rope, q, k, cos.unsqueeze(dim), sin.unsqueeze(dim))
-                if len(seen) == len(made) and all(map(_same, seen, made)):
-                    found.insert(0, form)
+                rotated = _rotate(form, rope, q, k, cos.unsqueeze(dim), sin.unsqueeze(dim))
+                if len(seen) == len(rotated) and all(map(_same, seen, rotated)):
+                    forms.insert(0, form)
                     return
 
     thread = threading.Thread(target=probe, name="xpuruntime-rope-probe")  # without modes, autocast and profilers
     thread.start()
     thread.join()
-    return found[0]
+    return forms[0]
 
 
-def _same(one: Any, other: Tensor) -> bool:
-    return isinstance(one, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+def _same(seen: Any, other: Tensor) -> bool:
+    return isinstance(seen, torch.Tensor) and seen.dtype == other.dtype and torch.equal(seen, other)
 
 
 OVERRIDES = (

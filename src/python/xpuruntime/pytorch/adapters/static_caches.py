@@ -101,7 +101,7 @@ def _form_of(original: FunctionType, owner: type) -> str:
 @functools.lru_cache(maxsize=64)
 def _recognized(original: FunctionType, owner: type) -> str:
     """Write a prompt and a token into small layers, and compare all that they hold with each form."""
-    found = ["!"]
+    forms = ["!"]
 
     def probe() -> None:
         with torch.no_grad(), thread_policy(None):
@@ -112,13 +112,13 @@ def _recognized(original: FunctionType, owner: type) -> str:
                 except Exception:
                     continue
                 if same:
-                    found.insert(0, form)
+                    forms.insert(0, form)
                     return
 
     thread = threading.Thread(target=probe, name="xpuruntime-cache-probe")  # without modes, autocast and profilers
     thread.start()
     thread.join()
-    return found[0]
+    return forms[0]
 
 
 def _agree(original: FunctionType, form: str, theirs: Any, ours: Any, count: int) -> bool:
@@ -127,17 +127,17 @@ def _agree(original: FunctionType, form: str, theirs: Any, ours: Any, count: int
     seen = original(theirs, keys, values)
     if not ours.is_initialized:
         ours.lazy_initialization(keys, values)
-    made = _write(ours, form, keys, values, cache_update)
-    if seen[0] is not theirs.keys or seen[1] is not theirs.values or made[0] is not ours.keys:
+    written = _write(ours, form, keys, values, cache_update)
+    if seen[0] is not theirs.keys or seen[1] is not theirs.values or written[0] is not ours.keys:
         return False
     both = [(vars(theirs)[name], vars(ours).get(name)) for name in vars(theirs)]
     return len(vars(theirs)) == len(vars(ours)) and all(_same(*pair) for pair in both)
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
-    return bool(one == other)
+def _same(seen: Any, other: Any) -> bool:
+    if isinstance(seen, torch.Tensor):
+        return isinstance(other, torch.Tensor) and seen.dtype == other.dtype and torch.equal(seen, other)
+    return bool(seen == other)
 
 
 class _Layers:

@@ -120,7 +120,7 @@ def warn_of_any_choice(active: CompiledPolicy) -> None:
         warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
 
 
-def warn_of_own_choice(active: CompiledPolicy, call: AttentionCall, asked: tuple[str, ...]) -> None:
+def warn_of_own_choice(active: CompiledPolicy, call: AttentionCall, kernel_names: tuple[str, ...]) -> None:
     """Warn, once for each policy and advisory, where PyTorch's own choice for a call is a kernel that one concerns.
 
     `asked` is what the policy asks for.
@@ -131,7 +131,7 @@ def warn_of_own_choice(active: CompiledPolicy, call: AttentionCall, asked: tuple
     advisory = advisory_of(kernel, call)
     if advisory is not None and active.is_first((kernel, advisory)):
         fix = "name torch.math for such calls: no other kernel of PyTorch's can serve them"
-        if "auto" not in asked:
+        if "auto" not in kernel_names:
             fix = "state attention: auto among the kernels of the policy, which takes another one for such calls"
         msg = f"{call} runs by {kernel}, which PyTorch chooses and which is known to be wrong: {advisory}. Fix: {fix}"
         warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)

@@ -186,5 +186,5 @@ def choices(module: str) -> tuple[FlexChoice, ...]:
     """Return the active policy's choice for code inside a module, or for all code where it has none there."""
     with _lock:
         every = tuple(choice for key, choice in CONTEXT.flex_choices if key == CONTEXT.compiled_for)
-    inside = tuple(one for one in every if one.module == module or one.module.startswith(f"{module}."))
+    inside = tuple(choice for choice in every if choice.module == module or choice.module.startswith(f"{module}."))
     return inside if module and inside else every

@@ -28,7 +28,7 @@ def transforms_and_tangents(tensors: tuple[Tensor | None, ...] = ()) -> tuple[An
     level = _private_api.forward_level()
     if not stack and level < 0:
         return ()
-    return (level, *(context.has_tangent(x) for x in tensors if level >= 0), *(one.key() for one in stack))
+    return (level, *(context.has_tangent(x) for x in tensors if level >= 0), *(entry.key() for entry in stack))
 
 
 def xrt_call_rejection(call: AttentionCall) -> str:

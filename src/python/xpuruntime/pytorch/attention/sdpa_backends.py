@@ -192,7 +192,7 @@ def rejection(kernel: str, *args: Any, scale: float | None, enable_gqa: bool) ->
         except RuntimeError as error:
             if not lookup.has_no_sdp_backend(error):
                 return ""  # the call itself is wrong, and says so when it is made
-        said = [str(one.message) for one in caught]
+        said = [str(warning.message) for warning in caught]
     if number == BACKENDS[kernel]:
         return ""
     reasons = (why for what, why in lookup.sdp_reasons(said) if _named(kernel, what))

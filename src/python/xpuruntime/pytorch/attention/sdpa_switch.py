@@ -84,11 +84,11 @@ def _kernel_names(policy: Policy) -> tuple[str, ...]:
 
 def names_kernels(policy: Policy) -> bool:
     """Say whether a policy asks for any kernel of attention by name, in its short form or in a rule."""
-    asked = list(_kernel_names(policy))
+    kernel_names = list(_kernel_names(policy))
     for rule in policy.kernels.rules:
         if rule.use is not None and rule.match.op in (None, "attention"):
-            asked.extend((rule.use,) if isinstance(rule.use, str) else rule.use)
-    return any(kernel_name not in _FREE for kernel_name in asked)
+            kernel_names.extend((rule.use,) if isinstance(rule.use, str) else rule.use)
+    return any(kernel_name not in _FREE for kernel_name in kernel_names)
 
 
 def _settle(policy: Policy, undo: list[Callable[[], Any]]) -> None:

@@ -65,13 +65,13 @@ def call_by_backend(call: AttentionCall, kernel: str | None, run: Callable[[], T
 
 
 def call_xrt_kernel(
-    call: AttentionCall, place: CallContext | BoundKernel, operands: tuple[Tensor, Tensor, Tensor]
+    call: AttentionCall, target: CallContext | BoundKernel, operands: tuple[Tensor, Tensor, Tensor]
 ) -> None:
     """Do a call by the kernel at a place; `operands` are query, key and value in four dimensions.
 
     Its gradient comes by way of autograd, as the native one's does: going there costs either of them the same.
     """
-    _with_gradient(call, lambda: _XrtCall.apply(*operands, call, place))
+    _with_gradient(call, lambda: _XrtCall.apply(*operands, call, target))
 
 
 def _with_gradient(call: AttentionCall, run: Callable[[], Tensor]) -> None:
@@ -84,31 +84,31 @@ def _with_gradient(call: AttentionCall, run: Callable[[], Tensor]) -> None:
 class _XrtCall(_private_api.SingleLevelFunction):  # type: ignore[misc]
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, place: CallContext | BoundKernel
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, target: CallContext | BoundKernel
     ) -> Tensor:
-        if isinstance(place, BoundKernel):
-            out, lse = place.attention(q, k, v, call.mask, call.is_causal, call.scale, call.needs_grad, call.phase)
+        if isinstance(target, BoundKernel):
+            out, lse = target.attention(q, k, v, call.mask, call.is_causal, call.scale, call.needs_grad, call.phase)
         else:
             out = torch.empty_like(q)
             result = _core.op_attention(
-                place, q, k, v, call.mask, None, out, call.needs_grad, _causal(call), call.scale, 0.0, None, None
+                target, q, k, v, call.mask, None, out, call.needs_grad, _causal(call), call.scale, 0.0, None, None
             )
             lse = result[1] if call.needs_grad else None  # without it, `result` is the output alone
         if call.needs_grad:
             ctx.save_for_backward(q, k, v, out, lse)
-            ctx.options = (call, place)
+            ctx.options = (call, target)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        call, place = ctx.options
-        if isinstance(place, BoundKernel):
-            given = (grads[0], q, k, v, out, lse, call.mask, call.is_causal, call.scale)
-            return (*place.attention_backward(*given), None, None)
+        call, target = ctx.options
+        if isinstance(target, BoundKernel):
+            operands = (grads[0], q, k, v, out, lse, call.mask, call.is_causal, call.scale)
+            return (*target.attention_backward(*operands), None, None)
         of_q, of_k, of_v = (torch.empty_like(x) for x in (q, k, v))
         _core.op_attention_backward(
-            place, grads[0], q, k, v, out, lse, call.mask, None, of_q, of_k, of_v, _causal(call), call.scale, 0.0, None
+            target, grads[0], q, k, v, out, lse, call.mask, None, of_q, of_k, of_v, _causal(call), call.scale, 0.0, None
         )
         return of_q, of_k, of_v, None, None
 
@@ -136,12 +136,12 @@ def policy_by_call(kernel: str, under: CompiledPolicy | None) -> CompiledPolicy:
     Strictly, unless there is a question mark after them: that is said where the policy itself has led to this kernel.
     """
     key = (0 if under is None else under.number, kernel)
-    found = CONTEXT.policies_by_call.get(key)
-    if found is None:
+    compiled = CONTEXT.policies_by_call.get(key)
+    if compiled is None:
         kernels = KernelPolicy(attention=tuple(kernel.removesuffix("?").split(",")))
         base = Policy() if under is None else under.policy
         named = not kernel.endswith("?")
-        found = CompiledPolicy(
+        compiled = CompiledPolicy(
             base.replace(kernels=kernels, mode="strict" if named else base.mode),
             None if under is None else under.log,
             source=BY_CALL if named else "",
@@ -149,8 +149,8 @@ def policy_by_call(kernel: str, under: CompiledPolicy | None) -> CompiledPolicy:
         with _lock:
             if len(CONTEXT.policies_by_call) >= _MOST:
                 CONTEXT.policies_by_call.clear()
-            found = CONTEXT.policies_by_call.setdefault(key, found)
-    return found
+            compiled = CONTEXT.policies_by_call.setdefault(key, compiled)
+    return compiled
 
 
 @functools.cache
@@ -196,7 +196,7 @@ def find_route(
         if not reason or not kernel_name:
             active.keep(key, route)
             return route
-        skip = (*skip, *(one for one in route.passed_over if one not in skip), (kernel_name, reason))
+        skip = (*skip, *(rejected for rejected in route.passed_over if rejected not in skip), (kernel_name, reason))
 
 
 def four(x: Tensor) -> Tensor:
@@ -230,8 +230,8 @@ def native_rejection(kernel: str, call: AttentionCall) -> str:
         return ""
     if call.backward and call.dropout_p > 0:
         return "with dropout, the gradient is by the kernel of the forward"
-    if (found := advised.advisory_of(kernel, call)) is not None:
-        return str(found)
+    if (advisory := advised.advisory_of(kernel, call)) is not None:
+        return str(advisory)
     return rejection(
         kernel, call.q, call.k, call.v, call.mask, call.dropout_p, call.is_causal,
         scale=call.scale, enable_gqa=call.enable_gqa,
@@ -253,18 +253,18 @@ def xrt_rejection(kernel_name: str, call: AttentionCall, exact: bool) -> str:
         except ValueError:
             return ""
         wrong = {name: str(row) for name in ids if (row := advised.advisory_of(name, call)) is not None}
-        found = [
+        verdicts = [
             (ok and name not in wrong, wrong.get(name, reason) if ok else reason)
             for name, ok, reason in answers
             if name in ids
         ]
-        if not any(ok for ok, _ in found):
-            said = "; ".join(dict.fromkeys(reason for _, reason in found)) or "it has no such kernel"
+        if not any(ok for ok, _ in verdicts):
+            said = "; ".join(dict.fromkeys(reason for _, reason in verdicts)) or "it has no such kernel"
             return said if op == "attention" or call.backward else f"its gradient: {said}"
     return ""
 
 
-def provider_rejection(place: BoundKernel, call: AttentionCall, exact: bool) -> str:
+def provider_rejection(kernel: BoundKernel, call: AttentionCall, exact: bool) -> str:
     """Return why a kernel of another package cannot serve a call and its gradient; empty where it can."""
     if call.dropout_p > 0:
         return "it has no dropout"
@@ -275,7 +275,7 @@ def provider_rejection(place: BoundKernel, call: AttentionCall, exact: bool) -> 
     phases = ["backward"] if call.backward else [call.phase, *(["backward"] if call.needs_grad else [])]
     for phase in phases:
         tensors = {**operands, "grad": operands["q"]} if phase == "backward" else operands
-        reason = place.rejection(call_of("attention", phase, tensors, attributes, deterministic=exact))
+        reason = kernel.rejection(call_of("attention", phase, tensors, attributes, deterministic=exact))
         if reason:
             return reason if phase == call.phase or call.backward else f"its gradient: {reason}"
     return ""
@@ -291,10 +291,13 @@ _NAMES = {
 
 
 def _operand(x: Tensor, *, strided: bool = True) -> dict[str, Any]:
-    found: dict[str, Any] = {"dtype": _NAMES.get(x.dtype, str(x.dtype)), "shape": tuple(whole(n) for n in x.shape)}
+    description: dict[str, Any] = {
+        "dtype": _NAMES.get(x.dtype, str(x.dtype)),
+        "shape": tuple(whole(n) for n in x.shape),
+    }
     if strided:
-        found["strides"] = tuple(whole(n) for n in x.stride())
-    return found
+        description["strides"] = tuple(whole(n) for n in x.stride())
+    return description
 
 
 def _description(op: str, call: AttentionCall, exact: bool) -> dict[str, Any]:
@@ -346,11 +349,11 @@ def _settle(
     xrt_kernel = [] if fixed else [id_ for id_ in _xpuruntime_kernels_for(call, exact) if id_ not in skip]
     packages = [] if fixed or call.backward else automatic_kernels("attention", call.q.device, deterministic=exact)
     with tuning.as_tuning():
-        rejections = {place: provider_rejection(place, call, exact) for place in packages}
+        rejections = {bound_kernel: provider_rejection(bound_kernel, call, exact) for bound_kernel in packages}
     if any(reason.endswith(COMPARISON_ENDED) for reason in rejections.values()):
         active.keep(key, None)
         return route
-    bound = {place.kernel.id: place for place, reason in rejections.items() if not reason}
+    bound = {bound_kernel.kernel.id: bound_kernel for bound_kernel, reason in rejections.items() if not reason}
     others = [] if fixed or call.backward else [id_ for id_ in others_of_pytorch(call) if id_ != route.kernel]
     best: str | None = route.kernel
     times: tuple[Measured, ...] = ()
@@ -361,13 +364,13 @@ def _settle(
             id_: active.place("attention", id_, route.source, call.module, allow_tf32=False, deterministic=exact)
             for id_ in xrt_kernel
         }
-        places |= {id_: place for id_, place in bound.items() if id_ not in skip}
+        places |= {id_: target for id_, target in bound.items() if id_ not in skip}
         own = route.kernel if route.kernel in BACKENDS else None
         candidates = [(route.kernel, lambda: call_by_backend(call, own, natively))]
         candidates += [(id_, lambda id_=id_: call_by_backend(call, id_, natively)) for id_ in others]  # type: ignore[misc]
         candidates += [
-            (id_, lambda place=place: call_xrt_kernel(call, place, tuple(map(four, call[:3]))))  # type: ignore[misc]
-            for id_, place in places.items()
+            (id_, lambda target=target: call_xrt_kernel(call, target, tuple(map(four, call[:3]))))  # type: ignore[misc]
+            for id_, target in places.items()
         ]
         pin = CONTEXT.thread.route_pin
         if pin is not None:
@@ -382,10 +385,10 @@ def _settle(
     if best is None:
         active.keep(key, None)
         return route
-    place: CallContext | BoundKernel | None = bound.get(best)
+    target: CallContext | BoundKernel | None = bound.get(best)
     if best in xrt_kernel:
-        place = active.place("attention", best, route.source, call.module, allow_tf32=False, deterministic=exact)
-    return tuning.keep_tuned(active, key, route, best, place, times)
+        target = active.place("attention", best, route.source, call.module, allow_tf32=False, deterministic=exact)
+    return tuning.keep_tuned(active, key, route, best, target, times)
 
 
 def others_of_pytorch(call: AttentionCall) -> list[str]:

@@ -30,10 +30,10 @@ def _following(init: Callable[..., None]) -> Callable[..., None]:
         if path is None or again is None:
             return
 
-        def recompute(*inputs: Any, **more: Any) -> Any:
+        def recompute(*inputs: Any, **kwargs: Any) -> Any:
             _core.enter_module(path)
             try:
-                return again(*inputs, **more)
+                return again(*inputs, **kwargs)
             finally:
                 _core.leave_module()
 

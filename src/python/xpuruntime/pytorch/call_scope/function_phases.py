@@ -67,14 +67,14 @@ def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     _core.enter_function(context.phase(), _private_api.running_backward())
     try:
         _refuse(cls, args)
-        found = apply(*args, **kwargs)
+        result = apply(*args, **kwargs)
     finally:
         _core.leave_function()
-    for one in found if isinstance(found, tuple) else (found,):
-        node = one.grad_fn if type(one) is torch.Tensor else None
+    for output in result if isinstance(result, tuple) else (result,):
+        node = output.grad_fn if type(output) is torch.Tensor else None
         if _note_thread(node):
             break
-    return found
+    return result
 
 
 def _refuse(cls: Any, args: tuple[Any, ...]) -> None:
@@ -106,7 +106,7 @@ def _look_up(cls: Any, name: str) -> Any:
     That looks up `NODE_CLASS` before it turns the recording of gradients off, then ``forward``, and
     ``setup_context`` where the class has one of its own, all for one frame of Python.
     """
-    found = type.__getattribute__(cls, name)
+    attribute = type.__getattribute__(cls, name)
     if name == _private_api.NODE_CLASS:
         _call.begun = (cls, id(sys._getframe(1)), context.phase(), _private_api.running_backward())
         _call.forwarded = None
@@ -115,12 +115,12 @@ def _look_up(cls: Any, name: str) -> Any:
         if owner is cls and frame == id(sys._getframe(1)) and not torch.is_grad_enabled():
             if type.__getattribute__(cls, "setup_context") is not _SET_UP:
                 _call.forwarded = (cls, frame)
-            return functools.partial(_forward, cls, found, phase, backward)
+            return functools.partial(_forward, cls, attribute, phase, backward)
     elif name == "setup_context" and _call.forwarded is not None:
         (owner, frame), _call.forwarded = _call.forwarded, None
         if owner is cls and frame == id(sys._getframe(1)):
-            return functools.partial(_set_up, found)
-    return found
+            return functools.partial(_set_up, attribute)
+    return attribute
 
 
 def _forward(cls: Any, forward: Any, phase: str, backward: int, /, *args: Any, **kwargs: Any) -> Any:

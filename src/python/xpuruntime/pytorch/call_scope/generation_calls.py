@@ -101,8 +101,8 @@ class LockedGeneration:
             drifts = [_drift(model, " ".join(self._expected), model)]
         else:
             names = sorted({*facts, *(name for name in expected if _group(name) == group)})
-            found = [(name, expected.get(name), facts.get(name)) for name in names]
-            drifts = [_drift(f"{model} {name}", *pair) for name, *pair in found if not _is_one_of(*pair)]
+            comparisons = [(name, expected.get(name), facts.get(name)) for name in names]
+            drifts = [_drift(f"{model} {name}", *pair) for name, *pair in comparisons if not _is_one_of(*pair)]
         if drifts:
             raise drift_error(self._path, drifts, take=self._take)
 
@@ -115,8 +115,8 @@ def _group(name: str) -> str:
     return "generate" if name.startswith(_CONFIG) or name in _ARGUMENTS else "model"
 
 
-def _drift(subject: str, expected: Any, found: Any) -> Difference:
-    return Difference(code=DriftCode.GENERATION, subject=subject, before=shown(expected), after=shown(found))
+def _drift(subject: str, expected: Any, actual: Any) -> Difference:
+    return Difference(code=DriftCode.GENERATION, subject=subject, before=shown(expected), after=shown(actual))
 
 
 class _Generate:
@@ -323,7 +323,7 @@ def _plain(value: Any) -> Any:
     """Return a value of a configuration, of which a list would stand for one of several."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    keyed = {str(name): one for name, one in value.items()} if isinstance(value, dict) else value
+    keyed = {str(name): entry for name, entry in value.items()} if isinstance(value, dict) else value
     return json.dumps(keyed, sort_keys=True, default=_parts_of)
 
 

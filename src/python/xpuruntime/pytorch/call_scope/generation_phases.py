@@ -86,14 +86,14 @@ def _follow(module: Any) -> None:
             before = _core.set_generation_phase(phase)
         inside, _running.inside, _running.value = _running.inside, True, bool(phase)
         try:
-            found = run(*args, **kwargs)
+            result = run(*args, **kwargs)
         finally:
             _running.inside, _running.value = inside, False
             if phase:
                 _core.set_generation_phase(before)
         if not inside:
             generation_calls.after_forward(model)
-        return found
+        return result
 
     def remove() -> None:
         if vars(owner).get("__call__") is call:

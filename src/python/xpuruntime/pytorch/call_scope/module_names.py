@@ -78,11 +78,11 @@ _inner_names: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 
 def inner_name(kind: type) -> str:
     """Return where a class of wrappers keeps what it wraps; empty: it is no such class."""
-    found = _inner_names.get(kind)
-    if found is None:
-        names = ((one.__module__, one.__qualname__) for one in kind.__mro__)
-        found = _inner_names[kind] = next((_WRAPPERS[name] for name in names if name in _WRAPPERS), "")
-    return found
+    wrapper = _inner_names.get(kind)
+    if wrapper is None:
+        names = ((base.__module__, base.__qualname__) for base in kind.__mro__)
+        wrapper = _inner_names[kind] = next((_WRAPPERS[name] for name in names if name in _WRAPPERS), "")
+    return wrapper
 
 
 def walk(root: torch.nn.Module, path: str = "") -> Iterator[tuple[torch.nn.Module, str, tuple[str, ...]]]:
@@ -105,7 +105,7 @@ def walk(root: torch.nn.Module, path: str = "") -> Iterator[tuple[torch.nn.Modul
             if child is not None
         ]
         # What is wrapped comes first, since a wrapper may have it by another name, too.
-        inside.sort(key=lambda one: one[2][-1] != inner)
+        inside.sort(key=lambda entry: entry[2][-1] != inner)
         left += reversed(inside)
 
 
@@ -152,7 +152,7 @@ class ModuleNames:
         """
         with self._lock:
             self._named.append((first, root))
-            self._named_ids = frozenset(id(one) for _, one in self._named)
+            self._named_ids = frozenset(id(root) for _, root in self._named)
             self._name_all()
 
     def forget_root(self, root: torch.nn.Module, *, first: bool) -> None:
@@ -162,52 +162,52 @@ class ModuleNames:
                 if self._named[at][0] is first and self._named[at][1] is root:
                     del self._named[at]
                     break
-            self._named_ids = frozenset(id(one) for _, one in self._named)
+            self._named_ids = frozenset(id(root) for _, root in self._named)
             self._see(root)
             self._name_all()
 
     def find(self, number: int) -> Known | None:
         """Return what is known of a module, by its `id`."""
-        found = self._known.get(number)
-        return found if found is not None and found.holds() else None
+        entry = self._known.get(number)
+        return entry if entry is not None and entry.holds() else None
 
     def known(self) -> list[str]:
         """Return all paths of modules that are known, in the order of their roots."""
         with self._lock:
-            return list(dict.fromkeys(one.path for one in self._known.values() if one.module() is not None))
+            return list(dict.fromkeys(known.path for known in self._known.values() if known.module() is not None))
 
     def outermost(self, module: torch.nn.Module) -> Known:
         """Return what is known of a module that is called by none."""
         number = id(module)
-        found = self._known.get(number)
+        entry = self._known.get(number)
         self._members = {}
-        if found is None or found.module() is not module or not found.holds():
+        if entry is None or entry.module() is not module or not entry.holds():
             with self._lock:
                 self._see(module)
                 if not self._name_apart(module):
                     self._name_all()
-                found = self._known[number]
+                entry = self._known[number]
         if type(module) is torch.nn.DataParallel:
-            self._parallel[type(module.module)] = found.path
-        return found
+            self._parallel[type(module.module)] = entry.path
+        return entry
 
     def inside(self, module: torch.nn.Module, outer: str, root: torch.nn.Module | None) -> str:
         """Return the path of a module that is called by another one."""
-        found = self._known.get(id(module))
-        if found is not None and found.module() is module:
-            if (found.root() is root or id(found.root()) in self._named_ids) and found.holds():
-                return self._noted(module, found.path)
+        entry = self._known.get(id(module))
+        if entry is not None and entry.module() is module:
+            if (entry.root() is root or id(entry.root()) in self._named_ids) and entry.holds():
+                return self._noted(module, entry.path)
             # Of another root it may be, as what two models share. Or it has come into this one since.
-            if found.holds() and ((id(module), id(root)) in self._shared or not self._is_in(module, root)):
-                return self._noted(module, found.path)
+            if entry.holds() and ((id(module), id(root)) in self._shared or not self._is_in(module, root)):
+                return self._noted(module, entry.path)
         elif not self._is_in(module, root):
             return f"{outer}.{type(module).__name__}".lstrip(".")
         with self._lock:
             self._name_all()
-            found = self._known.get(id(module))
-            if found is not None and found.root() is not root:
+            entry = self._known.get(id(module))
+            if entry is not None and entry.root() is not root:
                 self._shared.add((id(module), id(root)))
-        return f"{outer}.{type(module).__name__}".lstrip(".") if found is None else self._noted(module, found.path)
+        return f"{outer}.{type(module).__name__}".lstrip(".") if entry is None else self._noted(module, entry.path)
 
     def _noted(self, module: torch.nn.Module, path: str) -> str:
         if type(module) is torch.nn.DataParallel:
@@ -215,17 +215,17 @@ class ModuleNames:
         return path
 
     def _is_in(self, module: torch.nn.Module, root: torch.nn.Module | None) -> bool:
-        roots = [one for _, one in self._named]
+        roots = [named_root for _, named_root in self._named]
         if root is not None:
             roots.append(root)
-        return any(id(module) in self._members_of(one) for one in roots)
+        return any(id(module) in self._members_of(root) for root in roots)
 
     def _members_of(self, root: torch.nn.Module) -> frozenset[int]:
         members = self._members
-        found = members.get(id(root))
-        if found is None:
-            found = members[id(root)] = frozenset(map(id, _all_in(root)))
-        return found
+        member_ids = members.get(id(root))
+        if member_ids is None:
+            member_ids = members[id(root)] = frozenset(map(id, _all_in(root)))
+        return member_ids
 
     def note_registration(self, parent: torch.nn.Module) -> None:
         """Take note that a module comes into another one."""
@@ -244,7 +244,7 @@ class ModuleNames:
             return False
         own = dict(_named_in(module, self._seen[id(module)].path))
         known = (self._known.get(number) for number in own)
-        if any(one is not None and one.module() is not None for one in known):
+        if any(entry is not None and entry.module() is not None for entry in known):
             return False
         roots += [root for _, root in self._named]
         if any(id(module) in self._members_of(root) for root in roots if root is not None and root is not module):
@@ -256,18 +256,18 @@ class ModuleNames:
         """Name all modules anew, of the roots that count most first."""
         if len(self._shared) > _MOST:
             self._shared.clear()
-        for number in [number for number, one in self._seen.items() if one.module() is None]:
+        for number in [number for number, entry in self._seen.items() if entry.module() is None]:
             del self._seen[number]
-        found: dict[int, Known] = {}
+        known_by_id: dict[int, Known] = {}
         named = [(root, "") for first in (True, False) for is_first, root in self._named if is_first is first]
         seen = [(module, root.path) for root in self._seen.values() if (module := root.module()) is not None]
-        seen.sort(key=lambda one: -sum(1 for _ in _all_in(one[0])))
+        seen.sort(key=lambda entry: -sum(1 for _ in _all_in(entry[0])))
         for at, (root, path) in enumerate((*named, *seen)):
-            if at >= len(named) and id(root) in found:
+            if at >= len(named) and id(root) in known_by_id:
                 continue  # in a larger one
             for number, known in _named_in(root, path):
-                found.setdefault(number, known)
-        self._known = found
+                known_by_id.setdefault(number, known)
+        self._known = known_by_id
 
 
 NAMES = ModuleNames()

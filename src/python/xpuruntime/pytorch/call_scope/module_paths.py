@@ -101,8 +101,8 @@ def release(root: torch.nn.Module | None = None, *, first: bool = True) -> None:
 
 def _remove_filter() -> None:
     filters = cast("list[tuple[Any, ...]]", warnings.filters)
-    for one in [filter_ for filter_ in filters if getattr(filter_[1], "pattern", None) == _HOOKS_WARNING]:
-        filters.remove(one)
+    for warning_filter in [filter_ for filter_ in filters if getattr(filter_[1], "pattern", None) == _HOOKS_WARNING]:
+        filters.remove(warning_filter)
 
 
 def current(*, recorded: bool | None = None) -> str:
@@ -153,9 +153,9 @@ def from_running(stack: Mapping[str, Any]) -> str:
 def _known(stack: Mapping[str, Any]) -> str | None:
     """Return the path that is known of the module that a record ends in, which Dynamo keeps by its `id`."""
     number = _ID.match(str(next(reversed(list(stack)))))
-    found = None if number is None else module_names.find(int(number[0]))
-    if found is not None or number is None:
-        return None if found is None else found.path
+    known = None if number is None else module_names.find(int(number[0]))
+    if known is not None or number is None:
+        return None if known is None else known.path
     root = None if _outermost.root is None else _outermost.root()
     if root is None or _core.running_module() is None:
         return None
@@ -176,7 +176,7 @@ def _by_text(stack: Mapping[str, Any]) -> str:
     inner = ""  # what the module before keeps its wrapped one by
     for path, kind in levels:
         step = path.removeprefix(before) if path.startswith(before) else path.removeprefix(start)
-        step = _STEP.sub(lambda one: "." + (one[1] or one[2] or one[3] or ""), step)
+        step = _STEP.sub(lambda match: "." + (match[1] or match[2] or match[3] or ""), step)
         names = [name for name in step.replace("._modules.", ".").split(".") if name]
         parts += names[1:] if inner and names[:1] == [inner] else names
         before = path
@@ -231,9 +231,9 @@ def _enter(module: torch.nn.Module, _args: Any) -> None:
         return
     outer = _core.outer_module()
     if outer is None:
-        found = module_names.outermost(module)
-        _outermost.root = found.root
-        _core.enter_module(found.path, module)
+        outermost = module_names.outermost(module)
+        _outermost.root = outermost.root
+        _core.enter_module(outermost.path, module)
         return
     root = None if _outermost.root is None else _outermost.root()
     _core.enter_module(module_names.inside(module, outer, root), module)

@@ -338,8 +338,8 @@ class StateSnapshot:
         """Give everything back. Returns why a step cannot be captured yet, or nothing."""
         problem = ""
         with torch.no_grad():
-            for tensor, place, copy in self._tensors:
-                if tensor.data_ptr() != place:
+            for tensor, address, copy in self._tensors:
+                if tensor.data_ptr() != address:
                     problem = "the step moves parameters or buffers to other memory"
                 tensor.copy_(copy)
         for optimizer in self._optimizers:

@@ -132,8 +132,8 @@ def _built_in(policy: Policy) -> str:
 
 def _stated(active: CompiledPolicy) -> dict[str, tuple[bool, bool]]:
     """Return the operations whose calls in compiled code have to state their phase or module, and whether each does."""
-    asked = {op: (active.names_phases(op), active.names_modules(op)) for op in sorted(active.ops)}
-    return {op: flags for op, flags in asked.items() if any(flags)}
+    flags_by_op = {op: (active.names_phases(op), active.names_modules(op)) for op in sorted(active.ops)}
+    return {op: flags for op, flags in flags_by_op.items() if any(flags)}
 
 
 class _Watched:
@@ -184,33 +184,33 @@ def _watch_packages(module: Any) -> None:
         CONTEXT.compile_hooks.append(_Watched(module.AOTICompiledModel, "__call__", _check_package))
 
 
-def _check_compile(active: CompiledPolicy, wrapper: Any, graph: Any, *args: Any, **more: Any) -> Any:
+def _check_compile(active: CompiledPolicy, wrapper: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
     """Return the compiler to take instead, whose code states what rules ask for."""
     del args
-    options = {**wrapper.config, **(more.get("config_patches") or {})}
+    options = {**wrapper.config, **(kwargs.get("config_patches") or {})}
     report_gaps([*gaps_in_settings(active, options), *gaps_in_graph(active, graph)], active)
-    asked = _stated(active)
-    if not asked:
+    flags_by_op = _stated(active)
+    if not flags_by_op:
         return None
 
     from xpuruntime.pytorch.compiler.inductor_annotation_pass import InductorAnnotationPass  # imports Inductor
 
     earlier = options.get(_PASSES, getattr(_private_api.inductor_config(), _PASSES))
     other = copy.copy(wrapper)
-    other.config = {**wrapper.config, _PASSES: InductorAnnotationPass(asked, graph, earlier)}
+    other.config = {**wrapper.config, _PASSES: InductorAnnotationPass(flags_by_op, graph, earlier)}
     return other
 
 
 def _check_aot(
-    active: CompiledPolicy, graph: Any, *args: Any, options: Mapping[str, Any] | None = None, **more: Any
+    active: CompiledPolicy, graph: Any, *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any
 ) -> None:
-    del args, more
-    whole = {**(options or {}), "aot_inductor": True}
-    report_gaps([*gaps_in_settings(active, whole), *gaps_in_graph(active, graph)], active)
+    del args, kwargs
+    all_options = {**(options or {}), "aot_inductor": True}
+    report_gaps([*gaps_in_settings(active, all_options), *gaps_in_graph(active, graph)], active)
 
 
-def _check_package(active: CompiledPolicy, *args: Any, **more: Any) -> None:
-    del args, more
+def _check_package(active: CompiledPolicy, *args: Any, **kwargs: Any) -> None:
+    del args, kwargs
     report_gaps(gaps_in_package(active), active)
 
 

@@ -52,8 +52,8 @@ _library = torch.library.Library("xpuruntime", "FRAGMENT")
 class InductorAnnotationPass(_private_api.inductor_pass()):  # type: ignore[misc] # PyTorch leaves its type open
     """A pass over each graph that Inductor makes of one of Dynamo's: of a forward, of its backward, or of inference."""
 
-    def __init__(self, asked: Mapping[str, tuple[bool, bool]], graph: Any, earlier: Any) -> None:
-        self._asked = {name: flags for op, flags in asked.items() for name in _OPERATORS.get(op, ())}
+    def __init__(self, flags_by_op: Mapping[str, tuple[bool, bool]], graph: Any, earlier: Any) -> None:
+        self._asked = {name: flags for op, flags in flags_by_op.items() for name in _OPERATORS.get(op, ())}
         for name in self._asked:
             if _operator(name) is not None:
                 _within(name)  # code that is taken from a cache needs it, too
@@ -76,14 +76,17 @@ class InductorAnnotationPass(_private_api.inductor_pass()):  # type: ignore[misc
 
     def uuid(self) -> Any:
         """Return what this pass adds to keys of caches; nothing where an earlier one keeps code out of these."""
-        earlier = [one.uuid() if isinstance(one, _private_api.inductor_pass()) else None for one in self._earlier]
+        earlier = [
+            inner_pass.uuid() if isinstance(inner_pass, _private_api.inductor_pass()) else None
+            for inner_pass in self._earlier
+        ]
         return None if None in earlier else (self._uuid, *earlier)
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Have the calls of a graph state what they are part of."""
         kind = _kind_of_graph()
-        for one in self._earlier:
-            _apply(one, graph, kind)
+        for inner_pass in self._earlier:
+            _apply(inner_pass, graph, kind)
         for node in list(graph.nodes):
             flags = self._asked.get(str(node.target)) if node.op == "call_function" else None
             if flags is None:
@@ -133,20 +136,20 @@ def _replace(graph: torch.fx.Graph, node: torch.fx.Node, phase: str, module: str
     other.meta.update(node.meta)
     # Inductor gives operands the strides that they have here.
     known = node.meta.get(_OPERANDS)
-    if known is None and all("val" in one.meta for one in node.all_input_nodes):
-        known = torch.fx.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+    if known is None and all("val" in input_node.meta for input_node in node.all_input_nodes):
+        known = torch.fx.map_arg((node.args, node.kwargs), lambda input_node: input_node.meta["val"])
     if known is not None:
         other.meta[_OPERANDS] = ((*stated, *known[0]), known[1])
     node.replace_all_uses_with(other)
     graph.erase_node(node)
 
 
-def _apply(one: Callable[..., Any], graph: torch.fx.Graph, kind: str) -> None:
+def _apply(graph_pass: Callable[..., Any], graph: torch.fx.Graph, kind: str) -> None:
     aware = getattr(_private_api.inductor_passes(), "CustomInferenceAwareGraphPass", None)  # not in PyTorch 2.11
-    if aware is not None and isinstance(one, aware):
-        one(graph, is_inference=kind == "inference")
+    if aware is not None and isinstance(graph_pass, aware):
+        graph_pass(graph, is_inference=kind == "inference")
     else:
-        one(graph)
+        graph_pass(graph)
 
 
 def _operator(name: str) -> Any:
@@ -165,25 +168,25 @@ def _within(name: str) -> Any:
     tags = (torch.Tag.flexible_layout,) if name in _OPERATORS[_FLEXIBLE] else ()
     _library.define(f"{wrapper}{bracket}str of_phase, str? of_module, str of_graph, {after}", tags=tags)
 
-    def call(phase: str, module: str | None, graph: str, *args: Any, **more: Any) -> Any:
+    def call(phase: str, module: str | None, graph: str, *args: Any, **kwargs: Any) -> Any:
         _core.enter_call(phase, module, graph)
         try:
             with _private_api.without_autocast():  # which casts what is compiled before that
-                return _given(operator(*args, **more), args)
+                return _given(operator(*args, **kwargs), args)
         finally:
             _core.leave_call()
 
-    def fake(phase: str, module: str | None, graph: str, *args: Any, **more: Any) -> Any:
+    def fake(phase: str, module: str | None, graph: str, *args: Any, **kwargs: Any) -> Any:
         del phase, module, graph
-        return _given(operator(*args, **more), args)
+        return _given(operator(*args, **kwargs), args)
 
     _library.impl(wrapper, call, "CompositeExplicitAutograd")
     torch.library.register_fake(f"xpuruntime::{wrapper}", fake, lib=_library)
     return getattr(torch.ops.xpuruntime, wrapper).default
 
 
-def _given(found: Any, args: tuple[Any, ...]) -> Any:
+def _given(result: Any, args: tuple[Any, ...]) -> Any:
     """Return results with an empty tensor for what was not asked for: an operator of a library returns tensors."""
-    if not isinstance(found, tuple) or all(one is not None for one in found):
-        return found
-    return tuple(args[0].new_empty(0) if one is None else one for one in found)
+    if not isinstance(result, tuple) or all(tensor is not None for tensor in result):
+        return result
+    return tuple(args[0].new_empty(0) if tensor is None else tensor for tensor in result)

@@ -66,14 +66,14 @@ def _functions(kind: type, forward: FunctionType | None, *, helpers: bool) -> It
 
 @lru_cache(maxsize=4096)
 def _in_code(code: CodeType) -> frozenset[str]:
-    found = set(code.co_names)
+    names = set(code.co_names)
     for step in dis.get_instructions(code):
         if step.opname.startswith("BINARY") and step.argrepr in ("@", "-"):
-            found.add(step.argrepr)
+            names.add(step.argrepr)
     for const in code.co_consts:
         if isinstance(const, CodeType):
-            found |= _in_code(const)
-    return frozenset(found)
+            names |= _in_code(const)
+    return frozenset(names)
 
 
 def projections_of(names: frozenset[str]) -> tuple[str, ...]:

@@ -131,12 +131,12 @@ def coverage_gaps(
     active = active_policy() if policy is None else CompiledPolicy(coerce_policy(policy))
     if active is None:
         return ()
-    found = [CoverageGap(*rule) for rule in active.impossible_rules(module)]
+    gaps = [CoverageGap(*rule) for rule in active.impossible_rules(module)]
     if module is not None:
-        found += gaps_in_modules(active, module)
+        gaps += gaps_in_modules(active, module)
     if options is not None:
-        found += gaps_in_settings(active, options)
-    return tuple(dict.fromkeys(found))
+        gaps += gaps_in_settings(active, options)
+    return tuple(dict.fromkeys(gaps))
 
 
 def gaps_in_modules(active: CompiledPolicy, module: torch.nn.Module) -> list[CoverageGap]:
@@ -173,8 +173,8 @@ def _asks(active: CompiledPolicy, op: str, path: str, part: torch.nn.Module) -> 
     """Say whether a policy asks, in some phase, for more than PyTorch's own choice in a module."""
     if op not in active.ops:
         return False
-    asked = _asked(active, op, path, next(part.parameters(), None))
-    return any(requests_other_kernel(op, kernel_names) for kernel_names in asked)
+    requests = _asked(active, op, path, next(part.parameters(), None))
+    return any(requests_other_kernel(op, kernel_names) for kernel_names in requests)
 
 
 def _asked(active: CompiledPolicy, op: str, module: str, like: torch.Tensor | None) -> list[tuple[str, ...]]:
@@ -200,18 +200,18 @@ def _is_one_kernel(layer: str, like: torch.Tensor | None, *, projects: bool) -> 
 
 def gaps_in_graph(active: CompiledPolicy, graph: Any) -> list[CoverageGap]:
     """Return what is not reached of a graph that Dynamo has captured."""
-    found = _of_regions(active, graph)
+    gaps = _of_regions(active, graph)
     flex = "flex_options" in active.overrides and not flex_options_overridden()
     shared = active.names_modules("attention") and module_paths.has_siblings()
     for node in getattr(getattr(graph, "graph", None), "nodes", ()):
         name = _name(node)
         if flex and name == "flex_attention":
             fix = "state kernel_options={'BACKEND': …} in the call, or install a PyTorch from 2.11 to 2.13"
-            found.append(CoverageGap("attention", str(node.name), _NO_OPTIONS, fix))
+            gaps.append(CoverageGap("attention", str(node.name), _NO_OPTIONS, fix))
         if shared and name in _ATTENTION:
-            found.append(CoverageGap("attention", f"attention in {module_paths.running()}", _SHARED, _WHOLE))
-        found += _gaps_in_layers(active, name, node)
-    return found
+            gaps.append(CoverageGap("attention", f"attention in {module_paths.running()}", _SHARED, _WHOLE))
+        gaps += _gaps_in_layers(active, name, node)
+    return gaps
 
 
 def _gaps_in_layers(active: CompiledPolicy, name: str, node: Any) -> list[CoverageGap]:
@@ -229,13 +229,15 @@ def _gaps_in_calls(active: CompiledPolicy, nodes: Any) -> list[CoverageGap]:
     for node in nodes:
         name, module = _name(node), _module_of(node)
         calls += [gap._replace(what=module or gap.what) for gap in _gaps_in_layers(active, name, node)]
-        for one in UNSERVED:
-            if one.name.rpartition("::")[2] != name or one.group not in active.overrides:
+        for unserved in UNSERVED:
+            if unserved.name.rpartition("::")[2] != name or unserved.group not in active.overrides:
                 continue
-            asked = _asked(active, one.entry.op, module, _result(node))
-            if any(all(map(one.entry.rejection, kernel_names)) for kernel_names in asked):
+            requests = _asked(active, unserved.entry.op, module, _result(node))
+            if any(all(map(unserved.entry.rejection, kernel_names)) for kernel_names in requests):
                 fix = "add a rule for these calls with use: torch"
-                calls.append(CoverageGap(one.entry.op, module or str(node.name), one.entry.no_xrt_kernel, fix))
+                calls.append(
+                    CoverageGap(unserved.entry.op, module or str(node.name), unserved.entry.no_xrt_kernel, fix)
+                )
     return calls
 
 
@@ -252,8 +254,8 @@ def _of_regions(active: CompiledPolicy, graph: Any) -> list[CoverageGap]:
     regions = [node.args[1] for node in nodes if len(node.args) > 1]
     if len(set(regions)) == len(regions):
         return []
-    asked = (op for op in sorted(active.ops) if active.names_modules(op))
-    return [CoverageGap(op, f"{op} in a region of nested_compile_region", _REGION, _UNMARKED) for op in asked]
+    ops = (op for op in sorted(active.ops) if active.names_modules(op))
+    return [CoverageGap(op, f"{op} in a region of nested_compile_region", _REGION, _UNMARKED) for op in ops]
 
 
 def _name(node: Any) -> str:
@@ -266,10 +268,10 @@ def _hides_products(active: CompiledPolicy, layer: str, node: Any) -> bool:
         return False
     results = node.meta.get("example_value", node.meta.get("val"))
     like, *states = results if isinstance(results, tuple) else (results,)
-    asked = _asked(active, "matmul", _module_of(node), like)
+    requests = _asked(active, "matmul", _module_of(node), like)
     # The output of an LSTM is as wide as its cells, unless it projects.
     projects = layer == "lstm" and len(states) == 2 and states[0].shape[-1] != states[1].shape[-1]
-    return any(requests_other_kernel("matmul", kernel_names) for kernel_names in asked) and _is_one_kernel(
+    return any(requests_other_kernel("matmul", kernel_names) for kernel_names in requests) and _is_one_kernel(
         layer, like, projects=projects
     )
 
@@ -282,8 +284,10 @@ def _returns_weights(name: str, node: Any) -> bool:
     if name == "softmax":  # Dynamo keeps of each operation which functions called it, torch.export the first of them
         exported = str(node.meta.get("torch_fn", ("", ""))[1])
         return f"in {MULTI_HEAD}" in (node.stack_trace or "") or exported.endswith(MULTI_HEAD)
-    place = _NEED_WEIGHTS_AT
-    return name == MULTI_HEAD and bool(node.args[place] if len(node.args) > place else node.kwargs.get(_FLAG, True))
+    position = _NEED_WEIGHTS_AT
+    return name == MULTI_HEAD and bool(
+        node.args[position] if len(node.args) > position else node.kwargs.get(_FLAG, True)
+    )
 
 
 def _with_weights(active: CompiledPolicy, node: Any) -> CoverageGap | None:
@@ -315,8 +319,8 @@ def gaps_in_settings(active: CompiledPolicy, options: Mapping[str, Any]) -> list
     """Return what is not reached for the settings of Inductor: `options`, and its own where they say nothing."""
 
     def setting(name: str, default: Any = None) -> Any:
-        given = options.get(name, options.get(name.replace("_", "-")))
-        return getattr(_private_api.inductor_config(), name, default) if given is None else given
+        option = options.get(name, options.get(name.replace("_", "-")))
+        return getattr(_private_api.inductor_config(), name, default) if option is None else option
 
     settings: list[CoverageGap] = []
     if options.get("aot_inductor"):
@@ -377,11 +381,11 @@ def report_gaps(gaps: list[CoverageGap], active: CompiledPolicy) -> None:
     """Warn of what a policy does not reach, once for each policy, or refuse it where the policy is strict."""
     fresh = [gap for gap in dict.fromkeys(gaps) if (active.number, gap) not in CONTEXT.reported_gaps]
     if active.strict and gaps:
-        shown = "; ".join(f"{one.what}: {one.reason}. Fix: {one.fix}" for one in dict.fromkeys(gaps))
+        shown = "; ".join(f"{gap.what}: {gap.reason}. Fix: {gap.fix}" for gap in dict.fromkeys(gaps))
         msg = f"the policy is strict, and compiled code would bypass it. {shown}"
         raise PolicyError(msg)
     if not fresh:
         return
     CONTEXT.reported_gaps.update((active.number, gap) for gap in fresh)
-    shown = "; ".join(f"{one.what}: {one.reason} ({one.fix})" for one in fresh)
+    shown = "; ".join(f"{gap.what}: {gap.reason} ({gap.fix})" for gap in fresh)
     warnings.warn(f"compiled code bypasses the policy. {shown}", XpuRuntimeWarning, stacklevel=3)

@@ -57,9 +57,9 @@ def kind_of_rest(name: str, around: tuple[str, ...]) -> str:
 
     Empty where that is not known.
     """
-    if any(one.startswith("Optimizer.") for one in around):
+    if any(name.startswith("Optimizer.") for name in around):
         return "optimizer"
-    if any("AccumulateGrad" in one for one in around):
+    if any("AccumulateGrad" in name for name in around):
         return "gradient accumulation"
     return _kind_of(name.rpartition("::")[2].partition(".")[0])
 
@@ -109,6 +109,8 @@ def _unit_of(module: torch.nn.Module) -> str:
     names = code_names(type(module))  # type: ignore[arg-type]
     if not projections_of(names):
         return ""
-    used: Any = next((made for name in ACTIVATIONS if (made := getattr(module, name, None)) is not None), None)
+    used: Any = next(
+        (activation for name in ACTIVATIONS if (activation := getattr(module, name, None)) is not None), None
+    )
     text = f"{getattr(used, '__name__', type(used).__name__)} {' '.join(names & {'silu', 'gelu'})}".lower()
     return "swiglu" if "silu" in text or "swish" in text else "geglu" if "gelu" in text else ""

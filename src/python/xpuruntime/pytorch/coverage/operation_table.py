@@ -135,7 +135,7 @@ _FUNCTION_ROWS = tuple(
     )
 )
 
-_RECURRENT_OPERATORS = frozenset((*(one.name for one in RECURRENT), "miopen_rnn"))
+_RECURRENT_OPERATORS = frozenset((*(recurrent.name for recurrent in RECURRENT), "miopen_rnn"))
 #: Packages whose Triton functions are PyTorch's, Triton's own or this library's.
 _OWN_TRITON = frozenset(("torch", "triton", "xpuruntime"))
 #: Operators by name without namespace, and how they escape where nothing else is known.
@@ -230,8 +230,8 @@ def unserved_operator(name: str) -> str | None:
 
     ``None`` for all others, those that have overrides included.
     """
-    found = uncovered_operator(name)
-    return found.op if found is not None and found.reason in (_NO_KERNEL, _FOREIGN) else None
+    operator = uncovered_operator(name)
+    return operator.op if operator is not None and operator.reason in (_NO_KERNEL, _FOREIGN) else None
 
 
 @lru_cache(maxsize=8192)
@@ -255,7 +255,7 @@ def autograd_functions() -> dict[str, UncoveredKernel]:
 
     A name that two packages use for different operations has no row.
     """
-    found: dict[str, UncoveredKernel | None] = {}
+    kernel_by_name: dict[str, UncoveredKernel | None] = {}
     left, done = list(torch.autograd.Function.__subclasses__()), set()
     while left:
         kind = left.pop()
@@ -266,9 +266,9 @@ def autograd_functions() -> dict[str, UncoveredKernel]:
         op = operation_of_function(kind)
         if op is not None:
             row = UncoveredKernel(op, f"{_FUNCTION}: {kind.__module__}.{kind.__qualname__}")
-            before = found.get(kind.__name__, row)
-            found[kind.__name__] = before if before is not None and before.op == op else None
-    rows = {name: row for name, row in found.items() if row is not None}
+            before = kernel_by_name.get(kind.__name__, row)
+            kernel_by_name[kind.__name__] = before if before is not None and before.op == op else None
+    rows = {name: row for name, row in kernel_by_name.items() if row is not None}
     return rows | {f"{name}Backward": row for name, row in rows.items()}
 
 
@@ -288,17 +288,17 @@ def triton_functions() -> dict[str, tuple[TritonFunction, ...]]:
     jit: Any = sys.modules.get("triton.runtime.jit")
     if jit is None:
         return {}
-    found: dict[tuple[str, str], Any] = {}
+    functions: dict[tuple[str, str], Any] = {}
     for module in list(sys.modules.values()):
         for value in list(getattr(module, "__dict__", {}).values()):
             # By type: `isinstance` reads attributes, which warns or imports where a package has lazy ones.
             while issubclass(type(value), jit.KernelInterface) and not issubclass(type(value), jit.JITFunction):
                 value = getattr(value, "fn", None)  # what tunes or specializes it
             if issubclass(type(value), jit.JITFunction) and value.__module__.partition(".")[0] not in _OWN_TRITON:
-                found[value.__name__, value.__module__] = value
-    packages = metadata.packages_distributions() if found else {}
+                functions[value.__name__, value.__module__] = value
+    packages = metadata.packages_distributions() if functions else {}
     rows: dict[str, tuple[TritonFunction, ...]] = {}
-    for name, path in sorted(found):
+    for name, path in sorted(functions):
         owners = packages.get(path.partition(".")[0], ())
         row = TritonFunction(name, path, " or ".join(sorted(set(owners))))
         rows[name] = (*rows.get(name, ()), row)

@@ -67,7 +67,10 @@ def _head_dim(query: Tensor) -> tuple[tuple[str, int], ...]:
 # --- flex_attention without a compiler: unfused, whatever its option says. `flex_options` decides compiled calls.
 
 _UNFUSED = FLEX._replace(
-    kernel_names={name: "torch.math" if one == FLEX.default else one for name, one in FLEX.kernel_names.items()},
+    kernel_names={
+        name: "torch.math" if kernel_name == FLEX.default else kernel_name
+        for name, kernel_name in FLEX.kernel_names.items()
+    },
     default="torch.math",
 )
 _COMPILE = "without torch.compile, flex_attention is unfused; compile the code that calls it, by Inductor"
@@ -102,15 +105,15 @@ def _varlen_reasons(query: Tensor) -> tuple[tuple[str, str], ...]:
     if query.is_cuda and _private_api.varlen_uses_cudnn(query.device.index):
         why = "this PyTorch gives varlen_attn to cuDNN, and a call has no option for it"
         return tuple((kernel_name, why) for kernel_name in ("flash_v2", "torch.flash", "flash_v3", "fa3"))
-    found = [(name, "this PyTorch has cuDNN turned off for varlen_attn") for name in ("cudnn", "torch.cudnn")]
+    reasons = [(name, "this PyTorch has cuDNN turned off for varlen_attn") for name in ("cudnn", "torch.cudnn")]
     active = torch_attention.current_flash_attention_impl()
     if active not in _LEAVE_PACKED:
         why = f"{active} is active in its place; torch.nn.attention.restore_flash_attention_impl() restores it"
-        found += [(name, why) for name in ("flash_v2", "torch.flash")]
+        reasons += [(name, why) for name in ("flash_v2", "torch.flash")]
     if active != _FLASH_V3:
         why = "FlashAttention 3 is not active in PyTorch's registry"
-        found += [(name, why) for name in ("flash_v3", "fa3")]
-    return tuple(found)
+        reasons += [(name, why) for name in ("flash_v3", "fa3")]
+    return tuple(reasons)
 
 
 def _varlen(name: str, query_at: int, *, autograd_keys: tuple[str, ...] = (), backward: bool = False) -> Unserved:
@@ -150,10 +153,10 @@ _LOOKED_AT = tuple(
 )
 
 
-def _weights_call(*args: Any, **more: Any) -> UnservedCall | None:
+def _weights_call(*args: Any, **kwargs: Any) -> UnservedCall | None:
     query, width, heads, wanted = (
-        more[name] if name in more else args[place] if place < len(args) else default
-        for name, place, default in _LOOKED_AT
+        kwargs[name] if name in kwargs else args[position] if position < len(args) else default
+        for name, position, default in _LOOKED_AT
     )
     # What wraps the queries comes here again.
     return _multi_head(query, width, heads) if wanted and not torch.overrides.has_torch_function((query,)) else None
@@ -218,11 +221,11 @@ def unserved_row(name: str, keys: tuple[str, ...], op: str, shown: str = "") -> 
     An autograd function has none; it is `shown` with its package.
     """
     shown = shown or (name if "::" in name else f"aten::{name}")
-    names = {one: shown for one, kernel in NATIVE_NAMES[op].items() if kernel == DEFAULT_ID[op]}
+    names = {name: shown for name, kernel in NATIVE_NAMES[op].items() if kernel == DEFAULT_ID[op]}
     entry = EntryPoint(shown, names, shown, f"{shown} runs kernels of its own, and no other can stand in for it", op)
 
-    def call(*args: Any, **more: Any) -> UnservedCall | None:
-        tensors = [x for x in (*args, *more.values()) if isinstance(x, torch.Tensor)]
+    def call(*args: Any, **kwargs: Any) -> UnservedCall | None:
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
         if not tensors or (products_of_any_type(name) and not tensors[0].is_floating_point()):
             return None
         return UnservedCall(tensors[0], tensors[0].dtype, sizes_of_call(op, [tuple(x.shape) for x in tensors]))

@@ -171,39 +171,39 @@ class CompiledPolicy:
         if entry is None and op == "attention":
             entry = SDPA
         wanted = self.policy.kernels.compiled_rules.match(facts)
-        asked, source = wanted.use, wanted.source
+        use, source = wanted.use, wanted.source
         if CONTEXT.thread.route_pin is not None:
-            asked, source = ("auto",), "default"
+            use, source = ("auto",), "default"
         if self.by_module:
             self.rule_use.note(facts)
         if source != "default":
             source = self.source or source
         skipped = dict(skip)
         passed_over: list[tuple[str, str]] = []
-        found: Route | None = None
-        for name in asked:
+        route: Route | None = None
+        for name in use:
             reason = skipped.get(name) or self._rejection(name, facts, unsupported_reason, entry)
             if by_own_code and not reason and NATIVE_NAMES[op].get(name, DEFAULT_ID[op]) != DEFAULT_ID[op]:
                 reason = unsupported_reason
             if reason:
                 passed_over.append((name, reason))
                 continue
-            kernel, place = self._kernel_of(op, name, source, module, allow_tf32, deterministic, entry)
-            found = Route(
-                op, asked, source, kernel, place=place, passed_over=tuple(passed_over), module=module, phase=phase
+            kernel, target = self._kernel_of(op, name, source, module, allow_tf32, deterministic, entry)
+            route = Route(
+                op, use, source, kernel, place=target, passed_over=tuple(passed_over), module=module, phase=phase
             )
-            found.open = self.tunes and name == "auto" and (entry is None or entry.name == SDPA.name)
+            route.open = self.tunes and name == "auto" and (entry is None or entry.name == SDPA.name)
             break
-        if found is None:
+        if route is None:
             default = DEFAULT_ID[op] if entry is None else entry.default
-            found = Route(op, asked, source, default, passed_over=tuple(passed_over), module=module, phase=phase)
+            route = Route(op, use, source, default, passed_over=tuple(passed_over), module=module, phase=phase)
             if self.strict:
                 self.keep(key, None)
-                raise refuse(found, description or op, self.keys, with_vector=op == "matmul" and facts.n == 1)
-            self._warn(found, description)
+                raise refuse(route, description or op, self.keys, with_vector=op == "matmul" and facts.n == 1)
+            self._warn(route, description)
         if keep:
-            self.keep(key, found)
-        return found
+            self.keep(key, route)
+        return route
 
     def keep_native(self, key: Any, op: str) -> Route:
         """Keep PyTorch's own kernel for calls of one kind that the policy does not speak of. Nothing is said."""
@@ -235,13 +235,13 @@ class CompiledPolicy:
         """Return the context of `_core`'s operations for a kernel name of the policy. One for all calls of a kind."""
         key = (op, kernel_name, source, module, allow_tf32, deterministic)
         with self._lock:
-            found = self._places.get(key)
-            if found is None:
-                found = self._places[key] = place_for(
+            call_context = self._places.get(key)
+            if call_context is None:
+                call_context = self._places[key] = place_for(
                     self.policy, op, (kernel_name,), source, module=module, allow_tf32=allow_tf32,
                     deterministic=deterministic, log=self.log,
                 )  # fmt: skip
-        return found
+        return call_context
 
     def keep(self, key: Any, route: Route | None) -> None:
         """Keep a route for calls of one kind, or none, so that it is looked for again."""
@@ -262,9 +262,9 @@ class CompiledPolicy:
         known = None if CONTEXT.thread.route_pin is not None else self.kinds.get(kind)
         if known is None:
             return None
-        found = known.for_other_sizes()
-        self.keep(key, found)
-        return found
+        route = known.for_other_sizes()
+        self.keep(key, route)
+        return route
 
     def keep_kind(self, kind: Any, route: Route) -> None:
         """Keep a route for calls that differ in sizes alone, unless that is what it depends on; no `kind`: it is."""

@@ -175,8 +175,8 @@ class DispatchContext:
     def active_policy(self) -> CompiledPolicy | None:
         """Return the policy that decides calls of this thread. None does where ``torch.jit.trace`` records calls."""
         own = self.thread.policy
-        found = self.process_policy if own is None else own[0]
-        return found if found is None or _tracing_state() is None else None
+        policy = self.process_policy if own is None else own[0]
+        return policy if policy is None or _tracing_state() is None else None
 
     def set_process_policy(self, active: CompiledPolicy | None) -> CompiledPolicy | None:
         """Activate a policy in all threads that have none of their own, autograd's included. Returns the former."""

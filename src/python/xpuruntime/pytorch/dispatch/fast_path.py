@@ -63,21 +63,21 @@ def fast_path() -> FastPath:
 
 def facts() -> TorchFacts:
     """Return the route for ``xrt doctor``."""
-    found = CONTEXT.fast_path or _find(os.environ.get(VARIABLE, ""))
+    path = CONTEXT.fast_path or _find(os.environ.get(VARIABLE, ""))
     return TorchFacts(
-        version=str(torch.__version__), route=found.route, reason=found.reason, fix=found.fix, cudnn=cudnn_version()
+        version=str(torch.__version__), route=path.route, reason=path.reason, fix=path.fix, cudnn=cudnn_version()
     )
 
 
 def choose(stated: str) -> FastPath:
     """Take the route that is stated, or the first that can be had; while no override is in place."""
-    found = _find(stated)
-    if not found.route:
-        raise UnsupportedOperationError(f"{found.reason}. Fix: {found.fix}", engine="torch")
+    path = _find(stated)
+    if not path.route:
+        raise UnsupportedOperationError(f"{path.reason}. Fix: {path.fix}", engine="torch")
     # What PyTorch knows of a call comes from the addon, or from Python.
-    _core.use_torch_addon(load_addon().functions if found.route == "addon" else None)
-    CONTEXT.fast_path = found
-    return found
+    _core.use_torch_addon(load_addon().functions if path.route == "addon" else None)
+    CONTEXT.fast_path = path
+    return path
 
 
 def _find(stated: str) -> FastPath:

@@ -275,8 +275,8 @@ def clear_kernel_policy() -> None:
 
 def get_kernel_policy() -> KernelPolicy | None:
     """Return the kernels of the policy that `set_kernel_policy` or `kernel_policy` has activated, or ``None``."""
-    found = CONTEXT.installed
-    return None if found is None else found.active.policy.kernels
+    installed = CONTEXT.installed
+    return None if installed is None else installed.active.policy.kernels
 
 
 class kernel_policy:  # noqa: N801 - used like a function

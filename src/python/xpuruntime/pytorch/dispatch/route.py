@@ -89,10 +89,10 @@ def _device(device: torch.device | str | None) -> tuple[Fact[str], Fact[str]]:
         return UNKNOWN, UNKNOWN
     if device == "cuda":
         return device, UNKNOWN
-    made = torch.device(device)
-    if made.type != "cuda":
-        return made.type, None
-    return f"cuda:{made.index or 0}", arch_of(made)
+    torch_device = torch.device(device)
+    if torch_device.type != "cuda":
+        return torch_device.type, None
+    return f"cuda:{torch_device.index or 0}", arch_of(torch_device)
 
 
 #: A kernel that was measured, the microseconds of a call, and the most bytes that it holds, where that is known.
@@ -198,10 +198,10 @@ def reason_of(error: XpuRuntimeError, op: str, kernel_name: str) -> str:
     if not ids:
         return _unknown(op, name)
     candidates = error.candidates if isinstance(error, UnsupportedOperationError) else ()
-    found = {one: reason for one, reason in candidates if one.partition("@")[0] in ids}
-    if len(found) == 1:
-        return next(iter(found.values()))
-    return "; ".join(f"{one}: {reason}" for one, reason in found.items()) or error.reason
+    reasons = {candidate: reason for candidate, reason in candidates if candidate.partition("@")[0] in ids}
+    if len(reasons) == 1:
+        return next(iter(reasons.values()))
+    return "; ".join(f"{candidate}: {reason}" for candidate, reason in reasons.items()) or error.reason
 
 
 def _unknown(op: str, name: str) -> str:
@@ -210,7 +210,10 @@ def _unknown(op: str, name: str) -> str:
         return f"neither PyTorch nor this library has {FAMILIES[op][name]} here"
     if name in KERNEL_IDS:
         return "it is not in this build of xpuruntime; `xrt doctor` says what is missing"
-    known = [*kernel_ids(op, name.partition(".")[0]), *(one for one, (ops, _) in KERNEL_IDS.items() if op in ops)]
+    known = [
+        *kernel_ids(op, name.partition(".")[0]),
+        *(kernel_id for kernel_id, (ops, _) in KERNEL_IDS.items() if op in ops),
+    ]
     near = nearest(name, known)
     question = f"did you mean {near}? " if near else ""
     return f"there is no such kernel; {question}`xrt kernels` lists them, those of installed plugins too"

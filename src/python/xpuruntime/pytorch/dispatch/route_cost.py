@@ -66,13 +66,20 @@ class RoutePin:
         xrt: tuple[str, CallContext | BoundKernel | None, Callable[[], Any]],
     ) -> Route:
         """Return the route for a call, and keep it under `key` until `forget`."""
-        kernel, place, self.direct = xrt if self.xrt else (route.kernel, None, native)
-        found = Route(
-            route.op, route.asked, route.source, kernel, place=place, module=route.module, phase=route.phase, tuned=True
+        kernel, target, self.direct = xrt if self.xrt else (route.kernel, None, native)
+        settled_route = Route(
+            route.op,
+            route.asked,
+            route.source,
+            kernel,
+            place=target,
+            module=route.module,
+            phase=route.phase,
+            tuned=True,
         )
-        active.keep(key, found)
-        self._kept.append((active, key, found))
-        return found
+        active.keep(key, settled_route)
+        self._kept.append((active, key, settled_route))
+        return settled_route
 
     @property
     def held(self) -> bool:
@@ -101,14 +108,14 @@ def route_cost(active: CompiledPolicy, op: str, device: torch.device, held_by: M
         return known
     key = ";".join(("torch", "route", *mark))
     rule = active.policy.kernels.tuning
-    found = None if watched else tuned_records.recall(key, held_by, rule)
-    if found is None:
-        found = _calibrate(op, device, rule)
-        if found is not None and found.cancelled:
+    timing = None if watched else tuned_records.recall(key, held_by, rule)
+    if timing is None:
+        timing = _calibrate(op, device, rule)
+        if timing is not None and timing.cancelled:
             return None
-        if found is not None and not watched:
-            tuned_records.keep(key, held_by, found)
-    cost = math.inf if found is None else found.chosen.microseconds * 1e-6
+        if timing is not None and not watched:
+            tuned_records.keep(key, held_by, timing)
+    cost = math.inf if timing is None else timing.chosen.microseconds * 1e-6
     CONTEXT.route_costs[mark] = cost
     return cost
 
@@ -118,12 +125,12 @@ def _calibrate(op: str, device: torch.device, rule: TuningPolicy) -> Replacement
     try:
         calls = {}
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            for one, swapped in ((xrt, False), (native, True)):
-                CONTEXT.thread.route_pin = one
+            for pinned, swapped in ((xrt, False), (native, True)):
+                CONTEXT.thread.route_pin = pinned
                 call = _smallest(op, device, swapped=swapped)
                 for _ in range(3):
                     call()
-                calls[one.xrt] = call
+                calls[pinned.xrt] = call
             CONTEXT.thread.route_pin = None
             if not (xrt.held and native.held) or xrt.direct is None or native.direct is None:
                 return None
@@ -163,7 +170,7 @@ def _cost(
         if number > 9 and time.monotonic() - began > budget:
             break
     ratio = paired_ratio(times["xrt"], times["native"], confidence=_CONFIDENCE)
-    whole = (ratio.high - 1) * statistics.median(times["native"])
+    upper = (ratio.high - 1) * statistics.median(times["native"])
     warm: dict[str, list[float]] = {name: [] for name in cases}
     direct_calls = {"xrt": direct, "native": direct_native}
     with thread_policy(None):
@@ -176,7 +183,7 @@ def _cost(
     if step is not None:
         step.end(time.monotonic() - began)
     measured = statistics.median(warm["xrt"]) - statistics.median(warm["native"])
-    cost = max(whole - measured, 0.0)
+    cost = max(upper - measured, 0.0)
     return Replacement((KernelTiming("route", "", cost * 1e6),), len(times["xrt"]), budget, undecided=False)
 
 
@@ -202,18 +209,18 @@ def _smallest(op: str, device: torch.device, *, swapped: bool) -> Callable[[], A
     """Return a call of an operation on small operands; `swapped` gives another kind of the same size."""
     functional = torch.nn.functional
     low = torch.float16 if device.type == "cuda" else torch.float32
-    one, two = (24, 8) if swapped else (8, 24)
+    rows, columns = (24, 8) if swapped else (8, 24)
     if op == "matmul":
-        a, b = torch.ones(8, one, device=device), torch.ones(one, two, device=device)
+        a, b = torch.ones(8, rows, device=device), torch.ones(rows, columns, device=device)
         return lambda: torch.mm(a, b)
     if op == "conv":
-        x = torch.ones(1, 8, 2 + one // 8, 2 + two // 8, device=device)
+        x = torch.ones(1, 8, 2 + rows // 8, 2 + columns // 8, device=device)
         weight = torch.ones(8, 8, 3, 3, device=device)
         return lambda: functional.conv2d(x, weight)
     if op == "attention":
-        q = torch.ones(1, one // 8, two, 64, device=device, dtype=low)
+        q = torch.ones(1, rows // 8, columns, 64, device=device, dtype=low)
         return lambda: functional.scaled_dot_product_attention(q, q, q)
-    x, weight = torch.ones(one // 8, two // 8, 16, device=device), torch.ones(16, device=device)
+    x, weight = torch.ones(rows // 8, columns // 8, 16, device=device), torch.ones(16, device=device)
     if op == "layer_norm":
         return lambda: functional.layer_norm(x, (16,), weight, weight)
     return lambda: functional.rms_norm(x, (16,), weight)

@@ -111,15 +111,18 @@ def settle(
     deterministic: bool = False,
 ) -> Route:
     """Return the route for a call whose choice is left to measured times, and keep it under `key`."""
-    place = active.place(
+    call_context = active.place(
         route.op, "auto", route.source, route.module, allow_tf32=allow_tf32, deterministic=deterministic
     )
-    places: dict[str, CallContext | BoundKernel] = {"auto": place, **{bound.kernel.id: bound for bound in packages}}
+    places: dict[str, CallContext | BoundKernel] = {
+        "auto": call_context,
+        **{bound.kernel.id: bound for bound in packages},
+    }
     candidates = [(route.kernel, native)]
     candidates += [(name, functools.partial(xrt_kernel, where)) for name, where in places.items()]
     pin = CONTEXT.thread.route_pin
     if pin is not None:
-        return pin.settle(active, key, route, native, ("auto", place, candidates[1][1]))
+        return pin.settle(active, key, route, native, ("auto", call_context, candidates[1][1]))
     text = f"{text};tf32={allow_tf32};deterministic={deterministic}"
     best = pick(route.op, text, candidates, device, active=active)
     if best is None:
@@ -133,12 +136,12 @@ def keep_tuned(
     key: Any,
     route: Route,
     kernel: str,
-    place: CallContext | BoundKernel | None,
+    target: CallContext | BoundKernel | None,
     times: tuple[Measured, ...],
 ) -> Route:
     """Return a route by the kernel that measured times have chosen, kept unless that was for a graph."""
     tuned = Route(
-        route.op, route.asked, route.source, kernel, place=place, passed_over=route.passed_over, module=route.module,
+        route.op, route.asked, route.source, kernel, place=target, passed_over=route.passed_over, module=route.module,
         phase=route.phase, tuned=True, times=times,
     )  # fmt: skip
     active.keep(key, None if context.capturing() else tuned)
@@ -160,8 +163,8 @@ def pick(
     """
     rule = _USUAL if active is None else active.policy.kernels.tuning
     mark = _mark(op, key, device, rule)
-    found = _known(CONTEXT.times.get(mark), rule) or tuned_records.recall(_text(mark), held_by(op, device.type), rule)
-    if found is None:
+    times = _known(CONTEXT.times.get(mark), rule) or tuned_records.recall(_text(mark), held_by(op, device.type), rule)
+    if times is None:
         if not may_measure():
             return None
         # Who holds PyTorch's switches, or a thread of autograd, does not wait for one that may be waiting for them.
@@ -170,21 +173,21 @@ def pick(
             tuned_records.settle(_text(mark))
             return None
         try:
-            found = _measured_once(f"{op}: {key}", mark, candidates, device, passes, active, rule)
+            times = _measured_once(f"{op}: {key}", mark, candidates, device, passes, active, rule)
         finally:
             tuned_records.settle(_text(mark))
             if here:
                 _measuring.release()
-        if found.cancelled:
+        if times.cancelled:
             return None
-    CONTEXT.times[mark] = found
+    CONTEXT.times[mark] = times
     if (lag := _lag(mark, device, rule)) is not None:
         behind = lag.observe(device)
         if behind is None:
             return None
-        found = CONTEXT.times[*mark[:2], not behind]
+        times = CONTEXT.times[*mark[:2], not behind]
     can = {name for name, _ in candidates}  # another process may have had more
-    return next((candidate.kernel for candidate in found.candidates if candidate.kernel in can), candidates[0][0])
+    return next((candidate.kernel for candidate in times.candidates if candidate.kernel in can), candidates[0][0])
 
 
 def unsettled(op: str, key: str, device: Any, *, active: CompiledPolicy) -> StepLag | None:
@@ -200,17 +203,17 @@ def _lag(mark: tuple[str, str, bool], device: Any, rule: TuningPolicy) -> StepLa
     """
     if not mark[2] or device.type != "cuda" or tuned_records.SharedTimes.current() is not None:
         return None
-    found, other = CONTEXT.times[mark], (*mark[:2], False)
+    times, other = CONTEXT.times[mark], (*mark[:2], False)
     by_device = CONTEXT.times.get(other) or tuned_records.recall(_text(other), held_by(mark[0], device.type), rule)
-    costs = {candidate.kernel: candidate.microseconds * 1e-6 for candidate in found.candidates}
-    if by_device is None or by_device.chosen.kernel not in costs or by_device.chosen.kernel == found.chosen.kernel:
+    costs = {candidate.kernel: candidate.microseconds * 1e-6 for candidate in times.candidates}
+    if by_device is None or by_device.chosen.kernel not in costs or by_device.chosen.kernel == times.chosen.kernel:
         return None
     CONTEXT.times[other] = by_device
     return CONTEXT.lags.setdefault(mark, StepLag(costs[by_device.chosen.kernel]))
 
 
-def _known(found: Replacement | None, rule: TuningPolicy) -> Replacement | None:
-    return None if found is None or (found.undecided and found.seconds < rule.budget) else found
+def _known(replacement: Replacement | None, rule: TuningPolicy) -> Replacement | None:
+    return None if replacement is None or (replacement.undecided and replacement.seconds < rule.budget) else replacement
 
 
 def _measured_once(
@@ -246,24 +249,24 @@ def _measured_once(
 
 
 def _by_memory(
-    found: Replacement,
+    replacement: Replacement,
     candidates: Sequence[tuple[str, Callable[[], Any]]],
     device: Any,
     rule: TuningPolicy,
     peaks: dict[str, int],
 ) -> Replacement:
     """Let memory decide among the candidates that take about as long, or among all; `peaks` are those known by now."""
-    wanted = [] if found.cancelled else [one.kernel for one in alike(found, rule)]
+    wanted = [] if replacement.cancelled else [candidate.kernel for candidate in alike(replacement, rule)]
     if len(wanted) > 1:
         peaks |= {name: peak_bytes(run, device) for name, run in candidates if name in wanted and name not in peaks}
-    return by_memory(found, peaks, rule) if len(wanted) > 1 else found
+    return by_memory(replacement, peaks, rule) if len(wanted) > 1 else replacement
 
 
-def _keep(mark: tuple[str, str, bool], found: Replacement, device: Any, *, known: bool) -> None:
-    if not found.cancelled:
-        CONTEXT.times[mark] = found
+def _keep(mark: tuple[str, str, bool], replacement: Replacement, device: Any, *, known: bool) -> None:
+    if not replacement.cancelled:
+        CONTEXT.times[mark] = replacement
         if known:
-            tuned_records.keep(_text(mark), held_by(mark[0], device.type), found)
+            tuned_records.keep(_text(mark), held_by(mark[0], device.type), replacement)
 
 
 @contextmanager
@@ -297,8 +300,12 @@ def measured(op: str, key: str, device: Any, *, active: CompiledPolicy | None = 
     rule = _USUAL if active is None else active.policy.kernels.tuning
     mark = _mark(op, key, device, rule)
     lag = CONTEXT.lags.get(mark)
-    found = CONTEXT.times.get((*mark[:2], False) if lag is not None and lag.behind else mark)
-    return () if found is None else tuple((one.kernel, one.microseconds, one.peak_bytes) for one in found.candidates)
+    times = CONTEXT.times.get((*mark[:2], False) if lag is not None and lag.behind else mark)
+    return (
+        ()
+        if times is None
+        else tuple((candidate.kernel, candidate.microseconds, candidate.peak_bytes) for candidate in times.candidates)
+    )
 
 
 def _mark(op: str, key: str, device: Any, rule: TuningPolicy) -> tuple[str, str, bool]:

@@ -62,7 +62,7 @@ class RuleUse:
 
     def _compare(self) -> None:
         """Compare the rules with the calls that were noted since the last time."""
-        places = {place: None for names in self._calls.values() for place in names}
+        places = {call_site: None for names in self._calls.values() for call_site in names}
         for node, module in places:
             for rule in self._rules.matching(ANY_CALL._replace(node=node, module=module)):
                 self._open.pop(rule.index, None)
@@ -78,8 +78,10 @@ class RuleUse:
         """Return a sentence for each rule that no call matched, though some would have if they were of its module."""
         with self._lock:
             self._compare()
-            found = [(at, match, list(self._others[at])) for at, match in self._open.items() if at in self._others]
-        return [_sentence(at, match, others) for at, match, others in found]
+            unmatched_rules = [
+                (at, match, list(self._others[at])) for at, match in self._open.items() if at in self._others
+            ]
+        return [_sentence(at, match, others) for at, match, others in unmatched_rules]
 
 
 def _sentence(at: int, match: RuleMatch, others: list[str]) -> str:
@@ -105,7 +107,7 @@ def impossible_rules(policy: Policy, root: torch.nn.Module | None) -> list[tuple
         sizes = [name for name in ("m", "n", "k", "head_dim") if getattr(match, name) is not None]
         ops = [match.op] if match.op else list(SIZES)
         op = match.op or ""
-        if sizes and not any(set(sizes) <= set(SIZES.get(one, ())) for one in ops):
+        if sizes and not any(set(sizes) <= set(SIZES.get(op, ())) for op in ops):
             missing = [name for name in sizes if name not in SIZES.get(op, ())] or sizes
             known = ", ".join(SIZES.get(op, ())) or "no sizes"
             why = f"a call of {op} has {known}" if op else "no operation has all of these"
@@ -129,11 +131,11 @@ def impossible_rules(policy: Policy, root: torch.nn.Module | None) -> list[tuple
 
 def refuse_impossible(active: CompiledPolicy) -> None:
     """Warn of rules that can match no call when a policy is activated. Raises where it is strict."""
-    found = active.impossible_rules(active.root)
-    if not found or active.policy.mode == "auto":
+    rules = active.impossible_rules(active.root)
+    if not rules or active.policy.mode == "auto":
         return
-    msg = "; ".join(f"{rule} can match no call: {why}" for _, rule, why, _ in found)
-    msg += f". Fix: {found[0][3]}"
+    msg = "; ".join(f"{rule} can match no call: {why}" for _, rule, why, _ in rules)
+    msg += f". Fix: {rules[0][3]}"
     if active.strict:
         raise UnsupportedOperationError(msg, engine="torch")
     warnings.warn(msg, XpuRuntimeWarning, stacklevel=3)

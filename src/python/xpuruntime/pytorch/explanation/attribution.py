@@ -175,7 +175,7 @@ class _Joining:
         if node.inner_call is not None:
             self._overhead += node.own
             return
-        preparing = next((one.inner_call for one in node.upward() if one.inner_call is not None), None)
+        preparing = next((ancestor.inner_call for ancestor in node.upward() if ancestor.inner_call is not None), None)
         if preparing is not None:
             if not self._kinds[preparing.kind].count:
                 self._overhead += node.own  # all kernels refused
@@ -222,7 +222,14 @@ class _Joining:
                 self._other(node.aside).add(work.name, work.duration)
                 self._other(node.aside).count += 1
                 return
-            call = next((one.call or one.inner_call for one in node.upward() if one.call or one.inner_call), None)
+            call = next(
+                (
+                    ancestor.call or ancestor.inner_call
+                    for ancestor in node.upward()
+                    if ancestor.call or ancestor.inner_call
+                ),
+                None,
+            )
             if call is not None:
                 self._share(call).add(work.name, work.duration)
                 return
@@ -280,8 +287,8 @@ class _Joining:
 
     def _followed(self, node: HostEvent) -> AttributedTime | None:
         """Return the share of the gradient of recorded calls that have none of their own."""
-        made = self._timeline.forward_of(node)
-        call = None if made is None else made.call
+        forward = self._timeline.forward_of(node)
+        call = None if forward is None else forward.call
         if call is None or self._kinds[call.kind].op not in _SPELLED:
             return None
         seen, uncovered = self._kinds[call.kind], self._uncovered_share(node)
@@ -296,7 +303,7 @@ class _Joining:
         path = self._timeline.module_of(node)
         spelled = operation_of_model(self._module_of_path, path, name)
         if spelled is None:
-            return self._other(name, tuple(one.name for one in node.upward()))
+            return self._other(name, tuple(ancestor.name for ancestor in node.upward()))
         operator, what = spelled
         phase = "backward" if node.in_backward else node.phase
         adapted = self._adapted.get((what.op, path))
@@ -328,8 +335,8 @@ class _Joining:
         """Return the outermost operator around this that a policy can speak of, and what it is."""
         if id(node) in self._uncovered:
             return self._uncovered[id(node)]
-        found = None if node.parent is None else self._uncovered_share(node.parent)
-        if found is None:
+        share = None if node.parent is None else self._uncovered_share(node.parent)
+        if share is None:
             uncovered = uncovered_operator(node.name) or _compiled(node.name) or self._functions.get(node.name)
             escaped = (
                 uncovered is not None
@@ -337,13 +344,13 @@ class _Joining:
                 and not _cut_short(node, uncovered)
                 and not self._asks_for_shapes(node, uncovered)
             )
-            found = (node, uncovered) if uncovered is not None and escaped else None
-        if found is None and (made := self._timeline.forward_of(node)) is not None:
-            before = self._uncovered_share(made)  # of which this is the gradient
+            share = (node, uncovered) if uncovered is not None and escaped else None
+        if share is None and (forward := self._timeline.forward_of(node)) is not None:
+            before = self._uncovered_share(forward)  # of which this is the gradient
             if before is not None and before[1].op in TENSOR_OPS:
-                found = (node, before[1])
-        self._uncovered[id(node)] = found
-        return found
+                share = (node, before[1])
+        self._uncovered[id(node)] = share
+        return share
 
     def _leads(self, node: HostEvent, what: UncoveredKernel) -> bool:
         """Say whether an operator leads to a call of the same operation that was recorded: it has not escaped then."""
@@ -353,7 +360,9 @@ class _Joining:
         """Say whether this library runs an operator without data, to learn what a kernel of another package returns."""
         if what.op not in TENSOR_OPS:
             return False
-        return any(one.name.startswith("xpuruntime::") or self._leads(one, what) for one in node.upward())
+        return any(
+            ancestor.name.startswith("xpuruntime::") or self._leads(ancestor, what) for ancestor in node.upward()
+        )
 
     def _only_leads(self, node: HostEvent) -> bool:
         """Say whether an operator was called again by its own name or another's before it was recorded, or cut short.
@@ -382,13 +391,13 @@ def _compiled(name: str) -> UncoveredKernel | None:
 
 def _operator(node: HostEvent) -> str | None:
     """Return the operator that launched a kernel, where there is one; compiled code has none."""
-    for one in node.upward():
-        if one.name.startswith("triton_") or "cpp_fused_" in one.name:
-            return one.name
-        if one.name.startswith(("aten::", "torchvision::", "c10d::", "xpuruntime::", "nccl")):
-            return one.name
-        if operation_of(one.name) is not None:
-            return one.name
-        if one.name.startswith("Optimizer."):
-            return one.name
+    for ancestor in node.upward():
+        if ancestor.name.startswith("triton_") or "cpp_fused_" in ancestor.name:
+            return ancestor.name
+        if ancestor.name.startswith(("aten::", "torchvision::", "c10d::", "xpuruntime::", "nccl")):
+            return ancestor.name
+        if operation_of(ancestor.name) is not None:
+            return ancestor.name
+        if ancestor.name.startswith("Optimizer."):
+            return ancestor.name
     return None

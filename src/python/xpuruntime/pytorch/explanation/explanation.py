@@ -92,9 +92,9 @@ class Explanation(Shown):
     def __init__(self) -> None:
         self._found: ExplanationData | None = None
 
-    def finish(self, found: ExplanationData) -> None:
+    def finish(self, explanation_data: ExplanationData) -> None:
         """Take what was found; called once, by `explain`."""
-        self._found = found
+        self._found = explanation_data
 
     def _get(self) -> ExplanationData:
         if self._found is None:

@@ -43,10 +43,10 @@ class GraphCalls:
         """Take the calls of the block for those of the graph."""
         before = [kind.count for kind in recorder.kinds]
         yield
-        made = decisions()
+        kernel_decisions = decisions()
         for number, kind in enumerate(recorder.kinds):
             count = kind.count - (before[number] if number < len(before) else 0)
-            decision = decision_of(kind, made)
+            decision = decision_of(kind, kernel_decisions)
             if count:
                 self._calls.append((kind, count, kind.kernel if decision is None else decision.kernel))
         _graphs.add(self)
@@ -125,9 +125,9 @@ def replays_so_far() -> dict[GraphCalls, int]:
 
 def rows_of_replays(before: Mapping[GraphCalls, int]) -> list[Row]:
     """Return rows for what was replayed since, one for equal calls of several graphs."""
-    found: dict[Row, int] = {}
+    counts: dict[Row, int] = {}
     for calls, replays in replays_so_far().items():
         for row in calls.rows(replays - before.get(calls, 0)):
             kind = structs.replace(row, count=0)
-            found[kind] = found.get(kind, 0) + row.count
-    return [structs.replace(row, count=count) for row, count in found.items() if count]
+            counts[kind] = counts.get(kind, 0) + row.count
+    return [structs.replace(row, count=count) for row, count in counts.items() if count]

@@ -71,7 +71,7 @@ class RequestedKernels:
         seen = {row.op for row in decided if not (row.requested and _is_own(row.op, row.requested))}
         others = {row.op: " that this key decides" for row in rows}
         others |= {row.op: _NO_FLOATS_SEEN for row in rows if row.reason == NO_FLOATS}
-        found: dict[str, str] = {}
+        sentences: dict[str, str] = {}
         for active in self._active.values():
             kernels = active.policy.kernels
             at = active.root if root is None else root
@@ -80,20 +80,20 @@ class RequestedKernels:
                 if source is not None and op not in seen:
                     hidden = _hiding(rows, op)
                     sentence = _inconclusive(op, source, hidden) if hidden else ""
-                    found.setdefault(op, sentence or _never(op, source, others.get(op, ""), at))
-        return tuple(found.values())
+                    sentences.setdefault(op, sentence or _never(op, source, others.get(op, ""), at))
+        return tuple(sentences.values())
 
     def met_no_call(self, rows: Sequence[Row]) -> tuple[str, ...]:
         """Return a sentence for each rule with a size, a type, a device or a phase that decided none of the calls."""
         sources = {row.source for row in rows}
-        found: dict[str, None] = {}
+        sentences: dict[str, None] = {}
         for kernels in self._policies.values():
             for rule in kernels.compiled_rules.rules:
                 stated = rule.rule.match.stated_fields()
                 if rule.use and rule.source not in sources and not stated.keys() <= {"op", "module", "node"}:
                     words = ", ".join(f"{name}: {value}" for name, value in stated.items())
-                    found[f"{rule.source} ({words}) decided no call that was seen"] = None
-        return tuple(found)
+                    sentences[f"{rule.source} ({words}) decided no call that was seen"] = None
+        return tuple(sentences)
 
     def asked(self, facts: CallFacts) -> tuple[tuple[str, ...], str, bool]:
         """Return what is asked for a call, the key that asks, and whether that is sure.
@@ -101,9 +101,9 @@ class RequestedKernels:
         Nothing and ``"default"`` where what is asked for is what PyTorch does anyway.
         """
         for kernels in self._policies.values():
-            found, sure = request_of(kernels, facts)
-            if found is not None:
-                return found.use, found.source, sure
+            preference, sure = request_of(kernels, facts)
+            if preference is not None:
+                return preference.use, preference.source, sure
         return (), "default", True
 
     def own_kernel(self, facts: CallFacts) -> Preference | None:
@@ -162,8 +162,10 @@ def request_of(kernels: KernelPolicy, facts: CallFacts) -> tuple[Preference | No
     """Return the first preference for a call that asks for more than PyTorch's own choice, and whether it is sure."""
     result = kernels.compiled_rules.match(facts)
     op = str(facts.op)
-    found = next((preference for preference in result.preferences if requests_other_kernel(op, preference.use)), None)
-    return found, result.certainty != "unknown"
+    preference = next(
+        (preference for preference in result.preferences if requests_other_kernel(op, preference.use)), None
+    )
+    return preference, result.certainty != "unknown"
 
 
 def uncertain(source: str) -> str:

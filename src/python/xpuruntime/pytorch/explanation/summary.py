@@ -204,9 +204,9 @@ def decision_of(seen: RecordedCalls, decisions: Sequence[Decision]) -> Decision 
     if seen.native:
         return None
     fitting = [decision for decision in decisions if _is_of(decision, seen)]
-    exact = next((one for one in fitting if _fits(one, seen)), None)
+    exact = next((choice for choice in fitting if _fits(choice, seen)), None)
     if exact is None and seen.site is not None:  # the log keeps so many, and where the calls come from some more
-        exact = next((one for one in recorded(seen.site) if _is_of(one, seen) and _fits(one, seen)), None)
+        exact = next((choice for choice in recorded(seen.site) if _is_of(choice, seen) and _fits(choice, seen)), None)
     return next(iter(fitting), None) if exact is None else exact
 
 
@@ -244,7 +244,7 @@ def _unwatched(
     timed: dict[int, int] = {}
     for key, share in attribution.calls.items():
         timed[key.kind] = timed.get(key.kind, 0) + share.count
-    found = []
+    rows = []
     for seen in kinds:
         share = AttributedTime()
         share.count = seen.count - timed.get(seen.number, 0)
@@ -252,8 +252,8 @@ def _unwatched(
             key = Called(seen.number, "", seen.module, seen.phase, seen.shapes, seen.dtypes)
             row = _of_calls(seen, key, share, attribution.kind, decisions)
             reason = "; ".join(filter(None, (row.reason, "ran in a thread that PyTorch's profiler does not record")))
-            found.append(structs.replace(row, reason=reason))
-    return found
+            rows.append(structs.replace(row, reason=reason))
+    return rows
 
 
 def _of_calls(seen: RecordedCalls, key: Called, share: AttributedTime, kind: str, decisions: Sequence[Decision]) -> Row:
@@ -336,7 +336,7 @@ def _of_rest(key: UnattributedCalls, share: AttributedTime, kind: str, asking: R
             status, resolved, reason = "honoured", _kernel_of(key), _BY_NAME
         elif left:
             reason = NO_FLOATS
-        elif sure and unserved and any(not requests_other_kernel(key.op, (one,)) for one in requested):
+        elif sure and unserved and any(not requests_other_kernel(key.op, (kernel_name,)) for kernel_name in requested):
             status, resolved, reason = "honoured", _kernel_of(key), key.reason
         elif requested:
             status = "bypassed"
@@ -374,21 +374,22 @@ def _of_flex(
 
     ``None``: it is none, or nothing was chosen for it.
     """
-    found = flash_impl.choices(key.module) if key.reason in (FLEX, CUTE) else ()
-    if key.reason == CUTE and not any(one.kernel == "torch.flex_flash" for one in found):
+    choices = flash_impl.choices(key.module) if key.reason in (FLEX, CUTE) else ()
+    if key.reason == CUTE and not any(choice.kernel == "torch.flex_flash" for choice in choices):
         return None
-    if not found:
+    if not choices:
         return None
-    kernels = tuple(dict.fromkeys(one.kernel for one in found))
-    first = found[0]
-    if len(found) == 1 or all(one[:4] == first[:4] for one in found):
+    kernels = tuple(dict.fromkeys(choice.kernel for choice in choices))
+    first = choices[0]
+    if len(choices) == 1 or all(choice[:4] == first[:4] for choice in choices):
         why = f"chosen when it was compiled; {first.reason}" if first.reason else "chosen when it was compiled"
-        asked = () if first.status == "default" else first.asked
-        return asked, first.source, first.kernel, cast("RowStatus", first.status), why
-    if all(one.status == first.status and one.source == first.source for one in found) and len(kernels) == 1:
+        stated_names = () if first.status == "default" else first.asked
+        return stated_names, first.source, first.kernel, cast("RowStatus", first.status), why
+    if all(choice.status == first.status and choice.source == first.source for choice in choices) and len(kernels) == 1:
         return first.asked, first.source, first.kernel, cast("RowStatus", first.status), "chosen when it was compiled"
-    given = " and ".join(kernels)
-    why = f"compiled code was given {given} for flex_attention, and the name of this kernel does not show which it is"
+    kernel_list = " and ".join(kernels)
+    why = f"compiled code was given {kernel_list} for flex_attention, "
+    why += "and the name of this kernel does not show which it is"
     return requested, first.source, "", "opaque", why
 
 

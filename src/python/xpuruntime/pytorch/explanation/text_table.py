@@ -139,12 +139,12 @@ def _grouped(rows: list[Row]) -> list[tuple[Row, int]]:
         pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", row.module)
         alike = structs.replace(row, module=pattern, count=0, time_us=0.0, observed=row.observed[:1])
         groups.setdefault(alike, []).append(row)
-    found = []
+    grouped = []
     for alike, members in groups.items():
         first = members[0] if len(members) == 1 else structs.replace(alike, observed=members[0].observed)
         time = sum(row.time_us for row in members)
-        found.append((structs.replace(first, count=sum(row.count for row in members), time_us=time), len(members)))
-    return sorted(found, key=lambda one: -one[0].time_us)
+        grouped.append((structs.replace(first, count=sum(row.count for row in members), time_us=time), len(members)))
+    return sorted(grouped, key=lambda row: -row[0].time_us)
 
 
 def _module(path: str, modules: int) -> str:

@@ -106,7 +106,7 @@ class Timeline:
     def __init__(self, events: Iterable[Any]) -> None:
         threads: dict[int, list[HostEvent]] = {}
         resources: dict[int, int] = {}
-        made: dict[int, tuple[HostEvent, int]] = {}
+        host_events: dict[int, tuple[HostEvent, int]] = {}
         launches: dict[int, Any] = {}
         device: list[Any] = []
         for event in events:
@@ -126,38 +126,44 @@ class Timeline:
             node = HostEvent(event)
             threads.setdefault(thread, []).append(node)
             resources.setdefault(event.device_resource_id(), thread)
-            made[event.correlation_id()] = (node, thread)
+            host_events[event.correlation_id()] = (node, thread)
         for nodes in threads.values():
             _nest(nodes)
         self.nodes = [node for nodes in threads.values() for node in nodes]
         self._starts = {thread: [node.start for node in nodes] for thread, nodes in threads.items()}
         self._threads = threads
         self._made = _made(threads)
-        self.work = [self._work(event, launches, made, resources) for event in device]
+        self.work = [self._work(event, launches, host_events, resources) for event in device]
 
     def module_of(self, node: HostEvent) -> str:
         """Return the path of the module in whose forward something ran, or whose backward it is; empty: unknown."""
-        for one in node.upward():
-            if one.module is not None:
-                return one.module
-            if one.sequence >= 0 and one.name.startswith(BACKWARD):
-                made = self._made.get((one.forward, one.sequence))
-                return "" if made is None else next((up.module for up in made.upward() if up.module is not None), "")
+        for ancestor in node.upward():
+            if ancestor.module is not None:
+                return ancestor.module
+            if ancestor.sequence >= 0 and ancestor.name.startswith(BACKWARD):
+                forward = self._made.get((ancestor.forward, ancestor.sequence))
+                return (
+                    "" if forward is None else next((up.module for up in forward.upward() if up.module is not None), "")
+                )
         return ""
 
     def forward_of(self, node: HostEvent) -> HostEvent | None:
         """Return the operator of the forward whose backward something is; ``None``: it is none, or not known."""
-        for one in node.upward():
-            if one.sequence >= 0 and one.name.startswith(BACKWARD):
-                return self._made.get((one.forward, one.sequence))
+        for ancestor in node.upward():
+            if ancestor.sequence >= 0 and ancestor.name.startswith(BACKWARD):
+                return self._made.get((ancestor.forward, ancestor.sequence))
         return None
 
     def _work(
-        self, event: Any, launches: dict[int, Any], made: dict[int, tuple[HostEvent, int]], resources: dict[int, int]
+        self,
+        event: Any,
+        launches: dict[int, Any],
+        host_events: dict[int, tuple[HostEvent, int]],
+        resources: dict[int, int],
     ) -> DeviceEvent:
         launch = launches.get(event.correlation_id())
         linked = event.linked_correlation_id() or (0 if launch is None else launch.linked_correlation_id())
-        node, thread = made.get(linked, (None, None))
+        node, thread = host_events.get(linked, (None, None))
         graph = 0
         if launch is not None:
             if "GraphLaunch" in launch.name():
@@ -175,7 +181,7 @@ class Timeline:
         node: HostEvent | None = self._threads[thread][index] if index >= 0 else None
         while node is not None and node.end < at:
             node = node.parent
-        if within is None or (node is not None and any(one is within for one in node.upward())):
+        if within is None or (node is not None and any(ancestor is within for ancestor in node.upward())):
             return node
         return within
 
@@ -209,10 +215,10 @@ def _made(threads: dict[int, list[HostEvent]]) -> dict[tuple[int, int], HostEven
     Every operator has the number of the node that comes next. The last one with a number has made that node: those
     before have made none, and may be of another module.
     """
-    made: dict[tuple[int, int], HostEvent] = {}
+    events: dict[tuple[int, int], HostEvent] = {}
     for thread, nodes in threads.items():
         for node in nodes:
             if node.sequence < 0 or node.forward:  # or it is such a node itself, that runs
                 continue
-            made[thread, node.sequence] = node
-    return made
+            events[thread, node.sequence] = node
+    return events

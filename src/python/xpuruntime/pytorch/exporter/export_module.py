@@ -185,7 +185,7 @@ def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _check_names(inputs: Any, outputs: Any) -> None:
-    given: list[str] = []
+    all_names: list[str] = []
     for argument, names in (("input_names", inputs), ("output_names", outputs)):
         if names is None:
             continue
@@ -195,13 +195,13 @@ def _check_names(inputs: Any, outputs: Any) -> None:
             or not all(isinstance(name, str) and name for name in names)
         ):
             raise InputError(f"{argument} is {names!r}; pass a list of names, one for each")
-        given += names
-    twice = next((name for name in given if given.count(name) > 1), None)
+        all_names += names
+    twice = next((name for name in all_names if all_names.count(name) > 1), None)
     if twice is not None:
         raise InputError(f"{twice!r} is twice among input_names and output_names; each names one tensor of the graph")
 
 
-def _refuse_for_pt2(**given: Any) -> None:
-    for name, value in given.items():
+def _refuse_for_pt2(**arguments: Any) -> None:
+    for name, value in arguments.items():
         if value is not None:
             raise InputError(f"{name} has no meaning for a .pt2 file; leave it out, or export to .onnx")

@@ -122,12 +122,12 @@ _CALL = re.compile(r"@\d+")
 
 def in_force() -> Policy | None:
     """Return the policy that holds in this thread, without what it says of the machine that trains."""
-    found = context.active_policy()
-    if found is None:
+    active = context.active_policy()
+    if active is None:
         return None
-    execution = found.policy.execution
+    execution = active.policy.execution
     kept = {name: value for name, value in execution.stated_fields().items() if name in _KEPT}
-    return found.policy.replace(execution=ExecutionPolicy(**kept))
+    return active.policy.replace(execution=ExecutionPolicy(**kept))
 
 
 def translate(
@@ -141,8 +141,8 @@ def translate(
     notes: list[str] = []
     if by_node:
         policy = _without_torch(policy, notes)
-    for place, rule in enumerate(policy.kernels.rules):
-        key, match = f"kernels.rules[{place}]", rule.match
+    for index, rule in enumerate(policy.kernels.rules):
+        key, match = f"kernels.rules[{index}]", rule.match
         phases = (match.phase,) if isinstance(match.phase, str) else match.phase
         if phases is not None and "infer" not in phases:
             notes.append(f"{key} is left out: it is for {' and '.join(phases)}, and the exported model infers")
@@ -182,8 +182,8 @@ def _without_torch(policy: Policy, notes: list[str]) -> Policy:
     kernels = policy.kernels
     short = {op: translated(f"kernels.{op}", kernels.get(op)) for op in FAMILIES if kernels.get(op) is not None}
     rules = tuple(
-        rule.replace(use=translated(f"kernels.rules[{place}]", rule.use)) if rule.use is not None else rule
-        for place, rule in enumerate(kernels.rules)
+        rule.replace(use=translated(f"kernels.rules[{index}]", rule.use)) if rule.use is not None else rule
+        for index, rule in enumerate(kernels.rules)
     )
     return policy.replace(kernels=kernels.replace(rules=rules, **short))
 
@@ -198,9 +198,9 @@ def lock_of(model: torch.nn.Module, tensors: Any, *, exporter: str, opset: int, 
     from xpuruntime.ops.decision_log import decisions
     from xpuruntime.pytorch._private_api import pytree
 
-    found = [*model.parameters(), *model.buffers()]
-    found += [leaf for leaf in pytree.tree_leaves(tensors) if isinstance(leaf, torch.Tensor)]
-    device = found[0].device if found else torch.device("cpu")
+    state_tensors = [*model.parameters(), *model.buffers()]
+    state_tensors += [leaf for leaf in pytree.tree_leaves(tensors) if isinstance(leaf, torch.Tensor)]
+    device = state_tensors[0].device if state_tensors else torch.device("cpu")
     cuda = device.type == "cuda"
     name = f"cuda:{torch.cuda.current_device() if device.index is None else device.index}" if cuda else device.type
     return ExportLock(
@@ -228,9 +228,9 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(before)
-    for one in said:
-        if not issubclass(one.category, (DeprecationWarning, FutureWarning, PendingDeprecationWarning)):
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    for warning in said:
+        if not issubclass(warning.category, (DeprecationWarning, FutureWarning, PendingDeprecationWarning)):
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 @contextlib.contextmanager

@@ -48,8 +48,8 @@ __all__ = [
 def appearing(target: Path) -> Iterator[Path]:
     """Yield a place to write `target` to; its other files, then itself, are moved to their place afterwards."""
     try:
-        with files_beside(target) as place:
-            yield place
+        with files_beside(target) as temporary:
+            yield temporary
     except OSError as error:
         raise XpuRuntimeError(
             f"cannot write {str(target)!r}: {reason_of(error)}. Fix: free the disk, or name a place that can be written"
@@ -202,11 +202,11 @@ def write_onnx(
     proto.metadata_props.add(key=LOCK_KEY, value=lock.to_json())
     size = sum(len(tensor.raw_data) for tensor in proto.graph.initializer)
     outside = size > _INSIDE if external_data is None else external_data
-    with appearing(target) as place:
+    with appearing(target) as temporary:
         if outside:
-            notes.append(f"weights lie in {_write_beside(proto, place, lock.weights)}")
+            notes.append(f"weights lie in {_write_beside(proto, temporary, lock.weights)}")
         else:
-            place.write_bytes(proto.SerializeToString(deterministic=True))
+            temporary.write_bytes(proto.SerializeToString(deterministic=True))
     return Exported(path=target, format="onnx", policy=carried, lock=lock, pinned=pinned, notes=tuple(notes))
 
 
@@ -246,13 +246,13 @@ def _traced(
             proto: onnx.ModelProto = program.model_proto
         except Exception as error:
             raise ModelError(f"torch.onnx cannot export {what}: {_reason(error)}. Fix: {_FIX}") from error
-    for kind, names, found in (
+    for kind, names, tensors in (
         ("input", input_names, proto.graph.input),
         ("output", output_names, proto.graph.output),
     ):
-        if names is not None and len(names) != len(found):
+        if names is not None and len(names) != len(tensors):
             raise InputError(
-                f"{what} has {len(found)} {kind}s, and {kind}_names has {len(names)}. Fix: name each {kind} once"
+                f"{what} has {len(tensors)} {kind}s, and {kind}_names has {len(names)}. Fix: name each {kind} once"
             )
     version = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
     if version != opset:
@@ -289,14 +289,14 @@ def _drop(node: onnx.NodeProto) -> None:
         node.metadata_props.add(key=key, value=value)
 
 
-def _write_beside(proto: onnx.ModelProto, place: Path, digest: str) -> str:
+def _write_beside(proto: onnx.ModelProto, temporary: Path, digest: str) -> str:
     """Write the weights into another file, whose name is theirs alone: a model that is there keeps its own."""
     import onnx
     from onnx.external_data_helper import set_external_data
 
-    name = f"{place.name}.{hashlib.sha256(digest.encode()).hexdigest()[:12]}.data"
+    name = f"{temporary.name}.{hashlib.sha256(digest.encode()).hexdigest()[:12]}.data"
     offset = 0
-    with (place.parent / name).open("wb") as file:
+    with (temporary.parent / name).open("wb") as file:
         for tensor in proto.graph.initializer:
             data = tensor.raw_data
             if len(data) < _SMALL:
@@ -309,5 +309,5 @@ def _write_beside(proto: onnx.ModelProto, place: Path, digest: str) -> str:
             offset += len(data)
             tensor.ClearField("raw_data")
             tensor.data_location = onnx.TensorProto.EXTERNAL
-    place.write_bytes(proto.SerializeToString(deterministic=True))
+    temporary.write_bytes(proto.SerializeToString(deterministic=True))
     return name

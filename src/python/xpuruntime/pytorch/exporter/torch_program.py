@@ -64,7 +64,7 @@ def write_program(
     else:
         if dimensions:
             extra[DIMENSIONS_KEY] = json.dumps(dimensions)
-    with appearing(target) as place, quiet(), place.open("wb") as file:
+    with appearing(target) as temporary, quiet(), temporary.open("wb") as file:
         writer = _Writer(file)
         torch.export.save(program, cast("IO[bytes]", writer), extra_files=extra)
         if writer.failure is not None:

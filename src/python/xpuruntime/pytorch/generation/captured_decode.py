@@ -327,12 +327,12 @@ class CapturedDecode:
             counted = self._decode(lane, choice, prompt, end, _streamer)
             if _streamer is not None:
                 _streamer.end()
-            made = lane.history[:, prompt : prompt + counted].to(input_ids.device, input_ids.dtype)
-            return torch.cat([input_ids, made], dim=1)
+            new_tokens = lane.history[:, prompt : prompt + counted].to(input_ids.device, input_ids.dtype)
+            return torch.cat([input_ids, new_tokens], dim=1)
 
     def _decode(self, lane: Lane, choice: Choice, prompt: int, end: int, streamer: Any) -> int:
         """Choose tokens until all rows have ended, or there are `end`. Returns how many count."""
-        made, budget = 1, end - prompt
+        generated, budget = 1, end - prompt
         self._eager_tokens += 1
         surroundings = self._surroundings.now()
         every = 1 if streamer is not None else self._check_every
@@ -341,14 +341,14 @@ class CapturedDecode:
         while True:
             if streamer is not None:
                 streamer.put(lane.token[:, 0].cpu())
-            if made >= budget:
+            if generated >= budget:
                 break
-            if choice.eos is not None and (made == 1 or made % every == 0):
+            if choice.eos is not None and (generated == 1 or generated % every == 0):
                 self._host_reads += 1
                 if not bool(lane.unfinished.any()):
                     break
                 states.clear()
-            lane.read_up_to(extent := self._extent_for(prompt + made))
+            lane.read_up_to(extent := self._extent_for(prompt + generated))
             batch = lane.token.shape[0]
             key = (batch, extent, choice.key, lane.fused is None, *surroundings)
             graph = None if self._recorder is None else self._graph_for(lane, choice, batch, extent, key)
@@ -360,13 +360,13 @@ class CapturedDecode:
                 graph.recording.graph.replay()
                 graph.calls.replays += 1
                 self._replays += 1
-            made += 1
+            generated += 1
             if choice.sample and choice.eos is not None:
-                states[made] = generator.get_state()
+                states[generated] = generator.get_state()
         if self._why_eager:
             self._reasons[self._why_eager] += 1
-        counted = made if choice.eos is None else int(lane.counted)
-        if counted in states and counted < made:
+        counted = generated if choice.eos is None else int(lane.counted)
+        if counted in states and counted < generated:
             generator.set_state(states[counted])  # the tokens after it were made in vain
         return counted
 

@@ -61,59 +61,61 @@ def _with_tile(low, high, key_low, key_high, value, seen, added, most, weight, t
 
 
 @triton.jit
-def _store(out, lse, place, most, weight, total, GROUP: tl.constexpr, HEAD: tl.constexpr, LSE: tl.constexpr):
+def _store(out, lse, batch_head, most, weight, total, GROUP: tl.constexpr, HEAD: tl.constexpr, LSE: tl.constexpr):
     g = tl.arange(0, _QUERIES)
-    to = out + (place * GROUP + g[:, None]) * HEAD + tl.arange(0, HEAD)[None, :]
+    to = out + (batch_head * GROUP + g[:, None]) * HEAD + tl.arange(0, HEAD)[None, :]
     # A query that sees no key has no weights.
-    made = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
-    tl.store(to, made.to(out.dtype.element_ty), mask=g[:, None] < GROUP)
+    normalized = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
+    tl.store(to, normalized.to(out.dtype.element_ty), mask=g[:, None] < GROUP)
     if LSE:
-        tl.store(lse + place * GROUP + g, (most + tl.log2(weight)) / _LOG2E, mask=g < GROUP)
+        tl.store(lse + batch_head * GROUP + g, (most + tl.log2(weight)) / _LOG2E, mask=g < GROUP)
 
 
 @triton.jit
-def _end(out, lse, partial, arrived, place, split, most, weight, total, GROUP: tl.constexpr, HEAD: tl.constexpr,
+def _end(out, lse, partial, arrived, batch_head, split, most, weight, total, GROUP: tl.constexpr, HEAD: tl.constexpr,
          SPLITS: tl.constexpr, LSE: tl.constexpr):  # fmt: skip
     """Store what a program has made of a head, or put the pieces of all programs together."""
     if SPLITS == 1:
-        _store(out, lse, place, most, weight, total, GROUP, HEAD, LSE)
+        _store(out, lse, batch_head, most, weight, total, GROUP, HEAD, LSE)
     else:
         PIECE: tl.constexpr = GROUP * (HEAD + 2)
         g = tl.arange(0, _QUERIES)
-        whole = tl.arange(0, HEAD)
+        columns = tl.arange(0, HEAD)
         alive = g[:, None] < GROUP
-        piece = partial + (place * SPLITS + split) * PIECE
-        tl.store(piece + g[:, None] * HEAD + whole[None, :], total, mask=alive)
+        piece = partial + (batch_head * SPLITS + split) * PIECE
+        tl.store(piece + g[:, None] * HEAD + columns[None, :], total, mask=alive)
         tl.store(piece + GROUP * HEAD + g, most, mask=g < GROUP)
         tl.store(piece + GROUP * (HEAD + 1) + g, weight, mask=g < GROUP)
         tl.debug_barrier()
-        if tl.atomic_add(arrived + place, 1, sem="acq_rel", scope="gpu") == SPLITS - 1:
+        if tl.atomic_add(arrived + batch_head, 1, sem="acq_rel", scope="gpu") == SPLITS - 1:
             # The last to arrive puts the pieces together, in their order, so that the bits are always the same.
-            tl.store(arrived + place, 0)
+            tl.store(arrived + batch_head, 0)
             most = tl.full([_QUERIES], -float("inf"), tl.float32)
             weight = tl.zeros([_QUERIES], tl.float32)
             total = tl.zeros([_QUERIES, HEAD], tl.float32)
             for number in tl.static_range(SPLITS):
-                piece = partial + (place * SPLITS + number) * PIECE
+                piece = partial + (batch_head * SPLITS + number) * PIECE
                 other = tl.load(piece + GROUP * HEAD + g, mask=g < GROUP, other=0.0, cache_modifier=".cg")
                 added = tl.load(piece + GROUP * (HEAD + 1) + g, mask=g < GROUP, other=1.0, cache_modifier=".cg")
-                there = tl.load(piece + g[:, None] * HEAD + whole[None, :], mask=alive, other=0.0, cache_modifier=".cg")
+                there = tl.load(
+                    piece + g[:, None] * HEAD + columns[None, :], mask=alive, other=0.0, cache_modifier=".cg"
+                )
                 higher = tl.maximum(most, other)
                 safe = tl.where(higher == -float("inf"), 0.0, higher)
                 shrink, grow = tl.exp2(most - safe), tl.exp2(other - safe)
                 total = total * shrink[:, None] + there * grow[:, None]
                 weight = weight * shrink + added * grow
                 most = higher
-            _store(out, lse, place, most, weight, total, GROUP, HEAD, LSE)
+            _store(out, lse, batch_head, most, weight, total, GROUP, HEAD, LSE)
 
 
 @triton.jit
-def _tile_of(keys, values, mask, first, end, t, d, whole, HALF: tl.constexpr):
+def _tile_of(keys, values, mask, first, end, t, d, columns, HALF: tl.constexpr):
     there = first + t < end
     at = (first + t)[:, None] * (2 * HALF)
     key_low = tl.load(keys + at + d[None, :], mask=there[:, None], other=0.0)
     key_high = tl.load(keys + at + HALF + d[None, :], mask=there[:, None], other=0.0)
-    value = tl.load(values + at + whole[None, :], mask=there[:, None], other=0.0)
+    value = tl.load(values + at + columns[None, :], mask=there[:, None], other=0.0)
     seen = there & (tl.load(mask + first + t, mask=there, other=0) != 0)
     return key_low, key_high, value, seen[None, :]
 
@@ -125,13 +127,13 @@ def _attend(qkv, keys, values, cos, sin, mask, length, position, q_norm, k_norm,
     """One new token: rotate it, put it into the cache, and attend to what is there."""
     TYPE: tl.constexpr = keys.dtype.element_ty
     HEAD: tl.constexpr = 2 * HALF
-    place = tl.program_id(0)
+    batch_head = tl.program_id(0)
     split = tl.program_id(1)
-    batch = place // KV_HEADS
-    head = place % KV_HEADS
+    batch = batch_head // KV_HEADS
+    head = batch_head % KV_HEADS
     g = tl.arange(0, _QUERIES)
     d = tl.arange(0, HALF)
-    whole = tl.arange(0, HEAD)
+    columns = tl.arange(0, HEAD)
     t = tl.arange(0, TILE)
     alive = g[:, None] < GROUP
     # What earlier steps have written is read before the wait: no kernel of this step writes it.
@@ -142,10 +144,10 @@ def _attend(qkv, keys, values, cos, sin, mask, length, position, q_norm, k_norm,
     share = tl.cdiv(tl.cdiv(slot, SPLITS), TILE) * TILE
     begin = split * share
     end = tl.minimum(begin + share, slot)
-    keys += place.to(tl.int64) * room * HEAD
-    values += place.to(tl.int64) * room * HEAD
+    keys += batch_head.to(tl.int64) * room * HEAD
+    values += batch_head.to(tl.int64) * room * HEAD
     mask += batch.to(tl.int64) * room
-    first_low, first_high, first_value, first_seen = _tile_of(keys, values, mask, begin, end, t, d, whole, HALF)
+    first_low, first_high, first_value, first_seen = _tile_of(keys, values, mask, begin, end, t, d, columns, HALF)
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -166,10 +168,10 @@ def _attend(qkv, keys, values, cos, sin, mask, length, position, q_norm, k_norm,
         if NORM:
             new_low, new_high = _head_norm(new_low, new_high, k_norm, d, eps, HALF, 0, TYPE)
         new_low, new_high = _turned(new_low, new_high, cos_low, cos_high, sin_low, sin_high, TYPE)
-        new_value = tl.load(new + KV_HEADS * HEAD + whole)
+        new_value = tl.load(new + KV_HEADS * HEAD + columns)
         tl.store(keys + slot * HEAD + d, new_low)
         tl.store(keys + slot * HEAD + HALF + d, new_high)
-        tl.store(values + slot * HEAD + whole, new_value)
+        tl.store(values + slot * HEAD + columns, new_value)
         most = tl.sum(low.to(tl.float32) * new_low.to(tl.float32)[None, :], axis=1)
         most += tl.sum(high.to(tl.float32) * new_high.to(tl.float32)[None, :], axis=1)
         most *= factor
@@ -179,11 +181,11 @@ def _attend(qkv, keys, values, cos, sin, mask, length, position, q_norm, k_norm,
         low, high, first_low, first_high, first_value, first_seen, 0.0, most, weight, total, factor, TYPE
     )
     for start in tl.range(begin + TILE, end, TILE, num_stages=3):
-        key_low, key_high, value, seen = _tile_of(keys, values, mask, start, end, t, d, whole, HALF)
+        key_low, key_high, value, seen = _tile_of(keys, values, mask, start, end, t, d, columns, HALF)
         most, weight, total = _with_tile(
             low, high, key_low, key_high, value, seen, 0.0, most, weight, total, factor, TYPE
         )
-    _end(out, out, partial, arrived, place, split, most, weight, total, GROUP, HEAD, SPLITS, False)
+    _end(out, out, partial, arrived, batch_head, split, most, weight, total, GROUP, HEAD, SPLITS, False)
 
 
 @triton.jit
@@ -193,13 +195,13 @@ def _one_query(q, keys, values, mask, out, lse, partial, arrived, scale, length,
     """Attend by one query of a row to keys and values anywhere in memory."""
     TYPE: tl.constexpr = keys.dtype.element_ty
     HEAD: tl.constexpr = 2 * HALF
-    place = tl.program_id(0)
+    batch_head = tl.program_id(0)
     split = tl.program_id(1)
-    batch = (place // KV_HEADS).to(tl.int64)
-    head = (place % KV_HEADS).to(tl.int64)
+    batch = (batch_head // KV_HEADS).to(tl.int64)
+    head = (batch_head % KV_HEADS).to(tl.int64)
     g = tl.arange(0, _QUERIES)
     d = tl.arange(0, HALF)
-    whole = tl.arange(0, HEAD)
+    columns = tl.arange(0, HEAD)
     t = tl.arange(0, TILE)
     at = q + batch * q_row + (head * GROUP + g[:, None]) * q_head + d[None, :]
     low = tl.load(at, mask=g[:, None] < GROUP, other=0.0)
@@ -217,7 +219,7 @@ def _one_query(q, keys, values, mask, out, lse, partial, arrived, scale, length,
         there = here < end
         key_low = tl.load(keys + here[:, None] * k_place + d[None, :], mask=there[:, None], other=0.0)
         key_high = tl.load(keys + here[:, None] * k_place + HALF + d[None, :], mask=there[:, None], other=0.0)
-        value = tl.load(values + here[:, None] * v_place + whole[None, :], mask=there[:, None], other=0.0)
+        value = tl.load(values + here[:, None] * v_place + columns[None, :], mask=there[:, None], other=0.0)
         seen = there[None, :]
         added = 0.0
         if MASK != 0:
@@ -229,7 +231,7 @@ def _one_query(q, keys, values, mask, out, lse, partial, arrived, scale, length,
         most, weight, total = _with_tile(
             low, high, key_low, key_high, value, seen, added, most, weight, total, scale * _LOG2E, TYPE
         )
-    _end(out, lse, partial, arrived, place, split, most, weight, total, GROUP, HEAD, SPLITS, True)
+    _end(out, lse, partial, arrived, batch_head, split, most, weight, total, GROUP, HEAD, SPLITS, True)
 
 
 def launched_early(tensor: torch.Tensor) -> dict[str, Any]:

@@ -69,14 +69,14 @@ def choice_of(processors: Any, criteria: Any, config: Any, mask: torch.Tensor | 
     keys = []
     kept = type(processors)()
     held, least = None, 0
-    for given in processors:
-        name = type(given).__name__
+    for logits_processor in processors:
+        name = type(logits_processor).__name__
         if name in _MINIMA and held is None:
-            held, least = given.eos_token_id.reshape(-1).to(device), _MINIMA[name](given)
+            held, least = logits_processor.eos_token_id.reshape(-1).to(device), _MINIMA[name](logits_processor)
             continue
-        if name not in _DEVICE_ONLY or not type(given).__module__.startswith("transformers."):
+        if name not in _DEVICE_ONLY or not type(logits_processor).__module__.startswith("transformers."):
             raise NotCapturedError(f"the logits processor {name} is not among those that a graph can hold")
-        processor = _without_padding(given, mask) if name == _PENALTY else given
+        processor = _without_padding(logits_processor, mask) if name == _PENALTY else logits_processor
         kept.append(processor)
         keys.append((name, *((field, _plain(value)) for field, value in sorted(vars(processor).items()))))
     eos = None

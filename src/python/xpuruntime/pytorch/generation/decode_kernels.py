@@ -95,10 +95,10 @@ def _norm_rows(x, norm, out, eps, K: tl.constexpr, BLOCK: tl.constexpr, EARLY: t
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
-    place = tl.program_id(0) * K + k
-    value = tl.load(x + place, mask=k < K, other=0.0).to(tl.float32)
+    offset = tl.program_id(0) * K + k
+    value = tl.load(x + offset, mask=k < K, other=0.0).to(tl.float32)
     value *= tl.rsqrt(tl.sum(value * value, axis=0) / K + eps)
-    tl.store(out + place, value.to(scale.dtype) * scale, mask=k < K)
+    tl.store(out + offset, value.to(scale.dtype) * scale, mask=k < K)
 
 
 @triton.jit

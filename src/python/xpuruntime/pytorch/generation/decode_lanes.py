@@ -173,11 +173,11 @@ class Lane:
 
     def written(self, cached: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a copy of what the last step has put into a layer of the cache."""
-        place = self.length - 1
-        return cached.keys.index_select(2, place), cached.values.index_select(2, place)
+        last = self.length - 1
+        return cached.keys.index_select(2, last), cached.values.index_select(2, last)
 
-    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, **more: Any) -> torch.Tensor:
-        arguments: dict[str, Any] = {self._cache_name: self.cache, **self._more, **more}
+    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        arguments: dict[str, Any] = {self._cache_name: self.cache, **self._more, **kwargs}
         if self._takes_positions:
             arguments["position_ids"] = positions
         extent = self.cache.layers[0].extent
@@ -204,21 +204,21 @@ class Lane:
 
 def fingerprint(modules: Iterable[Any]) -> tuple[Any, ...]:
     """Return what of a model a graph freezes: places of tensors, switches of modules, and which hooks there are."""
-    found: list[Any] = []
+    facts: list[Any] = []
     for module in modules:
         own = vars(module)
-        found.append((id(module), id(own.get("forward")), own.get("training")))
+        facts.append((id(module), id(own.get("forward")), own.get("training")))
         for tensors in filter(None, map(own.get, ("_parameters", "_buffers"))):
-            found += [
+            facts += [
                 (part, tensor.data_ptr(), tensor.dtype, tensor.device)
                 for part, tensor in tensors.items()
                 if tensor is not None
             ]
-        found += [(name, tuple(own[name])) for name in _HOOKS if own.get(name)]
+        facts += [(name, tuple(own[name])) for name in _HOOKS if own.get(name)]
         for name, value in own.items():
             if name not in _USUAL and (switch := _switch(value)) is not None:
-                found.append((name, switch))
-    return tuple(found)
+                facts.append((name, switch))
+    return tuple(facts)
 
 
 def _switch(value: Any) -> Any:

@@ -128,9 +128,9 @@ class FusedDecoder:
         self._product("logits", hidden, self._head, out, norm=self._norm)
         return out
 
-    def _product(self, kind: str, x: Any, operands: Any, out: Any, **more: Any) -> None:
+    def _product(self, kind: str, x: Any, operands: Any, out: Any, **kwargs: Any) -> None:
         way = self._ways[x.shape[0]][kind]
-        self._kernels.product(x, operands[0], out, bias=operands[1], way=way, **more)
+        self._kernels.product(x, operands[0], out, bias=operands[1], way=way, **kwargs)
 
     def _run(self, layer: _Layer, hidden: torch.Tensor, lane: Lane, cached: Any) -> None:
         """Have `hidden` be what the layer makes of it."""
@@ -231,9 +231,9 @@ class FusedDecoder:
             for magnitude in _MAGNITUDES:
                 hidden = torch.randn(shape, generator=random, device=device) * magnitude
                 hidden = hidden.to(self._embedding.dtype)
-                made = layer.module(hidden, *args[1:], **kwargs)
+                outputs = layer.module(hidden, *args[1:], **kwargs)
                 snapshot.restore()
-                theirs = (made if isinstance(made, torch.Tensor) else made[0])[:, 0], *lane.written(cached)
+                theirs = (outputs if isinstance(outputs, torch.Tensor) else outputs[0])[:, 0], *lane.written(cached)
                 ours = hidden[:, 0].clone()
                 self._run(layer, ours, lane, cached)
                 for name, left, right in zip(

@@ -48,14 +48,14 @@ class _Group:
 
     def outputs(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return what the parts would, by one product."""
-        made: tuple[torch.Tensor, ...] = F.linear(x, self.weight, self.bias).split(self.sizes, dim=-1)
-        return made
+        outputs: tuple[torch.Tensor, ...] = F.linear(x, self.weight, self.bias).split(self.sizes, dim=-1)
+        return outputs
 
     def first(self, x: torch.Tensor) -> torch.Tensor:
         """Stand in for the first part, and keep what the others return for the same input."""
-        made = self.outputs(x)
-        self._made = [x, *made[1:]]
-        return made[0]
+        outputs = self.outputs(x)
+        self._made = [x, *outputs[1:]]
+        return outputs[0]
 
     def other(self, number: int, x: torch.Tensor) -> torch.Tensor:
         """Stand in for another part."""
@@ -149,6 +149,6 @@ def _parts(module: Any, kind: tuple[str, ...]) -> list[Any]:
         return []
     weights, biases = [part.weight for part in parts], [part.bias for part in parts]
     alike = {(type(weight), weight.shape[1], weight.dtype, weight.device) for weight in weights}
-    whole = all(type(weight) is torch.nn.Parameter and weight.is_contiguous() for weight in weights)
+    usable = all(type(weight) is torch.nn.Parameter and weight.is_contiguous() for weight in weights)
     own = len({id(weight) for weight in weights}) == len(weights)
-    return parts if len(alike) == 1 and whole and own and len({bias is None for bias in biases}) == 1 else []
+    return parts if len(alike) == 1 and usable and own and len({bias is None for bias in biases}) == 1 else []

@@ -112,12 +112,12 @@ class TorchLogprobs:
     def generate(self, tokens: Sequence[int], count: int) -> list[int]:
         """Return up to `count` greedy tokens after `tokens`."""
         if self._generate is None:
-            found: list[int] = []
-            while len(found) < count:
-                found.append(int(self.logprobs([*tokens, *found, 0])[-1].argmax()))
-            return found
-        made: list[int] = self._run(tokens, count, ends=True)[0, len(tokens) :].tolist()
-        return made
+            new_tokens: list[int] = []
+            while len(new_tokens) < count:
+                new_tokens.append(int(self.logprobs([*tokens, *new_tokens, 0])[-1].argmax()))
+            return new_tokens
+        generated: list[int] = self._run(tokens, count, ends=True)[0, len(tokens) :].tolist()
+        return generated
 
     def _run(self, prompt: Sequence[int], count: int, *, ends: bool = False, **options: Any) -> Any:
         assert self._generate is not None

@@ -82,27 +82,27 @@ def _rows_product(x, norm, weight, bias, residual, out, eps, M, N: gl.constexpr,
             scale = gl.load(norm + start + x_k, mask=here, other=0.0).to(gl.float32)
             value = (wide * scale[:, :, None]).to(TYPE)
         total = gl.nvidia.ampere.mma_v2(w, value, total)
-    made = gl.sum(total, axis=0)
+    result = gl.sum(total, axis=0)
     if GATED:
-        both = gl.permute(gl.reshape(made, [2, 8, ROWS]), [1, 2, 0])
-        made, up = gl.split(gl.convert_layout(both, PAIRS))
+        both = gl.permute(gl.reshape(result, [2, 8, ROWS]), [1, 2, 0])
+        result, up = gl.split(gl.convert_layout(both, PAIRS))
     if NORM:
         scale = gl.rsqrt(gl.sum(squares, axis=0) / K + eps)
         scale = gl.convert_layout(scale, gl.SliceLayout(0, OUT))[None, :]
-        made *= scale
+        result *= scale
         if GATED:
             up *= scale
     if BIAS:
-        made += gl.load(bias + to_n, mask=to_n < N, other=0.0).to(gl.float32)
-    made = made.to(TYPE).to(gl.float32)
+        result += gl.load(bias + to_n, mask=to_n < N, other=0.0).to(gl.float32)
+    result = result.to(TYPE).to(gl.float32)
     if GATED:
         if BIAS:
             up += gl.load(bias + N + to_n, mask=to_n < N, other=0.0).to(gl.float32)
-        made = (made / (1.0 + gl.exp(-made))).to(TYPE).to(gl.float32) * up.to(TYPE).to(gl.float32)
-        made = made.to(TYPE).to(gl.float32)
+        result = (result / (1.0 + gl.exp(-result))).to(TYPE).to(gl.float32) * up.to(TYPE).to(gl.float32)
+        result = result.to(TYPE).to(gl.float32)
     if RESIDUAL:
-        made = (kept + made).to(TYPE).to(gl.float32)
-    gl.store(out + to_row * N + to_n, made.to(out.dtype.element_ty), mask=alive)
+        result = (kept + result).to(TYPE).to(gl.float32)
+    gl.store(out + to_row * N + to_n, result.to(out.dtype.element_ty), mask=alive)
 
 
 def _tiles(rows, count, columns, gated):

@@ -45,10 +45,10 @@ def feeds_and_call(
         kwargs = {name: inputs[name] for name in sorted(inputs, key=lambda name: _place(name, names))}
     else:
         args = tuple(inputs)
-    found = [torch.as_tensor(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if _is_array(leaf)]
-    if len(found) != len(names):
-        raise InputError(f"{what}: {len(found)} inputs are given, and the session takes {', '.join(names)}")
-    return dict(zip(names, found, strict=True)), *_moved(model, args, kwargs)
+    arrays = [torch.as_tensor(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if _is_array(leaf)]
+    if len(arrays) != len(names):
+        raise InputError(f"{what}: {len(arrays)} inputs are given, and the session takes {', '.join(names)}")
+    return dict(zip(names, arrays, strict=True)), *_moved(model, args, kwargs)
 
 
 def call_of(model: torch.nn.Module, inputs: Any, what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -119,7 +119,7 @@ class ModuleOutputs:
             for path in _paths_around(_path_of(node)):
                 leaving = self._found.setdefault(path, [])
                 for name in node.outputs:
-                    read = name in results or any(not _inside(one, path) for one in readers.get(name, ()))
+                    read = name in results or any(not _inside(reader, path) for reader in readers.get(name, ()))
                     if name and (read or name not in readers):
                         leaving.append((name, read))
 
@@ -133,9 +133,9 @@ class ModuleOutputs:
         Those that nobody reads, such as statistics of a norm, are among them only where `count` shows that the module
         returns them.
         """
-        found = self._found.get(path, [])
-        read = tuple(name for name, sure in found if sure)
-        return tuple(name for name, _ in found) if len(read) != count == len(found) else read
+        readings = self._found.get(path, [])
+        read = tuple(name for name, sure in readings if sure)
+        return tuple(name for name, _ in readings) if len(read) != count == len(readings) else read
 
 
 def _path_of(node: Any) -> str:

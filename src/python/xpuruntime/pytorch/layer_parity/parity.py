@@ -173,12 +173,12 @@ def _layers(
     final = seen.calls[-1]
     other = _module_of(session)
     if other is not None:
-        found = _Hooks(other)
+        hooks = _Hooks(other)
         source = session if isinstance(session, TorchLogprobs) else logprobs_of(other)
-        with found.watching(), source.running():
+        with hooks.watching(), source.running():
             other(*args, **kwargs)
         skipped: dict[str, str] = {}
-        ours = {(call.path, call.number): call for call in found.calls}
+        ours = {(call.path, call.number): call for call in hooks.calls}
         layers = []
         for call in seen.calls:
             match = ours.get((call.path, call.number))
@@ -253,10 +253,10 @@ def _prompts_parity(reference: TorchLogprobs, other: Any, prompts: Sequence[Any]
             reason = figures.reason
         largest = max(largest, figures.max_abs)
         if first is None:
-            place = 0
+            row = 0
             if want.shape == got.shape:
-                place = next(i for i in range(rows) if not same_bits(want[i], got[i].astype(want.dtype)))
-            first = number, len(tokens) - rows + place
+                row = next(i for i in range(rows) if not same_bits(want[i], got[i].astype(want.dtype)))
+            first = number, len(tokens) - rows + row
     logprobs = LogprobParity(len(ids), positions, first is None, largest, first, not reason, reason)
     layers: list[LayerParity] = []
     skipped: dict[str, str] = {}
@@ -326,14 +326,14 @@ def _pairs(seen: _Hooks, outputs: ModuleOutputs) -> tuple[list[tuple[_Call, int,
     tensors: dict[tuple[str, int, int], str] = {}
     for path, calls in by_path.items():
         wanted = sum(len(call.values) for call in calls)
-        found = outputs.of(path, wanted)
+        names = outputs.of(path, wanted)
         if not outputs.has(path):
             skipped[path] = "no node of the session's model is of it: it computes nothing, or was folded away"
-        elif len(found) != wanted:
-            skipped[path] = f"it gave {wanted} tensors, and {len(found)} leave its nodes in the session's model"
+        elif len(names) != wanted:
+            skipped[path] = f"it gave {wanted} tensors, and {len(names)} leave its nodes in the session's model"
         else:
             places = [(path, call.number, index) for call in calls for index in range(len(call.values))]
-            tensors.update(zip(places, found, strict=True))
+            tensors.update(zip(places, names, strict=True))
     pairs = [
         (call, index, value, tensors[call.path, call.number, index])
         for call in seen.calls
@@ -352,13 +352,13 @@ def _limits(
     }
     if hasattr(session, "plan"):
         kinds.add(session.plan.precision if session.plan.precision in TOLERANCES else "fp32")
-    loosest = max((TOLERANCES[kind] for kind in kinds), key=lambda one: one.rtol)
-    given = {"rtol": rtol, "atol": atol, "cosine": cosine}
-    for name, value in given.items():
+    loosest = max((TOLERANCES[kind] for kind in kinds), key=lambda tolerance: tolerance.rtol)
+    limits = {"rtol": rtol, "atol": atol, "cosine": cosine}
+    for name, value in limits.items():
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if value is not None and not (number and 0 <= value < math.inf):
             raise InputError(f"parity: {name} is {value!r}; pass a number from 0, or leave it out")
-    stated = {name: float(value) for name, value in given.items() if value is not None}
+    stated = {name: float(value) for name, value in limits.items() if value is not None}
     return msgspec.structs.replace(loosest, **stated, cosine_stated=cosine is not None)
 
 
@@ -378,8 +378,15 @@ def _layer(
         skipped[name] = f"it gives {list(want.shape)}, and {tensor!r} is {list(other.shape)} in the session's model"
         return None
     figures = _figures(want, other, limits)
-    found = (figures.max_abs, figures.max_rel, figures.cosine, figures.passed, figures.reason, figures.undecided)
-    return LayerParity(call.path, call.kind, call.number, index, tensor, tuple(want.shape), *found)
+    figures_of_layer = (
+        figures.max_abs,
+        figures.max_rel,
+        figures.cosine,
+        figures.passed,
+        figures.reason,
+        figures.undecided,
+    )
+    return LayerParity(call.path, call.kind, call.number, index, tensor, tuple(want.shape), *figures_of_layer)
 
 
 def _figures(want: torch.Tensor, got: torch.Tensor, limits: Tolerance) -> OutputFigures:

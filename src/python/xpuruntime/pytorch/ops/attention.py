@@ -198,9 +198,9 @@ def fused_attention(
 
 
 def _check(query: Any, key: Any, value: Any, attn_mask: Any) -> None:
-    for name, one in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
-        if not isinstance(one, torch.Tensor) and not (one is None and name == "attn_mask"):
-            raise InputError(f"{name} is {type(one).__name__}; expected a torch.Tensor")
+    for name, tensor in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
+        if not isinstance(tensor, torch.Tensor) and not (tensor is None and name == "attn_mask"):
+            raise InputError(f"{name} is {type(tensor).__name__}; expected a torch.Tensor")
     if attn_mask is not None and attn_mask.device != query.device:  # PyTorch reads one on meta as if it had contents
         raise InputError(f"attn_mask is on {attn_mask.device} and query on {query.device}: move one to the other")
 

@@ -51,13 +51,13 @@ def attention(*args: Any) -> tuple[Tensor, Tensor | None]:
 
     All arguments by place. What the operator would do, without the dispatcher, which costs more than the rest.
     """
-    found: tuple[Tensor, Tensor | None]
+    results: tuple[Tensor, Tensor | None]
     if _put_off(args[:4]):
-        found = _forward_op(*args)
-        return found
+        results = _forward_op(*args)
+        return results
     if args[9]:
-        found = _Attention.record(None, *args)
-        return found
+        results = _Attention.record(None, *args)
+        return results
     return operator.run_forward(*args)
 
 
@@ -104,11 +104,15 @@ def _backward_again(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         grad_out, *inputs = operands
         out = by_torch("torch.math", *inputs, mask, 0.0, is_causal, scale)  # type: ignore[call-arg]
         first = torch.autograd.grad(out, inputs, grad_out, create_graph=True)
-        given = [(gradient, grad) for gradient, grad in zip(first, grads, strict=True) if grad is not None]
-        if not given:
+        outputs_and_grads = [(gradient, grad) for gradient, grad in zip(first, grads, strict=True) if grad is not None]
+        if not outputs_and_grads:
             return (None,) * 13
         second = torch.autograd.grad(
-            [one for one, _ in given], operands, [grad for _, grad in given], create_graph=further, allow_unused=True
+            [output for output, _ in outputs_and_grads],
+            operands,
+            [grad for _, grad in outputs_and_grads],
+            create_graph=further,
+            allow_unused=True,
         )
     return (*second, *(None,) * 9)
 
@@ -159,12 +163,12 @@ class _Attention(_Recorded):
     @staticmethod
     def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
         if keyset is None:
-            found = operator.run_forward(*args)
+            results = operator.run_forward(*args)
         else:
             with _private_api.below_autograd():
-                found = _forward_op.redispatch(keyset & _private_api.keyset_after_autograd, *args)
-        _keep_forward(ctx, args, found)
-        return found
+                results = _forward_op.redispatch(keyset & _private_api.keyset_after_autograd, *args)
+        _keep_forward(ctx, args, results)
+        return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -175,9 +179,9 @@ class _Gradient(_Recorded):
     @staticmethod
     def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
         with _private_api.below_autograd():
-            found = _backward_op.redispatch(keyset & _private_api.keyset_after_autograd, *args)
-        _keep_backward(ctx, args, found)
-        return found
+            gradients = _backward_op.redispatch(keyset & _private_api.keyset_after_autograd, *args)
+        _keep_backward(ctx, args, gradients)
+        return gradients
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -210,12 +214,12 @@ def _folded(info: Any, in_dims: tuple[Any, ...], tensors: tuple[Any, ...], mask_
         elif dim is None and (x.dim() < 4 or x.shape[0] == 1):
             folded.append(x)  # it broadcasts over the batch
         else:
-            whole = x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
-            while whole.dim() < 5:
-                whole = whole.unsqueeze(1)
+            expanded = x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
+            while expanded.dim() < 5:
+                expanded = expanded.unsqueeze(1)
             first, at = tensors[0], in_dims[0]
             batch = first.shape[0] if at is None else first.movedim(at, 0).shape[1]
-            folded.append(whole.expand(n, batch, *whole.shape[2:]).flatten(0, 1))
+            folded.append(expanded.expand(n, batch, *expanded.shape[2:]).flatten(0, 1))
     return folded
 
 

@@ -95,9 +95,9 @@ def run_forward(
             return _forward_by_torch(route, query, key, value, mask, dropout_p, is_causal, scale, want_lse)
         if isinstance(route.place, BoundKernel):
             # Its limits were asked when the route was found, unless that is one of calls of other lengths.
-            given = (query, key, value, mask, is_causal, scale, want_lse, phase)
+            operands = (query, key, value, mask, is_causal, scale, want_lse, phase)
             try:
-                attended: tuple[Tensor, Tensor | None] = _run("attention", route, route.place.attention, given)
+                attended: tuple[Tensor, Tensor | None] = _run("attention", route, route.place.attention, operands)
             except UnsupportedOperationError as error:
                 route = _find(
                     active, known, False, query, key, value, mask, dropout_p, is_causal, scale, want_lse, phase, module,
@@ -111,7 +111,7 @@ def run_forward(
             want_lse, "top_left" if is_causal else False, scale, dropout_p, _phase(phase), None,
         )  # fmt: skip
         try:
-            found = _run("attention", route, _op_attention, args)
+            results = _run("attention", route, _op_attention, args)
         except UnsupportedOperationError as error:
             skip = active.refused(route, error)
             route = _find(
@@ -131,7 +131,7 @@ def run_forward(
                 skip,
             )
             continue
-        return out, found[1] if want_lse else None
+        return out, results[1] if want_lse else None
 
 
 def run_backward(
@@ -163,10 +163,10 @@ def run_backward(
         if route.place is None:
             return _backward_by_torch(route, grad_out, query, key, value, mask, dropout_p, is_causal, scale)
         if isinstance(route.place, BoundKernel):
-            given = (dense, query, key, value, out, lse, mask, is_causal, scale)
+            operands = (dense, query, key, value, out, lse, mask, is_causal, scale)
             try:
-                found: tuple[Tensor, Tensor, Tensor] = _run(
-                    "attention_backward", route, route.place.attention_backward, given
+                kernel_gradients: tuple[Tensor, Tensor, Tensor] = _run(
+                    "attention_backward", route, route.place.attention_backward, operands
                 )
             except UnsupportedOperationError as error:
                 route = _find(
@@ -174,7 +174,7 @@ def run_backward(
                     active.refused(route, error),
                 )  # fmt: skip
                 continue
-            return found
+            return kernel_gradients
         gradients = tuple(torch.empty_like(x) for x in (query, key, value))
         args = (
             route.place, dense, query, key, value, out, lse,
@@ -304,12 +304,12 @@ def _backward_by_torch(
         with _autograd_here(), torch.enable_grad():
             a, b, c = (x.detach().requires_grad_() for x in (q, k, v))
             out = by_torch(route.kernel, a, b, c, mask, 0.0, is_causal, scale)
-            found: tuple[Tensor, ...] = torch.autograd.grad(out, (a, b, c), grad_out)
-            return found
+            gradients: tuple[Tensor, ...] = torch.autograd.grad(out, (a, b, c), grad_out)
+            return gradients
 
-    found = _run("attention_backward", route, again, (grad_out, q, k, v))
+    gradients_of_torch = _run("attention_backward", route, again, (grad_out, q, k, v))
     gradients = tuple(torch.empty_like(x) for x in (q, k, v))
-    for gradient, value in zip(gradients, found, strict=True):
+    for gradient, value in zip(gradients, gradients_of_torch, strict=True):
         gradient.copy_(value)
     return gradients
 

@@ -45,14 +45,16 @@ def _layer_norm_gradients(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None
     needs = ctx.needs_input_grad
     mask = [needs[0] or needs[1], weight is not None and needs[3], bias is not None and needs[4]]
     if grad is None:
-        found: Sequence[Tensor | None] = (grad_sum, None, None)
+        gradients: Sequence[Tensor | None] = (grad_sum, None, None)
     elif torch.is_grad_enabled():
-        found = _differentiable_gradients(grad, grad_sum, summed, ctx.shape, weight, bias, ctx.eps, rms=False)
+        gradients = _differentiable_gradients(grad, grad_sum, summed, ctx.shape, weight, bias, ctx.eps, rms=False)
     else:
-        found = torch.ops.xpuruntime.layer_norm_backward(
+        gradients = torch.ops.xpuruntime.layer_norm_backward(
             grad, grad_sum, summed, ctx.shape, mean, rstd, weight, bias, mask, ctx.kernel
         )
-    grad_x, grad_weight, grad_bias = (one if wanted else None for one, wanted in zip(found, mask, strict=True))
+    grad_x, grad_weight, grad_bias = (
+        gradient if wanted else None for gradient, wanted in zip(gradients, mask, strict=True)
+    )
     return (
         grad_x if needs[0] else None,
         grad_x if needs[1] else None,
@@ -79,14 +81,14 @@ def _rms_norm_gradients(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None, 
     needs = ctx.needs_input_grad
     mask = [needs[0] or needs[1], weight is not None and needs[3]]
     if grad is None:
-        found: Sequence[Tensor | None] = (grad_sum, None)
+        gradients: Sequence[Tensor | None] = (grad_sum, None)
     elif torch.is_grad_enabled():
-        found = _differentiable_gradients(grad, grad_sum, summed, ctx.shape, weight, None, ctx.eps, rms=True)[:2]
+        gradients = _differentiable_gradients(grad, grad_sum, summed, ctx.shape, weight, None, ctx.eps, rms=True)[:2]
     else:
-        found = torch.ops.xpuruntime.rms_norm_backward(
+        gradients = torch.ops.xpuruntime.rms_norm_backward(
             grad, grad_sum, summed, ctx.shape, rstd, weight, mask, ctx.kernel
         )
-    grad_x, grad_weight = (one if wanted else None for one, wanted in zip(found, mask, strict=True))
+    grad_x, grad_weight = (gradient if wanted else None for gradient, wanted in zip(gradients, mask, strict=True))
     return grad_x if needs[0] else None, grad_x if needs[1] else None, None, grad_weight, None, None, None
 
 
@@ -99,20 +101,20 @@ def _batching(operator: Callable[..., Any], rows: tuple[int, ...], mask: int | N
 
     def rule(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
         batched = [isinstance(dim, int) for dim in in_dims]
-        moved = [one.movedim(dim, 0) if isinstance(dim, int) else one for one, dim in zip(args, in_dims, strict=True)]
+        moved = [arg.movedim(dim, 0) if isinstance(dim, int) else arg for arg, dim in zip(args, in_dims, strict=True)]
         sums = mask is not None and any(args[mask][1:])
         if sums or any(yes and index not in rows for index, yes in enumerate(batched)):
             each = [
-                operator(*(one[i] if yes else one for one, yes in zip(moved, batched, strict=True)))
+                operator(*(arg[i] if yes else arg for arg, yes in zip(moved, batched, strict=True)))
                 for i in range(info.batch_size)
             ]
             return tuple(torch.stack(parts) for parts in zip(*each, strict=True)), (0,) * len(each[0])
         for index in rows:
-            one = moved[index]
-            if one is not None and not batched[index]:
-                moved[index] = one.expand(info.batch_size, *one.shape)
-        found = tuple(operator(*moved))
-        return found, tuple(None if one.shape == (0,) else 0 for one in found)
+            arg = moved[index]
+            if arg is not None and not batched[index]:
+                moved[index] = arg.expand(info.batch_size, *arg.shape)
+        results = tuple(operator(*moved))
+        return results, tuple(None if result.shape == (0,) else 0 for result in results)
 
     return rule
 
@@ -208,11 +210,11 @@ def torch_layer_norm_backward(
         grads = torch.ops.aten.native_layer_norm_backward(
             _as(grad, wide), wide, shape, mean, rstd, _as(weight, wide), _as(bias, wide), mask
         )
-    found = [None if grad is None else grad.contiguous() for grad in grads]
-    found[0] = _as(found[0], summed)
-    if grad_sum is not None and found[0] is not None:
-        found[0] = found[0] + grad_sum
-    return found[0], _as(found[1], weight), _as(found[2], bias)
+    gradients = [None if grad is None else grad.contiguous() for grad in grads]
+    gradients[0] = _as(gradients[0], summed)
+    if grad_sum is not None and gradients[0] is not None:
+        gradients[0] = gradients[0] + grad_sum
+    return gradients[0], _as(gradients[1], weight), _as(gradients[2], bias)
 
 
 def torch_rms_norm(
@@ -286,7 +288,7 @@ def _sum(input: Tensor, residual: Tensor | None) -> Tensor:
 def _widened(summed: Tensor, *parameters: Tensor | None) -> Tensor:
     """Return what is normalized in the type of wider parameters, since PyTorch's kernels take one type for all."""
     half = summed.dtype in (torch.float16, torch.bfloat16)
-    wider = any(one is not None and one.dtype == torch.float32 for one in parameters)
+    wider = any(parameter is not None and parameter.dtype == torch.float32 for parameter in parameters)
     return summed.float() if half and wider else summed
 
 

@@ -70,7 +70,7 @@ def _layer_norm(
 
 
 def _xrt_layer_norm(
-    place: CallContext | BoundKernel,
+    target: CallContext | BoundKernel,
     phase: str,
     input: Tensor,
     residual: Tensor | None,
@@ -79,7 +79,7 @@ def _xrt_layer_norm(
     bias: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    out, total, mean, rstd = _forward(place, phase, False, input, residual, shape, weight, bias, eps)
+    out, total, mean, rstd = _forward(target, phase, False, input, residual, shape, weight, bias, eps)
     dtype = stats_dtype(input, weight, bias)
     return out, total, mean.to(dtype), rstd.to(dtype)
 
@@ -97,15 +97,15 @@ def _layer_norm_backward(
     kernel: str,
 ) -> tuple[Tensor, ...]:
     args = (grad, grad_sum, summed, shape, mean, rstd, weight, bias, mask)
-    found = _run(
+    gradients = _run(
         "layer_norm_backward", "layer_norm", kernel, summed, norm_autograd.torch_layer_norm_backward,
         _xrt_layer_norm_backward, args,
     )  # fmt: skip
-    return tuple(summed.new_empty(0) if one is None else one for one in found)
+    return tuple(summed.new_empty(0) if gradient is None else gradient for gradient in gradients)
 
 
 def _xrt_layer_norm_backward(
-    place: CallContext | BoundKernel,
+    target: CallContext | BoundKernel,
     phase: str,
     grad: Tensor,
     grad_sum: Tensor | None,
@@ -121,7 +121,7 @@ def _xrt_layer_norm_backward(
     if mask[2] and weight is None and bias is not None and bias.dtype != summed.dtype:
         msg = f"a bias of {bias.dtype} without a weight, for an input of {summed.dtype}: give both, or neither"
         raise UnsupportedOperationError(msg)
-    return _backward(place, False, grad, grad_sum, summed, shape, mean, rstd, weight, mask, bias)
+    return _backward(target, False, grad, grad_sum, summed, shape, mean, rstd, weight, mask, bias)
 
 
 def _rms_norm(
@@ -138,7 +138,7 @@ def _rms_norm(
 
 
 def _xrt_rms_norm(
-    place: CallContext | BoundKernel,
+    target: CallContext | BoundKernel,
     phase: str,
     input: Tensor,
     residual: Tensor | None,
@@ -146,7 +146,7 @@ def _xrt_rms_norm(
     weight: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    out, total, rstd = _forward(place, phase, True, input, residual, shape, weight, None, eps)
+    out, total, rstd = _forward(target, phase, True, input, residual, shape, weight, None, eps)
     return out, total, rstd
 
 
@@ -161,15 +161,15 @@ def _rms_norm_backward(
     kernel: str,
 ) -> tuple[Tensor, ...]:
     args = (grad, grad_sum, summed, shape, rstd, weight, mask)
-    found = _run(
+    gradients = _run(
         "rms_norm_backward", "rms_norm", kernel, summed, norm_autograd.torch_rms_norm_backward,
         _xrt_rms_norm_backward, args,
     )  # fmt: skip
-    return tuple(summed.new_empty(0) if one is None else one for one in found)
+    return tuple(summed.new_empty(0) if gradient is None else gradient for gradient in gradients)
 
 
 def _xrt_rms_norm_backward(
-    place: CallContext | BoundKernel,
+    target: CallContext | BoundKernel,
     phase: str,
     grad: Tensor,
     grad_sum: Tensor | None,
@@ -180,11 +180,11 @@ def _xrt_rms_norm_backward(
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
     del phase
-    return _backward(place, True, grad, grad_sum, summed, shape, None, rstd, weight, (*mask, False))[:2]
+    return _backward(target, True, grad, grad_sum, summed, shape, None, rstd, weight, (*mask, False))[:2]
 
 
 def _forward(
-    place: CallContext | BoundKernel,
+    target: CallContext | BoundKernel,
     phase: str,
     rms: bool,
     input: Tensor,
@@ -196,25 +196,25 @@ def _forward(
 ) -> tuple[Tensor, ...]:
     """Return the norm, the sum, and what there is of mean and rstd, in the type of xpuruntime kernels."""
     n = len(shape)
-    if isinstance(place, BoundKernel):
+    if isinstance(target, BoundKernel):
         if residual is not None:
             raise UnsupportedOperationError("it adds no residual")
-        out, *stats = place.norm(phase, input, shape, weight, bias, eps, rms=rms)
+        out, *stats = target.norm(phase, input, shape, weight, bias, eps, rms=rms)
         return out, input.new_empty(0), *stats
-    found = list(
+    results = list(
         _core.op_norm(
-            place, rms, as_rows(input, n), None if residual is None else as_rows(residual, n), _flat(weight),
+            target, rms, as_rows(input, n), None if residual is None else as_rows(residual, n), _flat(weight),
             _flat(bias), None, None, residual is not None, True, eps, phase or None, None,
         )
     )  # fmt: skip
-    total = input.new_empty(0) if residual is None else found.pop(1).view(input.shape)
-    out, *stats = found
+    total = input.new_empty(0) if residual is None else results.pop(1).view(input.shape)
+    out, *stats = results
     lead = (*input.shape[:-n], *(1,) * n)
     return out.view(input.shape), total, *(stat.view(lead) for stat in stats)
 
 
 def _backward(
-    place: CallContext | BoundKernel,
+    target: CallContext | BoundKernel,
     rms: bool,
     grad: Tensor,
     grad_sum: Tensor | None,
@@ -228,18 +228,18 @@ def _backward(
 ) -> tuple[Tensor | None, ...]:
     n = len(shape)
     wide = torch.float64 if summed.dtype == torch.float64 else torch.float32
-    mean, rstd = (None if one is None else one.to(wide).reshape(summed.shape[:-n]) for one in (mean, rstd))
-    if isinstance(place, BoundKernel):
+    mean, rstd = (None if stat is None else stat.to(wide).reshape(summed.shape[:-n]) for stat in (mean, rstd))
+    if isinstance(target, BoundKernel):
         if grad_sum is not None:
             raise UnsupportedOperationError("it adds no residual")
-        stats = tuple(one for one in (mean, rstd) if one is not None)
-        found = place.norm_backward(grad, summed, shape, stats, weight, bias, rms=rms)
-        return tuple(one if wanted else None for one, wanted in zip(found, mask, strict=True))
-    found = _core.op_norm_backward(
-        place, rms, as_rows(grad, n), as_rows(summed, n), _flat(weight), mean, rstd,
+        stats = tuple(stat for stat in (mean, rstd) if stat is not None)
+        gradients = target.norm_backward(grad, summed, shape, stats, weight, bias, rms=rms)
+        return tuple(gradient if wanted else None for gradient, wanted in zip(gradients, mask, strict=True))
+    gradients = _core.op_norm_backward(
+        target, rms, as_rows(grad, n), as_rows(summed, n), _flat(weight), mean, rstd,
         None if grad_sum is None else as_rows(grad_sum, n), None, mask[1], mask[2], None,
     )  # fmt: skip
-    arrays = list(found) if mask[1] or mask[2] else [found]
+    arrays = list(gradients) if mask[1] or mask[2] else [gradients]
     return (
         arrays[0].view(summed.shape) if mask[0] else None,
         arrays[1].view(*shape) if mask[1] else None,
@@ -270,14 +270,14 @@ def _run(
         )  # fmt: skip
     if kernel in NATIVE_NAMES[op] or like.numel() == 0:
         return native(*args)
-    place: CallContext | BoundKernel = bound_kernel(kernel, op) or call_context(None, kernel or None, op)
+    target: CallContext | BoundKernel = bound_kernel(kernel, op) or call_context(None, kernel or None, op)
     try:
-        if isinstance(place, BoundKernel) and (missing := rejection_of_word(kernel, op)):
+        if isinstance(target, BoundKernel) and (missing := rejection_of_word(kernel, op)):
             raise UnsupportedOperationError(f"kernel={kernel!r}: {missing}", engine="torch")
         if CONTEXT.observer is not None:
-            route = Route(op, (kernel or "auto",), "kernel=" if kernel else "default", kernel or "auto", place=place)
-            return CONTEXT.observer.call(name, op, route, xrt_kernel, (place, "", *args), {})
-        return xrt_kernel(place, "", *args)
+            route = Route(op, (kernel or "auto",), "kernel=" if kernel else "default", kernel or "auto", place=target)
+            return CONTEXT.observer.call(name, op, route, xrt_kernel, (target, "", *args), {})
+        return xrt_kernel(target, "", *args)
     except UnsupportedOperationError:
         if kernel and kernel != "auto":
             raise

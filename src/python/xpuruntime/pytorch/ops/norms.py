@@ -235,7 +235,7 @@ def _shape(input: Any, normalized_shape: Any) -> list[int]:
         raise InputError(f"input is {input.dtype}; expected float64, float32, float16 or bfloat16")
     several = isinstance(normalized_shape, Iterable) and getattr(normalized_shape, "ndim", 1) > 0
     try:
-        shape = [_size(one) for one in (normalized_shape if several else (normalized_shape,))]
+        shape = [_size(size) for size in (normalized_shape if several else (normalized_shape,))]
     except (TypeError, RuntimeError):
         raise InputError(f"normalized_shape is {normalized_shape!r}; expected a size, or a list of sizes") from None
     if not shape:
@@ -247,24 +247,24 @@ def _shape(input: Any, normalized_shape: Any) -> list[int]:
     return shape
 
 
-def _size(one: Any) -> Any:
-    return one if isinstance(one, (int, torch.SymInt)) else index(one)
+def _size(size: Any) -> Any:
+    return size if isinstance(size, (int, torch.SymInt)) else index(size)
 
 
-def _check_parameters(input: Tensor, shape: list[int], **given: Tensor | None) -> None:
-    for name, one in given.items():
-        if one is None:
+def _check_parameters(input: Tensor, shape: list[int], **parameters: Tensor | None) -> None:
+    for name, parameter in parameters.items():
+        if parameter is None:
             continue
-        if not isinstance(one, torch.Tensor):
-            raise InputError(f"{name} is {type(one).__name__}; expected a torch.Tensor")
+        if not isinstance(parameter, torch.Tensor):
+            raise InputError(f"{name} is {type(parameter).__name__}; expected a torch.Tensor")
         wanted = list(input.shape) if name == "residual" else shape
-        if list(one.shape) != wanted:
-            raise InputError(f"{name} is {list(one.shape)}; expected {wanted}")
-        if one.device != input.device:
-            raise InputError(f"{name} is on {one.device} and input on {input.device}: move one to the other")
-        if one.dtype != input.dtype and (name == "residual" or one.dtype != torch.float32):
-            more = "" if name == "residual" else " or torch.float32"
-            raise InputError(f"{name} is {one.dtype}; expected {input.dtype}, the dtype of input{more}")
+        if list(parameter.shape) != wanted:
+            raise InputError(f"{name} is {list(parameter.shape)}; expected {wanted}")
+        if parameter.device != input.device:
+            raise InputError(f"{name} is on {parameter.device} and input on {input.device}: move one to the other")
+        if parameter.dtype != input.dtype and (name == "residual" or parameter.dtype != torch.float32):
+            alternative = "" if name == "residual" else " or torch.float32"
+            raise InputError(f"{name} is {parameter.dtype}; expected {input.dtype}, the dtype of input{alternative}")
 
 
 def _word(kernel: Any, op: str) -> str:
@@ -278,8 +278,8 @@ def _word(kernel: Any, op: str) -> str:
         raise PolicyError(f"kernel=: {refused}") from None
 
 
-def _as_autocast(input: Tensor, *more: Tensor | None) -> Any:
+def _as_autocast(input: Tensor, *others: Tensor | None) -> Any:
     """Return the operands in float32 where autocast has PyTorch's own norms run in it: on CUDA."""
     if not input.is_cuda or not torch.is_autocast_enabled("cuda") or input.dtype == torch.float64:
-        return (input, *more)
-    return tuple(one if one is None else one.float() for one in (input, *more))
+        return (input, *others)
+    return tuple(tensor if tensor is None else tensor.float() for tensor in (input, *others))

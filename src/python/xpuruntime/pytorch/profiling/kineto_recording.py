@@ -61,7 +61,7 @@ class KinetoRecording:
     def added_to(self, recording: DeviceRecording) -> DeviceRecording:
         """Return a recording of ranges with the work of devices and PyTorch's operators added."""
         work, calls, operators, dropped = read(self._profiler.events(), self._limit)
-        work = with_bytes(work, self._sizes()) if any(one.kind in ("copy", "fill") for one in work) else work
+        work = with_bytes(work, self._sizes()) if any(step.kind in ("copy", "fill") for step in work) else work
         first = max((range_.id for range_ in recording.ranges), default=0) + 1
         nested = nest(operators, first)
         ranges = [*recording.ranges, *nested]
@@ -95,26 +95,26 @@ class _Trace(msgspec.Struct):
 
 def sizes(events: Iterable[dict[str, Any]]) -> dict[int, list[tuple[float, int]]]:
     """Return correlation number to start and bytes of the copies and fills of a trace, in their order."""
-    found: dict[int, list[tuple[float, int]]] = {}
+    sizes: dict[int, list[tuple[float, int]]] = {}
     for event in events:
         if event.get("cat") in ("gpu_memcpy", "gpu_memset"):
             args = event.get("args", {})
-            found.setdefault(int(args.get("correlation", 0)), []).append((event["ts"], int(args.get("bytes", 0))))
-    for held in found.values():
+            sizes.setdefault(int(args.get("correlation", 0)), []).append((event["ts"], int(args.get("bytes", 0))))
+    for held in sizes.values():
         held.sort()
-    return found
+    return sizes
 
 
 def with_bytes(work: Iterable[DeviceWork], known: dict[int, list[tuple[float, int]]]) -> list[DeviceWork]:
     """Return work with the bytes of copies and fills; a call that made several has them in their order."""
     waiting = {number: iter(held) for number, held in known.items()}
     result = []
-    for one in work:
-        if one.kind in ("copy", "fill"):
-            _, size = next(waiting.get(one.correlation, iter(())), (0.0, one.bytes))
-            result.append(one._replace(bytes=size))
+    for step in work:
+        if step.kind in ("copy", "fill"):
+            _, size = next(waiting.get(step.correlation, iter(())), (0.0, step.bytes))
+            result.append(step._replace(bytes=size))
         else:
-            result.append(one)
+            result.append(step)
     return result
 
 
@@ -146,7 +146,7 @@ def read(events: Iterable[Any], limit: int) -> tuple[list[DeviceWork], list[Host
                 operators.append(Range(0, 0, name, "torch", event.device_resource_id(), start, end))
             else:
                 dropped += 1
-    work.sort(key=lambda one: one.start_ns)
+    work.sort(key=lambda step: step.start_ns)
     return work, calls, operators, dropped
 
 
@@ -178,15 +178,15 @@ def _work(event: Any, name: str, start: int, end: int) -> DeviceWork:
 def nest(operators: list[Range], first: int) -> list[Range]:
     """Return operators with numbers, and with what each ran in."""
     operators.sort(key=lambda operator: (operator.thread, operator.start_ns, -operator.end_ns))
-    found: list[Range] = []
+    ranges: list[Range] = []
     open_: list[Range] = []
-    for number, one in enumerate(operators, first):
-        while open_ and (open_[-1].thread != one.thread or open_[-1].end_ns < one.end_ns):
+    for number, range_ in enumerate(operators, first):
+        while open_ and (open_[-1].thread != range_.thread or open_[-1].end_ns < range_.end_ns):
             open_.pop()
-        numbered = one._replace(id=number, parent=open_[-1].id if open_ else 0)
+        numbered = range_._replace(id=number, parent=open_[-1].id if open_ else 0)
         open_.append(numbered)
-        found.append(numbered)
-    return found
+        ranges.append(numbered)
+    return ranges
 
 
 def assign_ranges(work: list[DeviceWork], calls: list[HostCall], ranges: Iterable[Range]) -> list[DeviceWork]:
@@ -196,17 +196,17 @@ def assign_ranges(work: list[DeviceWork], calls: list[HostCall], ranges: Iterabl
         threads.setdefault(around.thread, []).append(around)
     starts = {thread: [around.start_ns for around in held] for thread, held in threads.items()}
     by_id = {around.id: around for held in threads.values() for around in held}
-    made = {call.correlation: call for call in calls}
+    call_by_correlation = {call.correlation: call for call in calls}
     placed = []
-    for one in work:
-        call = made.get(one.correlation) if one.correlation else None
+    for step in work:
+        call = call_by_correlation.get(step.correlation) if step.correlation else None
         held = threads.get(call.thread) if call is not None else None
         if call is None or held is None:
-            placed.append(one)
+            placed.append(step)
             continue
         index = bisect_right(starts[call.thread], call.start_ns) - 1
-        found = held[index] if index >= 0 else None
-        while found is not None and found.end_ns < call.start_ns:
-            found = by_id.get(found.parent)
-        placed.append(one if found is None else one._replace(range=found.id))
+        range_ = held[index] if index >= 0 else None
+        while range_ is not None and range_.end_ns < call.start_ns:
+            range_ = by_id.get(range_.parent)
+        placed.append(step if range_ is None else step._replace(range=range_.id))
     return placed

@@ -70,12 +70,12 @@ def merge_trace(
 
 def _read(data: bytes) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(data)
+        document = msgspec.json.decode(data)
     except msgspec.MsgspecError:
-        found = json.loads(data)  # which also takes NaN, as PyTorch may write it
-    if not isinstance(found, dict) or not isinstance(found.get("traceEvents"), list):
+        document = json.loads(data)  # which also takes NaN, as PyTorch may write it
+    if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
         raise ValueError("it has no traceEvents")
-    return found
+    return document
 
 
 class _EventMaker:
@@ -95,7 +95,7 @@ class _EventMaker:
             if event.get("cat") == "user_annotation" and event["name"].startswith(_CATEGORY + " "):
                 ranges[(event["name"], event["tid"])].append((event["ts"], event["pid"]))
         for range_ in ranges.values():
-            range_.sort(key=lambda one: one[0])
+            range_.sort(key=lambda range_event: range_event[0])
         for seen in kinds:
             if seen.count:
                 self._decision(seen, decision_of(seen, decisions), ranges.get((seen.label, seen.thread), []))
@@ -296,9 +296,9 @@ class _Watch(Watch):
         super()._record()
 
 
-def _activities(given: Any) -> list[Any]:
+def _activities(stated: Any) -> list[Any]:
     known = torch.profiler.ProfilerActivity
-    activities = list(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else [given]
+    activities = list(stated) if isinstance(stated, Iterable) and not isinstance(stated, (str, bytes)) else [stated]
     wrong = next((activity for activity in activities if not isinstance(activity, known)), None)
     if wrong is not None:
         msg = f"activities has {wrong!r:.60}: give a list of torch.profiler.ProfilerActivity"

@@ -102,8 +102,8 @@ class Profiler:
     def events(self) -> list[Any]:
         """Return everything that was recorded, as kineto has it; times are nanoseconds since the epoch."""
         profiler = self.torch.profiler
-        found: list[Any] = profiler.kineto_results.events()
-        return found
+        events: list[Any] = profiler.kineto_results.events()
+        return events
 
 
 def _finish_kernels() -> None:

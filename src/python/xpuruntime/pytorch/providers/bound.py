@@ -96,17 +96,17 @@ class BoundKernel:
         if context.capturing() and self.kernel.capturable is not True:
             return f"it cannot be captured into a CUDA graph: {self.kernel.capturable}"
         key = (compares(), CONTEXT.thread.measuring, *_private_api.compile_stance(), call.key)
-        found = self._answers.get(key)
-        if found is None:
+        answer = self._answers.get(key)
+        if answer is None:
             try:
-                found = self._rejection(call)
+                answer = self._rejection(call)
             except ComparisonEnded as ended:
                 return str(ended)
             with self._lock:
                 if len(self._answers) >= _MOST:
                     self._answers.clear()
-                self._answers[key] = found
-        return found
+                self._answers[key] = answer
+        return answer
 
     def _rejection(self, call: TorchCall) -> str:
         if call.deterministic and self.kernel.deterministic is not True:
@@ -142,11 +142,13 @@ class BoundKernel:
     ) -> tuple[Tensor | None, ...]:
         """Return a gradient for each of `like`, which lie in memory as these do; ``None`` where that is ``None``."""
         self._check(call)
-        found = list(self._run(call, "backward", self.kernel.backward, call, saved, grads))
+        gradients = list(self._run(call, "backward", self.kernel.backward, call, saved, grads))
         wanted = [x for x in like if x is not None]
-        if len(found) != len(like):
-            raise self._wrong(call, f"returned {len(found)} gradients, and there are {len(like)} inputs")
-        kept = self._checked(call, "gradient", [x for x, y in zip(found, like, strict=True) if y is not None], wanted)
+        if len(gradients) != len(like):
+            raise self._wrong(call, f"returned {len(gradients)} gradients, and there are {len(like)} inputs")
+        kept = self._checked(
+            call, "gradient", [x for x, y in zip(gradients, like, strict=True) if y is not None], wanted
+        )
         values = iter(kept)
         return tuple(None if x is None else next(values) for x in like)
 
@@ -167,23 +169,25 @@ class BoundKernel:
             error.add_note(f"raised by {self.word} in the {what} of {call}")
             raise
 
-    def _checked(self, call: TorchCall, what: str, found: Sequence[Any], like: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        found = tuple(found)
-        if len(found) != len(like):
-            raise self._wrong(call, f"returned {len(found)} {what}s, and there are {len(like)}")
-        for number, (x, wanted) in enumerate(zip(found, like, strict=True)):
+    def _checked(
+        self, call: TorchCall, what: str, results: Sequence[Any], like: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        results = tuple(results)
+        if len(results) != len(like):
+            raise self._wrong(call, f"returned {len(results)} {what}s, and there are {len(like)}")
+        for number, (x, wanted) in enumerate(zip(results, like, strict=True)):
             if not isinstance(x, torch.Tensor):
                 raise self._wrong(call, f"returned {type(x).__name__} as {what} {number}")
             for name in ("shape", "dtype"):
                 if getattr(x, name) != getattr(wanted, name):
-                    has, needs = (_shown(getattr(one, name)) for one in (x, wanted))
+                    has, needs = (_shown(getattr(tensor, name)) for tensor in (x, wanted))
                     raise self._wrong(call, f"returned {what} {number} with {name} {has}, and it has to be {needs}")
             if str(x.device) != call.device:
                 raise self._wrong(call, f"returned {what} {number} on {x.device}, and it has to be on {call.device}")
             if x.numel() > 1 and _steps(x) != _steps(wanted):
                 steps = f"strides {list(x.stride())}, and they have to be {list(wanted.stride())}"
                 raise self._wrong(call, f"returned {what} {number} with {steps}")
-        return found
+        return results
 
     def _wrong(self, call: TorchCall, what: str) -> UnsupportedOperationError:
         msg = f"{self.word}: it {what}, for {call}"
@@ -203,7 +207,10 @@ class BoundKernel:
         rms: bool,
     ) -> tuple[Tensor, ...]:
         """Return the norm over the last dimensions, and mean and rstd, or rstd alone of an RMS norm."""
-        rows, columns = _rows(x, len(shape)), [None if one is None else one.reshape(-1) for one in (weight, bias)]
+        rows, columns = (
+            _rows(x, len(shape)),
+            [None if parameter is None else parameter.reshape(-1) for parameter in (weight, bias)],
+        )
         operands = {"x": rows, "weight": columns[0], "bias": columns[1]}
         call = call_of("rms_norm" if rms else "layer_norm", phase, operands, {"epsilon": float(eps), **_NORM})
         tensors = [operand for operand in operands.values() if operand is not None]
@@ -225,14 +232,14 @@ class BoundKernel:
         """Return the gradients of the input, the weight and the bias; ``None`` where there is none."""
         n = len(shape)
         rows, of_rows = _rows(x, n), _rows(grad, n)
-        columns = [None if one is None else one.reshape(-1) for one in (weight, bias)]
+        columns = [None if parameter is None else parameter.reshape(-1) for parameter in (weight, bias)]
         operands = {"x": rows, "weight": columns[0], "bias": columns[1]}
         call = call_of("rms_norm" if rms else "layer_norm", "backward", {**operands, "grad": of_rows}, _NORM)
         inputs = tuple(operand for operand in operands.values() if operand is not None)
         extra = tuple(stat.reshape(rows.shape[:-1]) for stat in stats)
         like = [torch.empty_like(input_) for input_ in inputs]
-        found = iter(self.backward(call, Saved(inputs, (), extra), (of_rows,), like))
-        of_x, of_weight, of_bias = (next(found) if one is not None else None for one in (rows, *columns))
+        gradients = iter(self.backward(call, Saved(inputs, (), extra), (of_rows,), like))
+        of_x, of_weight, of_bias = (next(gradients) if column is not None else None for column in (rows, *columns))
         return (
             None if of_x is None else of_x.view(x.shape),
             None if of_weight is None else of_weight.view(*shape),
@@ -276,10 +283,10 @@ class BoundKernel:
         """Return the gradients of `attention` for queries, keys and values."""
         operands = {"q": q, "k": k, "v": v, "mask": mask, "grad": grad}
         call = call_of("attention", "backward", operands, {"causal": is_causal, "scale": scale})
-        inputs = tuple(one for one in (q, k, v, mask) if one is not None)
-        like = [torch.empty_like(one) for one in (q, k, v)] + [None] * (len(inputs) - 3)
-        found = self.backward(call, Saved(inputs, (out,), (lse,)), (grad,), like)
-        of_q, of_k, of_v = (x for x in found if x is not None)
+        inputs = tuple(operand for operand in (q, k, v, mask) if operand is not None)
+        like = [torch.empty_like(operand) for operand in (q, k, v)] + [None] * (len(inputs) - 3)
+        gradients = self.backward(call, Saved(inputs, (out,), (lse,)), (grad,), like)
+        of_q, of_k, of_v = (x for x in gradients if x is not None)
         return of_q, of_k, of_v
 
 

@@ -77,12 +77,12 @@ def canary_rejection(kernel: TorchKernel, call: TorchCall, describe: Callable[..
     learns = call.phase in ("train", "backward") and not _writes(call.op)
     first = next(iter(call.operands.values()))
     dtype = getattr(torch, first.dtype)
-    operands = ",".join(f"{name} {one.dtype}" for name, one in call.operands.items() if name != "grad")
+    operands = ",".join(f"{name} {operand.dtype}" for name, operand in call.operands.items() if name != "grad")
     columns = first.shape[-1]  # for another size, a kernel may be another one
     stated = tuple((name, value) for name, value in call.attributes.items() if isinstance(value, (str, bool)))
     kind = f"{call.op};{operands};{columns};{stated};gradient={learns}"
     if kernel.by_kind:
-        kind += f";{[(order_of(one), [size == 1 for size in one.shape]) for one in call.operands.values()]}"
+        kind += f";{[(order_of(operand), [size == 1 for size in operand.shape]) for operand in call.operands.values()]}"
     key = f"canary;{kernel.id};{kind};{_device_name(call.device)}"
     automatic, late = measuring(), False
     mark = (kernel, key, automatic)  # what is left out for its time alone serves where a policy names it
@@ -151,7 +151,7 @@ def _held_by(kernel: TorchKernel) -> dict[str, str]:
 
 def _apart(run: Callable[[], tuple[str, bool]], device: str) -> tuple[str, bool]:
     """Run something in a thread of its own, in which no mode, transform or policy of the caller's holds."""
-    found: list[tuple[str, bool]] = []
+    outcomes: list[tuple[str, bool]] = []
     ended: list[BaseException] = []
 
     def work() -> None:
@@ -160,7 +160,7 @@ def _apart(run: Callable[[], tuple[str, bool]], device: str) -> tuple[str, bool]
             if device.startswith("cuda"):
                 torch.cuda.set_device(device)
             try:
-                found.append(run())
+                outcomes.append(run())
             except (KeyboardInterrupt, SystemExit) as error:  # which says nothing of the kernel
                 ended.append(error)
 
@@ -169,7 +169,7 @@ def _apart(run: Callable[[], tuple[str, bool]], device: str) -> tuple[str, bool]
     thread.join()
     if ended:
         raise ended[0]
-    return found[0] if found else ("its comparison with float64 did not end", False)
+    return outcomes[0] if outcomes else ("its comparison with float64 did not end", False)
 
 
 def _verdict(
@@ -253,13 +253,13 @@ def _compare(
     values = iter(exact_grads)
     of_inputs = [next(values) if x.requires_grad else None for x in exact]
     gradient = describe(call.op, "backward", {**case.operands, "grad": grads[0]}, attributes)
-    found = kernel.backward(gradient, Saved(inputs, outputs, extra), grads)
+    gradients = kernel.backward(gradient, Saved(inputs, outputs, extra), grads)
     least: dict[str, float] = {}
     if not dense:
         least = _rounding(case, attributes, grads[0], outputs[0].double() - expected[0].detach())
     elif call.op in ("rms_norm", "layer_norm"):
         least = {"x": _rounding_of_norm(call.op, case, attributes, grads[0])}
-    for name, x, y in zip(case.operands, found, of_inputs, strict=False):
+    for name, x, y in zip(case.operands, gradients, of_inputs, strict=False):
         like = case.operands[name].contiguous() if dense else case.operands[name]
         if y is None or x is None:
             continue
@@ -281,22 +281,27 @@ def _written(case: Case, before: Sequence[Tensor], writes: int = 0) -> str:
 
 
 def _difference(
-    what: str, found: Tensor, expected: Tensor, like: Tensor | None, rounded: torch.dtype | None, least: float = _LEAST
+    what: str,
+    computed: Tensor,
+    expected: Tensor,
+    like: Tensor | None,
+    rounded: torch.dtype | None,
+    least: float = _LEAST,
 ) -> str:
     """Return how a result differs, by more than `least`, from that in float64, or from `like` in how it lies."""
-    if found.shape != expected.shape:
-        return f"{what} has the shape {list(found.shape)} instead of {list(expected.shape)}"
+    if computed.shape != expected.shape:
+        return f"{what} has the shape {list(computed.shape)} instead of {list(expected.shape)}"
     steps = torch.empty_like(expected if like is None else like).stride()
-    if any(a != b for size, a, b in zip(found.shape, found.stride(), steps, strict=True) if size > 1):
-        return f"{what} has the strides {list(found.stride())} instead of {list(steps)}"
-    value, exact = found.double(), expected.detach()
+    if any(a != b for size, a, b in zip(computed.shape, computed.stride(), steps, strict=True) if size > 1):
+        return f"{what} has the strides {list(computed.stride())} instead of {list(steps)}"
+    value, exact = computed.double(), expected.detach()
     if not bool(torch.isfinite(value).all()):
         return f"{what} has {int((~torch.isfinite(value)).sum())} numbers that are not finite"
     largest = float(exact.abs().max()) if exact.numel() else 0.0
     error = float((value - exact).abs().max()) if exact.numel() else 0.0
     tolerance = max(
         KERNEL_TOLERANCES.get(str(dtype).removeprefix("torch."), KERNEL_TOLERANCES["float32"])
-        for dtype in (found.dtype, rounded or found.dtype)
+        for dtype in (computed.dtype, rounded or computed.dtype)
     )
     bound = max(tolerance * largest, least)
     return "" if error <= bound else f"{what} differs by {error:.3g} where {bound:.3g} is the bound"
@@ -340,8 +345,8 @@ def _reference(op: str, operands: dict[str, Tensor], attributes: Mapping[str, An
         return (torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, attributes["epsilon"]),)
     row = OPERATIONS[op]
     options = {name: value for name, value in attributes.items() if name not in ("paired", "needs")}
-    made = row.reference(*(operands.get(name) for name in row.operands), **options)
-    return (made,) if isinstance(made, torch.Tensor) else tuple(made or ())
+    results = row.reference(*(operands.get(name) for name in row.operands), **options)
+    return (results,) if isinstance(results, torch.Tensor) else tuple(results or ())
 
 
 def _weights(operands: Mapping[str, Tensor], attributes: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:

@@ -41,22 +41,22 @@ def order_of(operand: Operand) -> list[int]:
 
 def own_kind(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:
     """Yield inputs of few rows with the types and layouts of a call, and sizes that are equal where its sizes are."""
-    described = {name: one for name, one in call.operands.items() if name != "grad"}
+    described = {name: operand for name, operand in call.operands.items() if name != "grad"}
     columns = next(iter(described.values())).shape[-1]
     sizes = {1: 1, columns: columns}
-    for size in (size for one in described.values() for size in one.shape):
+    for size in (size for operand in described.values() for size in operand.shape):
         sizes.setdefault(size, min(size, 1 + 2 * len(sizes)))
     for factor in (1, 30):
         operands = {}
-        for name, one in described.items():
-            shape, order = [sizes[size] for size in one.shape], order_of(one)
+        for name, operand in described.items():
+            shape, order = [sizes[size] for size in operand.shape], order_of(operand)
             x = random(*(shape[dim] for dim in order)) * factor
             if name == "target":
                 x = torch.arange(x.numel(), device=x.device) * 7 % columns
                 if x.numel() > 1:  # the mean over no target is NaN
                     x[-1] = int(call.attributes["ignore_index"])
             back = [order.index(dim) for dim in range(len(order))]
-            operands[name] = x.to(getattr(torch, one.dtype)).permute(back)
+            operands[name] = x.to(getattr(torch, operand.dtype)).permute(back)
         yield Case(f"few rows of its own layout{' with large numbers' if factor > 1 else ''}", operands, {})
 
 

@@ -88,8 +88,8 @@ class _Chunked(TorchKernel):
                 of_weight += step.mT @ x[part]
             if of_bias is not None:
                 of_bias += step.sum(0, dtype=lse.dtype)
-        made = [of_x, None if of_weight is None else of_weight.to(weight.dtype), None]
-        return made if not bias else [*made, None if of_bias is None else of_bias.to(bias[0].dtype)]
+        gradients = [of_x, None if of_weight is None else of_weight.to(weight.dtype), None]
+        return gradients if not bias else [*gradients, None if of_bias is None else of_bias.to(bias[0].dtype)]
 
     def saved_like(self, call: TorchCall, *tensors: Any) -> Sequence[Any]:
         del call

@@ -42,8 +42,8 @@ def _compiled(function: FunctionType, kind: Any) -> Callable[..., Any]:
     # PyTorch counts what it compiles of one code object, and gives up after a few.
     own = FunctionType(function.__code__.replace(co_name=function.__name__), function.__globals__, function.__name__)
     own.__kwdefaults__ = function.__kwdefaults__
-    made: Callable[..., Any] = torch.compile(own, dynamic=True, fullgraph=True)
-    return made
+    compiled: Callable[..., Any] = torch.compile(own, dynamic=True, fullgraph=True)
+    return compiled
 
 
 def _run(function: Any, *tensors: Tensor, **options: Any) -> Any:

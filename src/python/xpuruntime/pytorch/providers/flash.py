@@ -40,10 +40,14 @@ class _Attention(TorchKernel):
         if "mask" in call.operands:
             return False, "it takes no mask tensor"
         q, k, v = (call.operands[name] for name in ("q", "k", "v"))
-        for name, one in call.operands.items():
-            if one.dtype not in _TYPES:
-                return False, f"it computes {', '.join(_TYPES)}, and {name} is {one.dtype}"
-            if one.strides[-1] != 1 or one.alignment < _ALIGNED or any(step % 8 for step in one.strides[:-1]):
+        for name, operand in call.operands.items():
+            if operand.dtype not in _TYPES:
+                return False, f"it computes {', '.join(_TYPES)}, and {name} is {operand.dtype}"
+            if (
+                operand.strides[-1] != 1
+                or operand.alignment < _ALIGNED
+                or any(step % 8 for step in operand.strides[:-1])
+            ):
                 return False, f"the rows of {name} do not begin at multiples of {_ALIGNED} bytes"
         for name, size in (("head_dim of q", q.shape[-1]), ("head_dim of v", v.shape[-1])):
             if size % 8 or not 8 <= size <= _MOST_HEAD_DIM[call.arch]:
@@ -73,14 +77,14 @@ class _Attention(TorchKernel):
         import torch
         from flash_attn.cute.interface import _flash_attn_bwd
 
-        made = [torch.empty_like(x) for x in saved.inputs]
+        gradients = [torch.empty_like(x) for x in saved.inputs]
         q, k, v, out, grad = (x.transpose(1, 2) for x in (*saved.inputs, *saved.outputs, *grads))
-        of_q, of_k, of_v = (x.transpose(1, 2) for x in made)
+        of_q, of_k, of_v = (x.transpose(1, 2) for x in gradients)
         _flash_attn_bwd(
             q, k, v, out, grad, saved.extra[0], softmax_scale=call.attributes["scale"],
             causal=call.attributes["causal"], deterministic=call.deterministic, dq=of_q, dk=of_k, dv=of_v,
         )  # fmt: skip
-        return made
+        return gradients
 
 
 KERNELS: tuple[TorchKernel, ...] = (_Attention(),)

@@ -40,9 +40,9 @@ class FlashInferKernel(TorchKernel):
             return False, f"it runs on CUDA, and the operands are on {call.device}"
         if call.phase in ("train", "backward"):
             return False, "it has no backward"
-        for name, one in call.operands.items():
-            if one.dtype not in _TYPES:
-                return False, f"it computes {', '.join(_TYPES)}, and {name} is {one.dtype}"
+        for name, operand in call.operands.items():
+            if operand.dtype not in _TYPES:
+                return False, f"it computes {', '.join(_TYPES)}, and {name} is {operand.dtype}"
         return True, ""
 
 
@@ -100,14 +100,14 @@ def _beside(gate: Any, up: Any) -> Any:
     import torch
 
     columns = gate.shape[-1]
-    whole = (*gate.shape[:-1], 2 * columns)
-    steps = torch.empty(whole, device="meta").stride()
+    joint_shape = (*gate.shape[:-1], 2 * columns)
+    steps = torch.empty(joint_shape, device="meta").stride()
     if (
         gate.stride() == up.stride() == steps
         and gate.untyped_storage().data_ptr() == up.untyped_storage().data_ptr()
         and gate.storage_offset() + columns == up.storage_offset()
     ):
-        return gate.as_strided(whole, steps)
+        return gate.as_strided(joint_shape, steps)
     return torch.cat((gate, up), -1)
 
 
@@ -136,10 +136,10 @@ class _Rope(FlashInferKernel):
         batch, _, length, columns = q.shape
         rows = torch.cat([x.chunk(2, -1)[0].flatten(0, -2) for x in (cos, sin)], -1).float()
         positions = torch.arange(rows.shape[0], device=q.device).repeat(batch * length // rows.shape[0])
-        found = apply_rope_with_cos_sin_cache(
+        rotated = apply_rope_with_cos_sin_cache(
             positions, *(x.transpose(1, 2).reshape(batch * length, -1) for x in (q, k)), columns, rows
         )
-        return [x.view(batch, length, -1, columns).transpose(1, 2).contiguous() for x in found], ()
+        return [x.view(batch, length, -1, columns).transpose(1, 2).contiguous() for x in rotated], ()
 
 
 class _Decode(FlashInferKernel):
@@ -165,8 +165,8 @@ class _Decode(FlashInferKernel):
             return False, f"it takes a head_dim of {', '.join(map(str, _HEAD_DIMS))}, and this is {q.shape[-1]}"
         if q.shape[1] % k.shape[1] or q.shape[1] // k.shape[1] not in _GROUPS:
             return False, f"it takes {', '.join(map(str, _GROUPS))} heads of queries for each head of keys"
-        for name, one in (("k", k), ("v", v)):
-            if one.strides[1:] != (one.shape[2] * one.shape[3], one.shape[3], 1):
+        for name, operand in (("k", k), ("v", v)):
+            if operand.strides[1:] != (operand.shape[2] * operand.shape[3], operand.shape[3], 1):
                 return False, f"{name} is not dense"
         return True, ""
 
@@ -175,11 +175,11 @@ class _Decode(FlashInferKernel):
         from flashinfer.decode import single_decode_with_kv_cache
 
         q, k, v = tensors
-        found, lse = single_decode_with_kv_cache(
+        attended, lse = single_decode_with_kv_cache(
             q[0, :, 0].contiguous(), k[0], v[0], kv_layout="HND", sm_scale=call.attributes["scale"], return_lse=True
         )
         out = torch.empty_like(q)
-        out[0, :, 0] = found
+        out[0, :, 0] = attended
         return (out,), ((lse * math.log(2)).view(1, -1, 1),)  # whose logarithms are to the base 2
 
 
@@ -191,7 +191,7 @@ class _CacheUpdate(FlashInferKernel):
     device_kernels = ("*AppendPagedKVCache*",)
 
     def supports(self, call: TorchCall) -> tuple[bool, str]:
-        operands = {name: one for name, one in call.operands.items() if name != "positions"}
+        operands = {name: operand for name, operand in call.operands.items() if name != "positions"}
         fits, why = super().supports(replace(call, operands=operands))
         if not fits:
             return fits, why
@@ -203,8 +203,12 @@ class _CacheUpdate(FlashInferKernel):
             return False, f"it takes a head_dim of {', '.join(map(str, _HEAD_DIMS))}, and this is {columns}"
         if heads * columns > _MOST_NUMBERS:
             return False, f"it takes at most {_MOST_NUMBERS // columns} heads of {columns}, and these are {heads}"
-        for name, one in operands.items():
-            if one.strides[-1] != 1 or one.alignment < _VECTOR or any(step * 2 % _VECTOR for step in one.strides[:-1]):
+        for name, operand in operands.items():
+            if (
+                operand.strides[-1] != 1
+                or operand.alignment < _VECTOR
+                or any(step * 2 % _VECTOR for step in operand.strides[:-1])
+            ):
                 return False, f"the rows of {name} do not begin at multiples of {_VECTOR} bytes"
         return True, ""
 

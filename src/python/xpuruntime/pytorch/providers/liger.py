@@ -46,9 +46,9 @@ class LigerKernel(TorchKernel):
                 False,
                 f"LIGER_KERNEL_IMPL={stated} asks Liger for another implementation. Fix: unset LIGER_KERNEL_IMPL",
             )
-        for name, one in call.operands.items():
-            if one.dtype not in _TYPES:
-                return False, f"it computes {', '.join(_TYPES)}, and {name} is {one.dtype}"
+        for name, operand in call.operands.items():
+            if operand.dtype not in _TYPES:
+                return False, f"it computes {', '.join(_TYPES)}, and {name} is {operand.dtype}"
         return True, ""
 
 
@@ -118,8 +118,8 @@ class _Rope(LigerKernel):
         del call
         from liger_kernel.ops.rope import rope_backward
 
-        made = rope_backward(*map(_by_position, grads), *saved.inputs[2:])
-        return [*(x.contiguous() for x in made), None, None]
+        gradients = rope_backward(*map(_by_position, grads), *saved.inputs[2:])
+        return [*(x.contiguous() for x in gradients), None, None]
 
 
 class _GatedUnit(LigerKernel):
@@ -230,7 +230,7 @@ class _LinearCrossEntropy(LigerKernel):
     device_kernels = _CrossEntropy.device_kernels
 
     def supports(self, call: TorchCall) -> tuple[bool, str]:
-        operands = {name: one for name, one in call.operands.items() if name != "target"}
+        operands = {name: operand for name, operand in call.operands.items() if name != "target"}
         fits, why = super().supports(replace(call, operands=operands))
         if not fits:
             return fits, why
@@ -248,8 +248,10 @@ class _LinearCrossEntropy(LigerKernel):
             reduction=call.attributes["reduction"], compute_gradients=bool(needs),
             weight_requires_grad="weight" in needs,
         )  # fmt: skip
-        made = {"x": of_x, "weight": of_weight, "bias": of_bias if bias else None}
-        return (loss,), [gradient for name, gradient in made.items() if name in needs and gradient is not None]
+        gradient_by_name = {"x": of_x, "weight": of_weight, "bias": of_bias if bias else None}
+        return (loss,), [
+            gradient for name, gradient in gradient_by_name.items() if name in needs and gradient is not None
+        ]
 
     def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
         return scaled_gradients(call, saved, grads[0])

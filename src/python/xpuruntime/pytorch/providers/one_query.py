@@ -59,9 +59,11 @@ class _Decode(TorchKernel):
 
         q, k, v, *mask = tensors
         scale = call.attributes["scale"]
-        made, lse = attend_to_all(q, k, v, mask[0] if mask else None, q.shape[-1] ** -0.5 if scale is None else scale)
+        attended, lse = attend_to_all(
+            q, k, v, mask[0] if mask else None, q.shape[-1] ** -0.5 if scale is None else scale
+        )
         like = torch.empty_like(q)
-        return (made if made.stride()[:2] == like.stride()[:2] else like.copy_(made),), (lse,)
+        return (attended if attended.stride()[:2] == like.stride()[:2] else like.copy_(attended),), (lse,)
 
 
 KERNELS: tuple[TorchKernel, ...] = (_Decode(),)

@@ -99,7 +99,7 @@ def is_rotation(call: TorchCall) -> tuple[bool, str]:
     q, k, cos, sin = (call.operands[name] for name in ("q", "k", "cos", "sin"))
     if not call.attributes["mirrored"]:
         return False, _HALVES
-    if len({one.dtype for one in (q, k, cos, sin)}) > 1:
+    if len({operand.dtype for operand in (q, k, cos, sin)}) > 1:
         return False, "queries, keys, cos and sin have to be of one type"
     batch, _, length, columns = q.shape
     if (k.shape[0], *k.shape[2:]) != (batch, length, columns) or cos.shape != sin.shape:

@@ -62,10 +62,10 @@ def perform(op: str, operands: Mapping[str, Tensor | None], attributes: Mapping[
         if written > 0:
             decided(tensors[:written], tensors[written:], names, text, kernel)
             return ()
-        found = decided(tensors, names, text, kernel)
+        outputs = decided(tensors, names, text, kernel)
     else:
-        found = _decide(op, tensors, names, text, kernel)
-    return found[0] if len(found) == 1 else tuple(found)
+        outputs = _decide(op, tensors, names, text, kernel)
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
 def takes(op: str, operands: Mapping[str, Tensor], attributes: Mapping[str, Any]) -> bool:
@@ -79,12 +79,12 @@ def takes(op: str, operands: Mapping[str, Tensor], attributes: Mapping[str, Any]
     word = active.policy.kernels.compiled_rules.match(facts).use[0]
     if word == "auto":
         return active.tunes
-    place = bound_kernel(word, op)
-    if place is None or rejection_of_word(word, op):
+    kernel = bound_kernel(word, op)
+    if kernel is None or rejection_of_word(word, op):
         return False
     text = _text(op, attributes)
     exact = torch.are_deterministic_algorithms_enabled() or active.policy.execution.deterministic
-    return not _rejection(place, list(operands.values()), ",".join(operands), text, torch.is_grad_enabled(), exact)
+    return not _rejection(kernel, list(operands.values()), ",".join(operands), text, torch.is_grad_enabled(), exact)
 
 
 def _text(op: str, attributes: Mapping[str, Any]) -> str:
@@ -128,8 +128,8 @@ def _by_torch(op: str, route: Route | None, tensors: Sequence[Tensor], names: st
 
     if CONTEXT.observer is None or route is None:
         return run(*tensors)
-    found: list[Tensor] = CONTEXT.observer.call(f"xpuruntime::{op}", op, route, run, tuple(tensors), {})
-    return found
+    outputs: list[Tensor] = CONTEXT.observer.call(f"xpuruntime::{op}", op, route, run, tuple(tensors), {})
+    return outputs
 
 
 def _part(op: str, *tensors: Tensor, kernel: str = "", **attributes: Any) -> Any:
@@ -144,8 +144,8 @@ def _reference(
     options = {name: value for name, value in _options(attributes).items() if name != "needs"}
     if part is not None:
         options[OPERATIONS[op].part] = part
-    made = OPERATIONS[op].reference(*(operands.get(name) for name in OPERATIONS[op].operands), **options)
-    return [made] if isinstance(made, torch.Tensor) else list(made or ())
+    results = OPERATIONS[op].reference(*(operands.get(name) for name in OPERATIONS[op].operands), **options)
+    return [results] if isinstance(results, torch.Tensor) else list(results or ())
 
 
 def _count(op: str, tensors: Sequence[Tensor], names: str, attributes: str) -> int:
@@ -158,16 +158,16 @@ def _like(op: str, tensors: Sequence[Tensor], names: str, attributes: str) -> li
         known = _like_of_kinds if _private_api.dispatch_modes() == 0 else _like_of_kinds.__wrapped__
         return list(known(op, tuple((x.shape, x.stride(), x.dtype) for x in tensors), names, attributes))
     with torch.no_grad():
-        made = _reference(op, tensors, names, attributes)
-        return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in made]
+        results = _reference(op, tensors, names, attributes)
+        return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in results]
 
 
 @functools.lru_cache(maxsize=4096)
 def _like_of_kinds(op: str, kinds: tuple[Any, ...], names: str, attributes: str) -> tuple[Tensor, ...]:
     with torch.no_grad():
         metas = [torch.empty_strided(shape, stride, dtype=dtype, device="meta") for shape, stride, dtype in kinds]
-        made = _reference(op, metas, names, attributes)
-        return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in made)
+        results = _reference(op, metas, names, attributes)
+        return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in results)
 
 
 def _route_of(
@@ -207,7 +207,7 @@ def _route_of(
             word, reason = route.kernel, f"it is no kernel that {op} of this form can be given to"
         if not reason:
             break
-        skip = (*skip, *(one for one in route.passed_over if one not in skip), (word, reason))
+        skip = (*skip, *(passed for passed in route.passed_over if passed not in skip), (word, reason))
     if route.open and not traced:
         return _settle(active, known, route, op, tensors, names, attributes, records, exact)
     route.open = False  # what is compiled is left to the compiler
@@ -223,12 +223,12 @@ def _settle(
     device = tensors[0].device
     with tuning.as_tuning():
         rejections = {
-            place: _rejection(place, tensors, names, attributes, records, exact)
-            for place in automatic_kernels(op, device, deterministic=exact)
+            bound: _rejection(bound, tensors, names, attributes, records, exact)
+            for bound in automatic_kernels(op, device, deterministic=exact)
         }
     if any(reason.endswith(COMPARISON_ENDED) for reason in rejections.values()):
         return route
-    places = {place.kernel.id: place for place, reason in rejections.items() if not reason}
+    places = {bound.kernel.id: bound for bound, reason in rejections.items() if not reason}
     if not places:
         route.open = False
         active.keep(known, route)
@@ -268,88 +268,88 @@ def _kernel_of_part(op: str, tensors: Sequence[Tensor], names: str, attributes: 
 
     ``None`` where that is not known yet.
     """
-    found: list[str | None] = [""]
+    words: list[str | None] = [""]
 
     def decide(*operands: Tensor, **stated: Any) -> Tensor:
         part = OPERATIONS[op].part
         own_names = ",".join(OPERATIONS[part].operands[: len(operands)])
         route = _route_of(part, operands, own_names, _text(part, stated), "", records)
         if route is not None:
-            found.append(None if route.open else route.place.word if isinstance(route.place, BoundKernel) else "")
+            words.append(None if route.open else route.place.word if isinstance(route.place, BoundKernel) else "")
         return operands[0]
 
     if OPERATIONS[op].part:
         with torch.set_grad_enabled(records):
             inputs = [x.detach().requires_grad_(records and x.requires_grad) for x in tensors]
             _reference(op, inputs, names, attributes, decide)
-    return found[-1]
+    return words[-1]
 
 
 def _named(op: str, tensors: Sequence[Tensor], names: str, attributes: str, kernel: str, records: bool) -> Route:
-    place = bound_kernel(kernel, op)
-    reason = rejection_of_word(kernel, op) or ("" if place is not None else "there is no such kernel")
-    if place is not None and not reason:
-        reason = _rejection(place, tensors, names, attributes, records, torch.are_deterministic_algorithms_enabled())
-    if reason or place is None:
+    bound = bound_kernel(kernel, op)
+    reason = rejection_of_word(kernel, op) or ("" if bound is not None else "there is no such kernel")
+    if bound is not None and not reason:
+        reason = _rejection(bound, tensors, names, attributes, records, torch.are_deterministic_algorithms_enabled())
+    if reason or bound is None:
         raise UnsupportedOperationError(f"kernel={kernel!r} cannot serve {op}: {reason}", engine="torch")
-    return Route(op, (kernel,), BY_CALL, place.kernel.id, place=place)
+    return Route(op, (kernel,), BY_CALL, bound.kernel.id, place=bound)
 
 
 def _rejection(
-    place: BoundKernel, tensors: Sequence[Tensor], names: str, attributes: str, records: bool, exact: bool
+    bound: BoundKernel, tensors: Sequence[Tensor], names: str, attributes: str, records: bool, exact: bool
 ) -> str:
     options = {**_options(attributes), "paired": True}
     operands = dict(zip(names.split(","), tensors, strict=True))
-    if records and (learned := [n for n in OPERATIONS[place.kernel.op].without_gradient if operands[n].requires_grad]):
-        return f"kernels of {place.kernel.op} compute no gradient of {' and '.join(learned)}"
+    if records and (learned := [n for n in OPERATIONS[bound.kernel.op].without_gradient if operands[n].requires_grad]):
+        return f"kernels of {bound.kernel.op} compute no gradient of {' and '.join(learned)}"
     for phase in ("train", "backward") if records else ("infer",):
-        reason = place.rejection(call_of(place.kernel.op, phase, operands, options, deterministic=exact))
+        reason = bound.rejection(call_of(bound.kernel.op, phase, operands, options, deterministic=exact))
         if reason:
             return reason if phase != "backward" else f"its gradient: {reason}"
     return ""
 
 
 def _placed(op: str, word: str) -> BoundKernel:
-    place = bound_kernel(word, op)
-    if place is None:
+    bound = bound_kernel(word, op)
+    if bound is None:
         raise InputError(f"xpuruntime::{op} is called with the kernel {word!r}, which is not registered any more")
-    return place
+    return bound
 
 
-def _call(place: BoundKernel, phase: str, tensors: Sequence[Tensor], names: str, attributes: str) -> Any:
+def _call(bound: BoundKernel, phase: str, tensors: Sequence[Tensor], names: str, attributes: str) -> Any:
     options = {**_options(attributes), "paired": True}
-    return call_of(place.kernel.op, phase, dict(zip(names.split(","), tensors, strict=True)), options)
+    return call_of(bound.kernel.op, phase, dict(zip(names.split(","), tensors, strict=True)), options)
 
 
 def _observed(
-    op: str, name: str, phase: str, place: BoundKernel, run: Callable[..., Any], tensors: Sequence[Tensor]
+    op: str, name: str, phase: str, bound: BoundKernel, run: Callable[..., Any], tensors: Sequence[Tensor]
 ) -> Any:
     if CONTEXT.observer is None:
         return run(*tensors)
     active, source = active_policy(), BY_CALL
-    asked: tuple[str, ...] = (place.word,)
+    words: tuple[str, ...] = (bound.word,)
     if active is not None:
         module = (module_paths.traced() or module_paths.current()) if active.by_module else ""
         like = tensors[0]
         facts = facts_of_call(op, device=like.device, dtype=like.dtype, phase=phase, module=module, sizes={})
         wanted = active.policy.kernels.compiled_rules.match(facts)
-        if wanted.source != "default" and (place.word in wanted.use or "auto" in wanted.use):
-            asked, source = wanted.use, wanted.source
-    times = () if active is None else _times(active, op, place, tensors)
-    route = Route(op, asked, source, place.kernel.id, place=place, times=times)
+        if wanted.source != "default" and (bound.word in wanted.use or "auto" in wanted.use):
+            words, source = wanted.use, wanted.source
+    times = () if active is None else _times(active, op, bound, tensors)
+    route = Route(op, words, source, bound.kernel.id, place=bound, times=times)
     return CONTEXT.observer.call(name, op, route, run, tuple(tensors), {})
 
 
-def _times(active: CompiledPolicy, op: str, place: BoundKernel, tensors: Sequence[Tensor]) -> tuple[Measured, ...]:
+def _times(active: CompiledPolicy, op: str, bound: BoundKernel, tensors: Sequence[Tensor]) -> tuple[Measured, ...]:
     """Return what a kernel was chosen by for tensors of these shapes and types."""
     kinds = [(tuple(map(int, x.shape)), x.dtype) for x in tensors]
-    tuned = [(key, route) for key, route in list(active.routes.items()) if route.tuned and route.place is place]
-    found = (
+    tuned = [(key, route) for key, route in list(active.routes.items()) if route.tuned and route.place is bound]
+    times = (
         route.times
         for key, route in tuned
         if route.op == op and [(shape, dtype) for shape, _, dtype, _ in key[-len(kinds) :]] == kinds
     )
-    return next(found, ())
+    return next(times, ())
 
 
 def define(operation: Operation) -> None:
@@ -363,37 +363,37 @@ def define(operation: Operation) -> None:
         return _decide(op, tensors, names, attributes, kernel)
 
     def served(tensors: Sequence[Tensor], names: str, attributes: str, kernel: str, phase: str) -> list[Tensor]:
-        place = _placed(op, kernel)
+        bound = _placed(op, kernel)
         like = _like(op, tensors, names, attributes)
 
         def run(*inputs: Tensor) -> list[Tensor]:
-            outputs, extra = place.forward(_call(place, phase, inputs, names, attributes), inputs, like)
+            outputs, extra = bound.forward(_call(bound, phase, inputs, names, attributes), inputs, like)
             return [*outputs, *extra]
 
-        found: list[Tensor] = _observed(op, f"xpuruntime::{op}", phase, place, run, tensors)
-        return found
+        results: list[Tensor] = _observed(op, f"xpuruntime::{op}", phase, bound, run, tensors)
+        return results
 
     def fake(tensors: Sequence[Tensor], names: str, attributes: str, kernel: str, phase: str) -> list[Tensor]:
-        place = _placed(op, kernel)
-        call = _call(place, phase, tensors, names, attributes)
-        return [*_like(op, tensors, names, attributes), *place.saved_like(call, tensors)]
+        bound = _placed(op, kernel)
+        call = _call(bound, phase, tensors, names, attributes)
+        return [*_like(op, tensors, names, attributes), *bound.saved_like(call, tensors)]
 
     def served_backward(
         grads: Sequence[Tensor], tensors: Sequence[Tensor], kept: Sequence[Tensor], names: str, attributes: str,
         kernel: str,
     ) -> list[Tensor]:  # fmt: skip
-        place, n = _placed(op, kernel), len(grads)
+        bound, n = _placed(op, kernel), len(grads)
 
         def run(*inputs: Tensor) -> list[Tensor]:
-            call = _call(place, "backward", inputs, names, attributes)
+            call = _call(bound, "backward", inputs, names, attributes)
             like = [
                 torch.empty_like(x, memory_format=torch.contiguous_format) if wanted else None
                 for x, wanted in zip(inputs, _with_gradient(operation, names, attributes), strict=True)
             ]
-            found = place.backward(call, Saved(tuple(inputs), tuple(kept[:n]), tuple(kept[n:])), tuple(grads), like)
-            return [x for x in found if x is not None]
+            gradients = bound.backward(call, Saved(tuple(inputs), tuple(kept[:n]), tuple(kept[n:])), tuple(grads), like)
+            return [x for x in gradients if x is not None]
 
-        gradients: list[Tensor] = _observed(op, f"xpuruntime::{op}_backward", "train", place, run, tensors)
+        gradients: list[Tensor] = _observed(op, f"xpuruntime::{op}_backward", "train", bound, run, tensors)
         return gradients
 
     def fake_backward(
@@ -426,11 +426,11 @@ def define(operation: Operation) -> None:
         ]
         if torch.is_grad_enabled():
             with torch.enable_grad():
-                made = _reference(op, tensors, ctx.names, ctx.attributes)
-                found = torch.autograd.grad(
-                    made, [x for x in tensors if x.requires_grad], of_outputs, create_graph=True, allow_unused=True
+                outputs = _reference(op, tensors, ctx.names, ctx.attributes)
+                gradients_of_torch = torch.autograd.grad(
+                    outputs, [x for x in tensors if x.requires_grad], of_outputs, create_graph=True, allow_unused=True
                 )
-            each = iter(found)
+            each = iter(gradients_of_torch)
             return [next(each) if x.requires_grad else None for x in tensors], None, None, None, None
         values = iter(
             getattr(torch.ops.xpuruntime, f"{op}_backward").served(
@@ -466,12 +466,12 @@ def _define_in_place(operation: Operation) -> None:
     def served(
         written: Sequence[Tensor], tensors: Sequence[Tensor], names: str, attributes: str, kernel: str, phase: str
     ) -> None:
-        place = _placed(op, kernel)
+        bound = _placed(op, kernel)
 
         def run(*inputs: Tensor) -> None:
-            place.forward(_call(place, phase, inputs, names, attributes), inputs, (), saved=0)
+            bound.forward(_call(bound, phase, inputs, names, attributes), inputs, (), saved=0)
 
-        _observed(op, f"xpuruntime::{op}", phase, place, run, [*written, *tensors])
+        _observed(op, f"xpuruntime::{op}", phase, bound, run, [*written, *tensors])
         torch.autograd.graph.increment_version(written)
 
     written = "Tensor(a!)[] written, Tensor[] tensors, str names, str attributes, str kernel"

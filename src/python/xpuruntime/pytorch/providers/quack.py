@@ -40,12 +40,12 @@ class QuackKernel(TorchKernel):
         """See `TorchKernel.supports`."""
         if not call.arch or int(call.arch.removeprefix("sm")) < _FIRST_ARCH:
             return False, f"it runs on sm_90 and later, and the operands are on {call.arch or call.device}"
-        for name, one in call.operands.items():
+        for name, operand in call.operands.items():
             if name == "target":
                 continue
-            if one.dtype not in _BITS:
-                return False, f"it computes {', '.join(_BITS)}, and {name} is {one.dtype}"
-            if one.alignment < _VECTOR_BITS // 8:
+            if operand.dtype not in _BITS:
+                return False, f"it computes {', '.join(_BITS)}, and {name} is {operand.dtype}"
+            if operand.alignment < _VECTOR_BITS // 8:
                 return False, f"{name} does not begin at a multiple of {_VECTOR_BITS // 8} bytes"
         first = next(iter(call.operands.values()))
         columns, bits = first.shape[-1], _BITS[first.dtype]
@@ -117,8 +117,8 @@ class _Softmax(QuackKernel):
         from quack.softmax import softmax_bwd
 
         columns = saved.outputs[0].shape[-1]
-        made = softmax_bwd(grads[0].view(-1, columns), saved.outputs[0].view(-1, columns))
-        return (made.view(grads[0].shape),)
+        gradient = softmax_bwd(grads[0].view(-1, columns), saved.outputs[0].view(-1, columns))
+        return (gradient.view(grads[0].shape),)
 
 
 class _CrossEntropy(QuackKernel):
@@ -203,7 +203,7 @@ class _GroupedProduct(QuackKernel):
     operators = ("quack::gemm*",)
 
     def supports(self, call: TorchCall) -> tuple[bool, str]:
-        operands = {name: one for name, one in call.operands.items() if name not in ("offsets", "grad")}
+        operands = {name: operand for name, operand in call.operands.items() if name not in ("offsets", "grad")}
         fits, why = super().supports(replace(call, operands=operands))
         if not fits:
             return fits, why
@@ -251,16 +251,16 @@ def _rotated(x: Any, cos: Any, sin: Any, *, back: bool) -> Any:
     rows = x.transpose(1, 2)
     if cos.shape[0] > 1:  # a row for each position of each sequence
         rows = rows.reshape(1, -1, *rows.shape[2:])
-    made = apply_rotary(rows, *angles, conjugate=back).view(x.shape[0], x.shape[2], x.shape[1], x.shape[3])
-    return made.transpose(1, 2).contiguous()
+    rotated = apply_rotary(rows, *angles, conjugate=back).view(x.shape[0], x.shape[2], x.shape[1], x.shape[3])
+    return rotated.transpose(1, 2).contiguous()
 
 
 def _unaligned(call: TorchCall, names: Sequence[str], *, dense: bool = True) -> str:
     """Return which operand has rows that do not begin at whole vectors; empty for none."""
     for name in names:
-        one = call.operands[name]
-        vector = _VECTOR_BITS // _BITS[one.dtype]
-        if (dense and one.strides[-1] != 1) or any(step % vector for step in one.strides if step != 1):
+        operand = call.operands[name]
+        vector = _VECTOR_BITS // _BITS[operand.dtype]
+        if (dense and operand.strides[-1] != 1) or any(step % vector for step in operand.strides if step != 1):
             return f"the rows of {name} do not begin at multiples of {_VECTOR_BITS // 8} bytes"
     return ""
 

@@ -65,8 +65,8 @@ class _Function(TorchKernel):
 
     def _call(self, call: TorchCall, tensors: Sequence[Any]) -> tuple[Any, ...]:
         options = [value for name, value in call.attributes.items() if name not in _OURS]
-        found = self._function(*tensors, *options)
-        return (found,) if isinstance(found, torch.Tensor) else tuple(found or ())
+        result = self._function(*tensors, *options)
+        return (result,) if isinstance(result, torch.Tensor) else tuple(result or ())
 
     def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         with torch.no_grad():
@@ -81,8 +81,8 @@ class _Function(TorchKernel):
             inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in saved.inputs]
             outputs = self._call(call, inputs)
             wanted = [x for x in inputs if x.requires_grad]
-            found = iter(torch.autograd.grad(outputs, wanted, list(grads)))
-        return [next(found).contiguous() if x.requires_grad else None for x in inputs]
+            gradients = iter(torch.autograd.grad(outputs, wanted, list(grads)))
+        return [next(gradients).contiguous() if x.requires_grad else None for x in inputs]
 
 
 class _Layer(_Function):
@@ -113,33 +113,33 @@ def kernel_of_source(word: str, op: str) -> TorchKernel:
         return _made(_Layer, word, op, _layer_of(rest))
     module, _, name = rest.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        function = getattr(importlib.import_module(module), name, None)
     except Exception as error:
         raise InputError(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
-    if not callable(found):
+    if not callable(function):
         raise InputError(f"{module} has no operator {name}")
-    return _made(_Function, word, op, found)
+    return _made(_Function, word, op, function)
 
 
 @functools.lru_cache(maxsize=256)
-def _made(kind: type[_Function], word: str, op: str, found: Any) -> TorchKernel:
+def _made(kind: type[_Function], word: str, op: str, function: Any) -> TorchKernel:
     """Return the kernel of what a word names now: a module may have been imported anew."""
-    return kind(word, op, found)
+    return kind(word, op, function)
 
 
 @functools.lru_cache(maxsize=256)
 def _layer_of(source: str) -> Any:
-    place, _, name = source.rpartition("/")
-    repository, _, pin = place.rpartition("@")
+    location, _, name = source.rpartition("/")
+    repository, _, pin = location.rpartition("@")
     try:
         from kernels import get_kernel, get_local_kernel
     except ImportError:
         raise InputError(_NO_LOADER) from None
     try:
         if repository.startswith("/"):
-            found = folder_digest(Path(repository))
-            if f"sha256:{found}" != pin:
-                raise InputError(f"{repository} has the digest sha256:{found}, and the policy names {pin}")
+            digest = folder_digest(Path(repository))
+            if f"sha256:{digest}" != pin:
+                raise InputError(f"{repository} has the digest sha256:{digest}, and the policy names {pin}")
             module = get_local_kernel(Path(repository), trust_remote_code=False)
         else:
             _signature(repository, pin)

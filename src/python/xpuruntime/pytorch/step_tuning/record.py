@@ -45,15 +45,17 @@ class StepRecord:
         options: dict[str, Any],
     ) -> None:
         facts = {
-            "parameters": [f"{list(one.shape)}{one.dtype}{one.requires_grad}" for one in used.parameters()],
-            "modules": [f"{type(one).__module__}.{type(one).__qualname__}" for one in used.all_modules()],
-            "inputs": [_shown(one) for one in pytree.tree_leaves(samples)],
-            "variants": {one.name: one.policy.to_plain() if one.policy else None for one in variants},
+            "parameters": [
+                f"{list(parameter.shape)}{parameter.dtype}{parameter.requires_grad}" for parameter in used.parameters()
+            ],
+            "modules": [f"{type(module).__module__}.{type(module).__qualname__}" for module in used.all_modules()],
+            "inputs": [_shown(leaf) for leaf in pytree.tree_leaves(samples)],
+            "variants": {variant.name: variant.policy.to_plain() if variant.policy else None for variant in variants},
             **options,
         }
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
         self._key = f"step;{name};{device_name(device)};{digest}"
-        policies = [one.policy for one in variants if one.policy is not None]
+        policies = [variant.policy for variant in variants if variant.policy is not None]
         self._held_by = _versions(policies, device) | _packages(used)
 
     def recall(self, budget: float) -> Replacement | None:
@@ -73,7 +75,7 @@ class StepRecord:
 
 def rows_of(record: Replacement, rows: Sequence[StepCandidate]) -> list[StepCandidate]:
     """Return rows of which some were timed before, in another process."""
-    known = {one.kernel: one for one in record.candidates}
+    known = {candidate.kernel: candidate for candidate in record.candidates}
     return [
         StepCandidate(
             row.name, CandidateCode(known[row.name].verdict), "as it was raced before, with the same versions",
@@ -88,31 +90,31 @@ def rows_of(record: Replacement, rows: Sequence[StepCandidate]) -> list[StepCand
 
 def _versions(policies: Sequence[KernelPolicy], device: torch.device) -> dict[str, str]:
     """Return what the times of kernels hold for that policies name or leave to measured times."""
-    found = held_by("", device.type)
+    versions = held_by("", device.type)
     for op, word in sorted(
         {(op, word) for policy in policies for op, words in words_of(policy).items() for word in words}
     ):
         if word == "auto":
-            found |= held_by(op, device.type)
+            versions |= held_by(op, device.type)
         kernel = find_torch_kernel(word, op) if is_torch_kernel(word) else None
         if kernel is not None:
-            found[kernel.id] = " ".join(f"{name}={value}" for name, value in facts_of_kernel(kernel).items())
-    return found
+            versions[kernel.id] = " ".join(f"{name}={value}" for name, value in facts_of_kernel(kernel).items())
+    return versions
 
 
 def words_of(policy: KernelPolicy) -> dict[str, set[str]]:
     """Return the operations of which a policy or a rule of it names kernels, with these names."""
-    found: dict[str, set[str]] = {}
+    words: dict[str, set[str]] = {}
     stated = [(op, policy.get(op)) for op in FAMILIES] + [(rule.match.op, rule.use) for rule in policy.rules]
     for op, use in stated:
         if op is not None and use:
-            found.setdefault(op, set()).update((use,) if isinstance(use, str) else use)
-    return found
+            words.setdefault(op, set()).update((use,) if isinstance(use, str) else use)
+    return words
 
 
 def _packages(used: CapturedState) -> dict[str, str]:
     """Return the versions of the packages that define the modules of a step."""
-    tops = {type(one).__module__.partition(".")[0] for one in used.all_modules()}
+    tops = {type(module).__module__.partition(".")[0] for module in used.all_modules()}
     owners = metadata.packages_distributions()
     names = sorted({name for top in tops for name in owners.get(top, ())})
     return {f"package {name}": metadata.version(name) for name in names}

@@ -84,13 +84,13 @@ def reference_losses(
 
 def difference(losses: Sequence[float], reference: Sequence[float]) -> float:
     """Return the largest relative difference; infinite where one is not a number."""
-    found = 0.0
+    difference = 0.0
     for loss, expected in zip(losses, reference, strict=True):
         if not math.isfinite(loss) and not (math.isnan(loss) and math.isnan(expected)) and loss != expected:
             return math.inf
         if math.isfinite(loss):
-            found = max(found, abs(loss - expected) / max(abs(expected), 1e-12))
-    return found
+            difference = max(difference, abs(loss - expected) / max(abs(expected), 1e-12))
+    return difference
 
 
 def _number(result: Any) -> float:
@@ -162,22 +162,22 @@ def decide(
 
     Under a policy a variant can win that is faster than the eager step, and than the same launch without the policy.
     """
-    found = list(rows)
-    found[0] = replace(found[0], code=CandidateCode.CONTROL, reason="the step as it is")
+    decided_rows = list(rows)
+    decided_rows[0] = replace(decided_rows[0], code=CandidateCode.CONTROL, reason="the step as it is")
     if measured is None:
-        return found, EAGER, "tied"
+        return decided_rows, EAGER, "tied"
     seconds = {name: sorted(times)[len(times) // 2] for name, times in measured.rounds.items() if times}
     faster = {
-        name: one
-        for name, one in measured.comparisons.items()
-        if one.verdict is RatioVerdict.FASTER
+        name: comparison
+        for name, comparison in measured.comparisons.items()
+        if comparison.verdict is RatioVerdict.FASTER
         and (name not in measured.paired or measured.paired[name].verdict is RatioVerdict.FASTER)
     }
     winner = min(faster, key=lambda name: faster[name].ratio, default=EAGER)
-    for place, row in enumerate(found):
+    for index, row in enumerate(decided_rows):
         if row.name not in seconds:
             if row.code == CandidateCode.UNDECIDED:
-                found[place] = replace(row, reason="cancelled before its first round was timed")
+                decided_rows[index] = replace(row, reason="cancelled before its first round was timed")
             continue
         row = replace(row, seconds=seconds[row.name])
         comparison = measured.comparisons.get(row.name)
@@ -195,11 +195,11 @@ def decide(
                 if comparison.verdict is RatioVerdict.FASTER and pair is not None:
                     beside, control = (pair, f"{row.name.partition('+')[0]} without the policy")
                 row = _not_faster(row, beside, control, min_effect)
-        found[place] = row
+        decided_rows[index] = row
     if winner != EAGER:
-        return found, winner, "winner"
-    open_ = any(row.code == CandidateCode.UNDECIDED for row in found)
-    return found, EAGER, "undecided" if open_ else "tied"
+        return decided_rows, winner, "winner"
+    open_ = any(row.code == CandidateCode.UNDECIDED for row in decided_rows)
+    return decided_rows, EAGER, "undecided" if open_ else "tied"
 
 
 def _not_faster(row: StepCandidate, comparison: RatioComparison, control: str, min_effect: float) -> StepCandidate:
@@ -302,9 +302,9 @@ class TunedStep:
                 "runs under a policy"
             )
             raise InputError(msg)
-        with explain() as found:
+        with explain() as explanation:
             self(*args)
-        return lock_of(found, path, note=note)
+        return lock_of(explanation, path, note=note)
 
     @property
     def headline(self) -> str:

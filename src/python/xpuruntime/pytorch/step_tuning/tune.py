@@ -202,7 +202,7 @@ def tune(
             kept.close()
             snapshot.restore()
             parts.forget_gradients()
-    chosen = next(one for one in variants if one.name == winner)
+    chosen = next(variant for variant in variants if variant.name == winner)
     trials.drop_graphs(winner)
     return TunedStep(
         trials.steps[winner], winner, chosen.policy, rows, verdict, trials.reference.tolerance, trials.notes,
@@ -293,7 +293,9 @@ class _Trials:
                 reason=failure,
             )
             self._ranks.note(f"{variant.name}: {failure}")
-        others = [one for one in self._ranks.gather((row.code, row.reason)) if one[0] != CandidateCode.UNDECIDED]
+        others = [
+            outcome for outcome in self._ranks.gather((row.code, row.reason)) if outcome[0] != CandidateCode.UNDECIDED
+        ]
         if others and row.code == CandidateCode.UNDECIDED:
             row = replace(row, code=others[0][0], reason=f"on another rank: {others[0][1]}")
         if row.code != CandidateCode.UNDECIDED:
@@ -308,9 +310,9 @@ class _Trials:
         if needed[winner].code != CandidateCode.UNDECIDED:
             return None
         rows = [
-            needed.get(one.name)
-            or StepCandidate(one.name, CandidateCode.NOT_TRIED, "it was out when it was raced before")
-            for one in variants
+            needed.get(variant.name)
+            or StepCandidate(variant.name, CandidateCode.NOT_TRIED, "it was out when it was raced before")
+            for variant in variants
         ]
         verdict = "winner" if winner != EAGER else "undecided" if known.undecided else "tied"
         return rows_of(known, rows), winner, verdict
@@ -348,7 +350,7 @@ class _Trials:
         idle, served = ([], 0) if calls is None or variant.policy is None else _idle(variant.policy, calls.kinds)
         if idle and not served:
             return replace(row, code=CandidateCode.INFEASIBLE, reason="; ".join(idle))
-        self.notes += [f"{variant.name}: {one}" for one in idle]
+        self.notes += [f"{variant.name}: {sentence}" for sentence in idle]
         self.steps[variant.name] = step
         self.samplers[variant.name] = self._sampler(step, variant.policy)
         return row
@@ -384,7 +386,7 @@ def _recorded() -> Iterator[CallRecorder]:
 
 def _idle(policy: KernelPolicy, calls: Sequence[RecordedCalls]) -> tuple[list[str], int]:
     """Return for which operations no kernel that a policy names has served a call, and for how many one has."""
-    found, served = [], 0
+    sentences, served = [], 0
     for op, words in words_of(policy).items():
         ran = [call for call in calls if call.op == op]
         if not requests_other_kernel(op, words):
@@ -393,8 +395,8 @@ def _idle(policy: KernelPolicy, calls: Sequence[RecordedCalls]) -> tuple[list[st
             served += 1
             continue
         why = next((call.reason for call in ran if call.reason), f"the step has no call of {op} that it can serve")
-        found.append(f"no call of {op} ran by {' or '.join(sorted(words))}: {why}")
-    return found, served
+        sentences.append(f"no call of {op} ran by {' or '.join(sorted(words))}: {why}")
+    return sentences, served
 
 
 def _race(trials: _Trials, ranks: Ranks, pairs: Mapping[str, str], **options: Any) -> RoundTimes | None:
@@ -413,15 +415,15 @@ def _race(trials: _Trials, ranks: Ranks, pairs: Mapping[str, str], **options: An
 def pairs_of(variants: Sequence[Variant], raced: Container[str]) -> dict[str, str]:
     """Return the variants under a policy that are raced, each with the same launch without one, the eager aside."""
     return {
-        one.name: one.plain
-        for one in variants
-        if one.policy is not None and one.name in raced and one.plain in raced and one.plain != EAGER
+        variant.name: variant.plain
+        for variant in variants
+        if variant.policy is not None and variant.name in raced and variant.plain in raced and variant.plain != EAGER
     }
 
 
 def _variants(launches: Sequence[str], kernels: Mapping[str, KernelPolicy | None]) -> list[Variant]:
     listed = isinstance(launches, Iterable) and not isinstance(launches, str)
-    unknown = [one for one in launches if one not in LAUNCHES] if listed else []
+    unknown = [launch for launch in launches if launch not in LAUNCHES] if listed else []
     if not listed or unknown:
         wrong = f"has {unknown[:1]!r}" if listed else f"is {launches!r}"
         raise InputError(f"tune: launches {wrong}. Fix: give a list of {', '.join(LAUNCHES)}")
@@ -433,10 +435,10 @@ def _variants(launches: Sequence[str], kernels: Mapping[str, KernelPolicy | None
         if policy is not None and not isinstance(policy, KernelPolicy):
             msg = f"tune: kernels[{name!r}] is a {type(policy).__name__}. Fix: give a KernelPolicy, or None"
             raise InputError(msg)
-    found = [Variant(EAGER, "native", None)]
+    variants = [Variant(EAGER, "native", None)]
     for name, policy in kernels.items():
-        found += [Variant(launch, name, policy) for launch in LAUNCHES if launch in launches]
-    return list({one.name: one for one in found}.values())
+        variants += [Variant(launch, name, policy) for launch in LAUNCHES if launch in launches]
+    return list({variant.name: variant for variant in variants}.values())
 
 
 def _under(policy: KernelPolicy | None) -> contextlib.AbstractContextManager[Any]:

@@ -103,7 +103,7 @@ def _is_number(value: Any) -> bool:
 def _are_counts(value: Any) -> bool:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         return False
-    return all(isinstance(one, int) and not isinstance(one, bool) for one in value)
+    return all(isinstance(number, int) and not isinstance(number, bool) for number in value)
 
 
 class VariantMemoryMeter:

@@ -46,17 +46,17 @@ def reads(switch: str) -> bool | None:
     So it is where the interfaces differ, and where oneDNN rounds on the CPU what cuDNN and cuBLAS do not.
     """
     pairs = _PRODUCTS if switch == "matmul" else _CONVOLUTIONS
-    found = {_get(*pair) == "tf32" for pair in pairs if pair[0] == "cuda"}
+    settings = {_get(*pair) == "tf32" for pair in pairs if pair[0] == "cuda"}
     try:
         if switch == "matmul":
-            found.add(torch.get_float32_matmul_precision() != "highest")
+            settings.add(torch.get_float32_matmul_precision() != "highest")
         else:
-            found.add(bool(_private_api.cudnn_allow_tf32()))
+            settings.add(bool(_private_api.cudnn_allow_tf32()))
     except RuntimeError:
         return None
-    if True not in found and any(_get(*pair) in ("tf32", "bf16") for pair in pairs):
+    if True not in settings and any(_get(*pair) in ("tf32", "bf16") for pair in pairs):
         return None
-    return found.pop() if len(found) == 1 else None
+    return settings.pop() if len(settings) == 1 else None
 
 
 def stored_products() -> Mapping[Any, Any]:
@@ -108,7 +108,7 @@ def put_back(before: Mapping[Any, Any], xrt_kernel: Mapping[Any, Any], now: Mapp
 def _stored(pairs: tuple[tuple[str, str], ...]) -> dict[Any, str]:
     """Return what is stored for pairs of backend and operation, found by setting what they inherit for a moment."""
     root = _get(*_ROOT)
-    found: dict[Any, str] = {}
+    stored: dict[Any, str] = {}
     try:
         _set(*_ROOT, "none")
         for backend in dict.fromkeys(backend for backend, _ in pairs):
@@ -119,12 +119,12 @@ def _stored(pairs: tuple[tuple[str, str], ...]) -> dict[Any, str]:
                 alone = [_get(*pair) for pair in mine]
                 _set(backend, "all", "ieee")
                 for pair, value in zip(mine, alone, strict=True):
-                    found[pair] = _STORED.get((value, _get(*pair)), value)
+                    stored[pair] = _STORED.get((value, _get(*pair)), value)
             finally:
                 _set(backend, "all", above)
     finally:
         _set(*_ROOT, root)
-    return found
+    return stored
 
 
 def _hidden(

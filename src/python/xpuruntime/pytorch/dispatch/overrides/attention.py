@@ -86,7 +86,7 @@ def _scaled_dot_product_attention(native: Native) -> Callable[..., Any] | FastKe
 def attend(
     active: CompiledPolicy,
     natively: Callable[[], Tensor],
-    given: Arguments,
+    arguments: Arguments,
     kernel: str = "",
     *,
     explicit: bool = False,
@@ -94,10 +94,10 @@ def attend(
     """Return scaled dot product attention by the kernel that a policy gives it."""
     phase = context.phase() if active.by_phase else ""
     module = (module_paths.traced() or module_paths.current()) if active.by_module else ""
-    seen, flags, plain, needs_grad = _key_of(active, given, phase, module)
+    seen, flags, plain, needs_grad = _key_of(active, arguments, phase, module)
     both = needs_grad and active.by_phase  # then the gradient may be another kernel's
     known = ("sdpa and its gradient", seen) if both else seen
-    query, key, value, mask, dropout_p, is_causal, scale, _ = given
+    query, key, value, mask, dropout_p, is_causal, scale, _ = arguments
     if query.is_meta or min(query.dim(), key.dim(), value.dim()) < 2:
         return natively()  # which computes nothing, or refuses it
     if not plain and not explicit and is_traced_for_a_program():
@@ -110,7 +110,7 @@ def attend(
         assumed = route is not None
     call: AttentionCall | None = None
     if route is None or both:
-        call = AttentionCall(*given, needs_grad, phase=phase, module=module)
+        call = AttentionCall(*arguments, needs_grad, phase=phase, module=module)
         call = call._replace(unfit=xrt_call_rejection(call))
         if route is None:
             with prefer_native_error(natively):
@@ -131,7 +131,7 @@ def attend(
                 if not assumed or not lookup.has_no_sdp_backend(error):
                     raise
             assumed = False  # the lengths or strides are such that this kernel cannot serve
-            call = AttentionCall(*given, needs_grad, phase=phase, module=module)
+            call = AttentionCall(*arguments, needs_grad, phase=phase, module=module)
             call = call._replace(unfit=xrt_call_rejection(call))
             with prefer_native_error(natively):
                 route = find_route(active, known, call, natively)
@@ -157,7 +157,7 @@ def attend(
             reasons = dict(error.passed_over) if isinstance(error, UnsupportedOperationError) else {}
             word = route.place.word if isinstance(route.place, BoundKernel) else route.kernel
             skip = (*route.passed_over, (word, reasons.get(word, str(error))))
-            call = AttentionCall(*given, needs_grad, phase=phase, module=module)
+            call = AttentionCall(*arguments, needs_grad, phase=phase, module=module)
             with prefer_native_error(natively):
                 route = find_route(active, known, call, natively, skip=skip)
             if served is not None:
@@ -170,12 +170,12 @@ def attend(
         return out if in_rows else out.contiguous()  # as PyTorch's own result lies in memory then
 
 
-def _key_of(active: CompiledPolicy, given: Arguments, phase: str, module: str) -> tuple[Any, int, bool, bool]:
+def _key_of(active: CompiledPolicy, arguments: Arguments, phase: str, module: str) -> tuple[Any, int, bool, bool]:
     """Return the key of a call's route, flags in it, whether its tensors are plain, and if a gradient is recorded.
 
     Of plain tensors the key is the one that the fast kernel looks for.
     """
-    query, key, value, mask, dropout_p, is_causal, _, enable_gqa = given
+    query, key, value, mask, dropout_p, is_causal, _, enable_gqa = arguments
     records = torch.is_grad_enabled()
     needs_grad = records and (query.requires_grad or key.requires_grad or value.requires_grad)
     learns = records and mask is not None and mask.requires_grad
@@ -202,9 +202,9 @@ def _kind_of(
     return kind if kind is None or not both else ("sdpa and its gradient", kind)
 
 
-def _keep_native(active: CompiledPolicy, given: Arguments) -> None:
+def _keep_native(active: CompiledPolicy, arguments: Arguments) -> None:
     """Keep that a call is PyTorch's own, which the policy does not decide, so that the fast kernel knows it."""
-    known, _, plain, _ = _key_of(active, given, *active.call_context())
+    known, _, plain, _ = _key_of(active, arguments, *active.call_context())
     if plain and known not in active.routes:
         active.keep_native(known, "attention")
 
@@ -219,8 +219,8 @@ def _natively(route: Route | None, natively: Callable[[], Tensor], tensors: tupl
 
     if CONTEXT.observer is None or any(isinstance(x, _private_api.fake_tensor()) for x in tensors):
         return run()  # of fake tensors, nothing is computed; the recorder knows where operators are traced
-    found: Tensor = CONTEXT.observer.call("scaled_dot_product_attention", "attention", route, run, tensors, {})
-    return found
+    output: Tensor = CONTEXT.observer.call("scaled_dot_product_attention", "attention", route, run, tensors, {})
+    return output
 
 
 def _gradient_is_apart(active: CompiledPolicy, route: Route, known: Any, call: AttentionCall, kind: Any) -> bool:
@@ -230,11 +230,13 @@ def _gradient_is_apart(active: CompiledPolicy, route: Route, known: Any, call: A
         return False
     mark = ("gradient", known)
     of_gradient = None if kind is None or may_concern(call) else ("gradient", kind)
-    found = active.routes.get(mark) or active.of_kind(mark, of_gradient)
-    if found is None:
-        found = find_route(active, mark, call._replace(backward=True, phase="backward"), _nothing)
-        active.keep_kind(of_gradient, found)
-    return found.kernel != route.kernel and (found.place is not None or found.kernel in BACKENDS)
+    gradient_route = active.routes.get(mark) or active.of_kind(mark, of_gradient)
+    if gradient_route is None:
+        gradient_route = find_route(active, mark, call._replace(backward=True, phase="backward"), _nothing)
+        active.keep_kind(of_gradient, gradient_route)
+    return gradient_route.kernel != route.kernel and (
+        gradient_route.place is not None or gradient_route.kernel in BACKENDS
+    )
 
 
 def _nothing() -> None:
@@ -247,11 +249,11 @@ def _one_kernel_for_both(active: CompiledPolicy, route: Route, known: Any, call:
     if mark in active.routes:
         return
     gradient = call._replace(backward=True, phase="backward")
-    asked = active.resolve(mark, gradient.facts(), description=str(gradient))
-    if asked.kernel in (route.kernel, DEFAULT_ID["attention"]):
+    resolved = active.resolve(mark, gradient.facts(), description=str(gradient))
+    if resolved.kernel in (route.kernel, DEFAULT_ID["attention"]):
         return
     why = call.unfit or "with dropout, the gradient is by the kernel of the forward, which knows what it dropped"
-    skip = tuple((name, why) for name in asked.asked)
+    skip = tuple((name, why) for name in resolved.asked)
     active.resolve(mark, gradient.facts(), skip=skip, description=str(gradient))
 
 

@@ -87,7 +87,7 @@ def fits(
         and x.device == weight.device
         and (bias is None or (tuple(bias.shape), bias.dtype, bias.device) == ((channels,), x.dtype, x.device))
         and all(len(numbers) in (1, x.dim() - 2) for numbers in (stride, padding, dilation))
-        and min(*stride, *dilation, *(one + 1 for one in padding)) > 0
+        and min(*stride, *dilation, *(pad + 1 for pad in padding)) > 0
     )
 
 
@@ -150,7 +150,7 @@ def _convolution(native: Native) -> Callable[..., Any]:
 
 
 def _xrt_convolution(
-    place: CallContext, phase: str, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int],
+    context: CallContext, phase: str, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int],
     padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
 ) -> Tensor:  # fmt: skip
     x, weight = x.detach(), weight.detach()
@@ -176,15 +176,15 @@ def _xrt_convolution(
         dtype=x.dtype, device=x.device, memory_format=layout,
     )  # fmt: skip
     rest = (out, *window, None, phase or None, None)
-    kind = (place.site, x.shape, weight.shape, x.stride(), x.dtype, *window)
+    kind = (context.site, x.shape, weight.shape, x.stride(), x.dtype, *window)
     if bias is None or kind in CONTEXT.unfused_convs:
-        _op_conv2d(place, x, weight, None, *rest)
+        _op_conv2d(context, x, weight, None, *rest)
     else:
         try:
-            _op_conv2d(place, x, weight, bias, *rest)
+            _op_conv2d(context, x, weight, bias, *rest)
         except UnsupportedOperationError:
             # cuDNN fuses the bias of some convolutions only. PyTorch never does: it adds it afterwards.
-            _op_conv2d(place, x, weight, None, *rest)
+            _op_conv2d(context, x, weight, None, *rest)
             if len(CONTEXT.unfused_convs) >= _MOST:
                 CONTEXT.unfused_convs.clear()
             CONTEXT.unfused_convs.add(kind)
@@ -238,7 +238,7 @@ def _convolution_backward(native: Native) -> Callable[..., Any]:
 
 
 def _xrt_gradients(
-    place: CallContext, phase: str, grad: Tensor, x: Tensor, weight: Tensor, bias_shape: Sequence[int] | None,
+    context: CallContext, phase: str, grad: Tensor, x: Tensor, weight: Tensor, bias_shape: Sequence[int] | None,
     stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], transposed: bool,
     output_padding: Sequence[int], groups: int, mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
@@ -256,11 +256,11 @@ def _xrt_gradients(
     if mask[0]:
         weight = weight.contiguous(memory_format=layout if x.is_cuda else torch.contiguous_format)
         grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=layout)
-        _input_gradient(place, grad, weight, grad_x, tuple(x.shape[2:]), *window, None)
+        _input_gradient(context, grad, weight, grad_x, tuple(x.shape[2:]), *window, None)
     if mask[1]:
         x = x.contiguous(memory_format=layout)
         grad_weight = torch.empty(weight.shape, dtype=x.dtype, device=x.device, memory_format=layout)
-        _weight_gradient(place, grad, x, grad_weight, tuple(weight.shape[2:]), *window, None)
+        _weight_gradient(context, grad, x, grad_weight, tuple(weight.shape[2:]), *window, None)
     if mask[2]:
         # A plain sum, as PyTorch takes it too: there is no kernel to choose.
         grad_bias = grad.sum((0, 2, 3))

@@ -139,23 +139,23 @@ def _follow(active: CompiledPolicy, key: Any, route: Route, facts: CallFacts, de
     mark = ("gradient", key)
     if mark in active.routes:
         return
-    asked = active.resolve(mark, facts, entry=FLEX, description=description)
-    if asked.kernel not in (route.kernel, FLEX.default):
-        skip = tuple((name, _FOLLOWS) for name in asked.asked)
+    resolved = active.resolve(mark, facts, entry=FLEX, description=description)
+    if resolved.kernel not in (route.kernel, FLEX.default):
+        skip = tuple((name, _FOLLOWS) for name in resolved.asked)
         active.resolve(mark, facts, entry=FLEX, skip=skip, description=description)
 
 
 def _note_stated(active: CompiledPolicy, stated: str, facts: CallFacts, module: str) -> None:
     """Keep for `explain` that a call has stated its own backend, which goes before any policy."""
     wanted = active.policy.kernels.compiled_rules.match(facts)
-    asked, source = wanted.use, wanted.source
+    use, source = wanted.use, wanted.source
     kernel = _IDS.get(stated, "")
     why = f"the call states its own backend, {stated}"
-    if not requests_other_kernel("attention", asked):
+    if not requests_other_kernel("attention", use):
         choice = FlexChoice(kernel, (), "default", "default", why, module)
     else:
-        status = "honoured" if any(FLEX.kernel_names.get(name) == kernel for name in asked) else "bypassed"
-        choice = FlexChoice(kernel, asked, source, status, why, module)
+        status = "honoured" if any(FLEX.kernel_names.get(name) == kernel for name in use) else "bypassed"
+        choice = FlexChoice(kernel, use, source, status, why, module)
     flash_impl.note(choice)
 
 

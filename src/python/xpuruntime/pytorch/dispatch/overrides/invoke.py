@@ -54,13 +54,13 @@ def call_native(
     op: str,
     native: Callable[..., Any],
     args: tuple[Any, ...],
-    more: Mapping[str, Any] = MappingProxyType({}),
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
     route: Route | None = None,
 ) -> Any:
     """Serve a call by PyTorch's own kernel; `route` where a policy decides it."""
     if CONTEXT.observer is not None:
-        return CONTEXT.observer.call(name, op, route, native, args, more)
-    return native(*args, **more)
+        return CONTEXT.observer.call(name, op, route, native, args, kwargs)
+    return native(*args, **kwargs)
 
 
 def invoke(
@@ -103,7 +103,7 @@ def invoke(
             exact = deterministic or active.policy.execution.deterministic
             route = settle(
                 active, key, route, f"{name};{key!r}" if text is None else text(), lambda: native(*args),
-                lambda place: xrt_kernel(place, phase, *args[1:]), like.device, allow_tf32=allow_tf32,
+                lambda target: xrt_kernel(target, phase, *args[1:]), like.device, allow_tf32=allow_tf32,
                 deterministic=deterministic,
                 packages=automatic_kernels(op, like.device, deterministic=exact, skip=skip),
             )  # fmt: skip

@@ -43,12 +43,12 @@ def _two(native: Native) -> Callable[..., Any] | FastKernel:
     """Return the override of ``mm`` and ``bmm``, also into `out`, as code that Inductor has compiled calls them."""
     name, rank = native.name, rank_of(native.name)
 
-    def product(keyset: Any, a: Tensor, b: Tensor, **more: Any) -> Any:
+    def product(keyset: Any, a: Tensor, b: Tensor, **kwargs: Any) -> Any:
         active = active_policy()
         if active is None:
-            return call_native(native.name, "matmul", native, (keyset, a, b), more)
-        key = _call_key(name, a, b, more["out"]) if more else _call_key(name, a, b)
-        return _run(native, active, key, Product(a, b, rank=rank, **more), (keyset, a, b), more)
+            return call_native(native.name, "matmul", native, (keyset, a, b), kwargs)
+        key = _call_key(name, a, b, kwargs["out"]) if kwargs else _call_key(name, a, b)
+        return _run(native, active, key, Product(a, b, rank=rank, **kwargs), (keyset, a, b), kwargs)
 
     return fast_kernel(native, product)
 
@@ -58,16 +58,18 @@ def _three(native: Native) -> Callable[..., Any] | FastKernel:
     name, rank = native.name, rank_of(native.name)
     in_place = name.endswith("_")
 
-    def product(keyset: Any, c: Tensor, a: Tensor, b: Tensor, **more: Any) -> Any:
+    def product(keyset: Any, c: Tensor, a: Tensor, b: Tensor, **kwargs: Any) -> Any:
         active = active_policy()
         if active is None:
-            return call_native(native.name, "matmul", native, (keyset, c, a, b), more)
-        out = more.get("out")
+            return call_native(native.name, "matmul", native, (keyset, c, a, b), kwargs)
+        out = kwargs.get("out")
         key: Any = _call_key(name, c, a, b) if out is None else _call_key(name, c, a, b, out)
-        if len(more) > (out is not None):
-            key = (key, more.get("beta", 1), more.get("alpha", 1))
-        whole = Product(a, b, c, rank=rank, out=c, **more) if in_place else Product(a, b, c, rank=rank, **more)
-        return _run(native, active, key, whole, (keyset, c, a, b), more)
+        if len(kwargs) > (out is not None):
+            key = (key, kwargs.get("beta", 1), kwargs.get("alpha", 1))
+        full_product = (
+            Product(a, b, c, rank=rank, out=c, **kwargs) if in_place else Product(a, b, c, rank=rank, **kwargs)
+        )
+        return _run(native, active, key, full_product, (keyset, c, a, b), kwargs)
 
     return fast_kernel(native, product)
 
@@ -77,10 +79,10 @@ def _typed(native: Native) -> Callable[..., Any]:
     rank = rank_of(native.name)
     adds = "add" in native.name
 
-    def product(keyset: Any, *args: Any, **more: Any) -> Any:
+    def product(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         c = args[0] if adds else None
         a, b, dtype = args[adds:]
-        return _any(native, Product(a, b, c, rank=rank, out_dtype=dtype, **more), (keyset, *args), more)
+        return _any(native, Product(a, b, c, rank=rank, out_dtype=dtype, **kwargs), (keyset, *args), kwargs)
 
     return product
 
@@ -89,24 +91,24 @@ def _activated(native: Native) -> Callable[..., Any]:
     """Return the override of ``_addmm_activation``. Its GELU is by tanh on CUDA, and by erf on the CPU."""
     gelu = "gelu_tanh" if native.key == "CUDA" else "gelu"
 
-    def product(keyset: Any, c: Tensor, a: Tensor, b: Tensor, *, use_gelu: bool = False, **more: Any) -> Any:
-        whole = Product(a, b, c, rank=2, activation=gelu if use_gelu else "relu", **more)
-        return _any(native, whole, (keyset, c, a, b), {"use_gelu": use_gelu, **more})
+    def product(keyset: Any, c: Tensor, a: Tensor, b: Tensor, *, use_gelu: bool = False, **kwargs: Any) -> Any:
+        full_product = Product(a, b, c, rank=2, activation=gelu if use_gelu else "relu", **kwargs)
+        return _any(native, full_product, (keyset, c, a, b), {"use_gelu": use_gelu, **kwargs})
 
     return product
 
 
-def _any(native: Native, product: Product, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
+def _any(native: Native, product: Product, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     active = active_policy()
     if active is None:
-        return call_native(native.name, "matmul", native, args, more)
+        return call_native(native.name, "matmul", native, args, kwargs)
     key: Any = _call_key(native.name, product.a, product.b, product.c, product.out)
     key = (key, product.beta, product.alpha, product.activation, product.out_dtype)
-    return _run(native, active, key, product, args, more)
+    return _run(native, active, key, product, args, kwargs)
 
 
 def _run(
-    native: Native, active: CompiledPolicy, key: Any, product: Product, args: tuple[Any, ...], more: dict[str, Any]
+    native: Native, active: CompiledPolicy, key: Any, product: Product, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Do a call by the kernel of its route, which is found where it is not known."""
     phase = module = ""
@@ -117,29 +119,30 @@ def _run(
     skip: tuple[tuple[str, str], ...] = ()
     while True:
         if route is None:
-            route = _resolve(native, active, key, product, args, more, phase, module, skip)
-        place: CallContext | None = route.place  # type: ignore[assignment]  # products have no kernels on tensors of PyTorch
-        if place is None:
+            route = _resolve(native, active, key, product, args, kwargs, phase, module, skip)
+        call_context: CallContext | None = route.place  # type: ignore[assignment]  # products have no kernels on tensors of PyTorch
+        if call_context is None:
             settled = None if not active.decides("matmul") else route  # a switch of PyTorch's decides all calls
-            return call_native(native.name, "matmul", native, args, more, settled)
+            return call_native(native.name, "matmul", native, args, kwargs, settled)
         # Another thread may have kept the route a moment ago, and not its plan yet.
         plan = route.plan or GemmPlan(product)
         # Switches of PyTorch's that may change between two calls.
         tf32, deterministic = plan.has_tf32 and fp32_precision("cuda", "matmul") == "tf32", is_deterministic()
-        if tf32 is not place.allow_tf32 or deterministic is not place.deterministic:
-            place = active.place(
+        if tf32 is not call_context.allow_tf32 or deterministic is not call_context.deterministic:
+            call_context = active.place(
                 route.op, route.kernel, route.source, route.module, allow_tf32=tf32, deterministic=deterministic
             )
         try:
             if CONTEXT.observer is None:
-                return product.compute(plan, place, phase or None)
+                return product.compute(plan, call_context, phase or None)
             return CONTEXT.observer.call(
                 native.name, "matmul", route,
-                lambda *_, plan=plan, place=place, **__: product.compute(plan, place, phase or None), args[1:], more,
+                lambda *_, plan=plan, at=call_context, **__: product.compute(plan, at, phase or None),
+                args[1:], kwargs,
             )  # fmt: skip
         except InputError as error:
             with thread_policy(None):
-                _functional(native.name, args, more)()  # raises where the arguments are wrong, in PyTorch's words
+                _functional(native.name, args, kwargs)()  # raises where the arguments are wrong, in PyTorch's words
             skip, route = active.refused(route, error), None
         except UnsupportedOperationError as error:
             if route.plan is not None and route.plan.folds:
@@ -154,7 +157,7 @@ def _resolve(
     key: Any,
     product: Product,
     args: tuple[Any, ...],
-    more: dict[str, Any],
+    kwargs: dict[str, Any],
     phase: str,
     module: str,
     skip: tuple[tuple[str, str], ...],
@@ -180,7 +183,7 @@ def _resolve(
     route.plan = plan
     quick = plan.is_quick(product)
     route.quick = quick and not route.open
-    if not route.open or any(one == "auto" for one, _ in skip):
+    if not route.open or any(word == "auto" for word, _ in skip):
         return route
     # Measured without `out`, which may be what is added, too.
     free = Product(
@@ -189,12 +192,12 @@ def _resolve(
     )  # fmt: skip
     free_plan = GemmPlan(free)
 
-    def xrt_kernel(place: CallContext) -> Any:
-        return free.compute(free_plan, place, phase or None)
+    def xrt_kernel(call_context: CallContext) -> Any:
+        return free.compute(free_plan, call_context, phase or None)
 
     text = f"{_text_of(native, a, b)};{a.stride()};{b.stride()};{_addend(product)}"
     route = tuning.settle(
-        active, key, route, text, _functional(native.name, args, more), xrt_kernel, a.device,
+        active, key, route, text, _functional(native.name, args, kwargs), xrt_kernel, a.device,
         allow_tf32=tf32, deterministic=deterministic,
     )  # fmt: skip
     route.plan, route.quick = plan, quick
@@ -218,12 +221,12 @@ def _addend(product: Product) -> str:
     return f"{list(product.c.shape)}*{product.beta};{product.alpha};{product.activation}"
 
 
-def _functional(name: str, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
+def _functional(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return a call of the same operator that writes into nothing given, to be made where no policy holds."""
     packet, _, overload = name.partition(".")
     overload = {"": "default", "out": "default", "dtype_out": "dtype"}.get(overload, overload)
     op = getattr(getattr(torch.ops.aten, packet.removesuffix("_")), overload)
-    rest = {key: value for key, value in more.items() if key != "out"}
+    rest = {key: value for key, value in kwargs.items() if key != "out"}
 
     return lambda: op(*args[1:], **rest)
 
@@ -279,10 +282,10 @@ class _ScaledProduct:
 
     def compute(self, route: Route, phase: str) -> Any:
         """Compute it by the xpuruntime kernel of a route."""
-        place: CallContext = route.place  # type: ignore[assignment]
+        call_context: CallContext = route.place  # type: ignore[assignment]
         out_dtype = _OUT[self.out_dtype] if self.out_dtype is not None else None
         return _op_matmul(
-            place, self.a, self.b, self.bias, self.scale_a, self.scale_b, self.out, None, out_dtype,
+            call_context, self.a, self.b, self.bias, self.scale_a, self.scale_b, self.out, None, out_dtype,
             phase or None, None,
         )  # fmt: skip
 
@@ -290,11 +293,11 @@ class _ScaledProduct:
 def _scaled(native: Native) -> Callable[..., Any]:
     name = native.name
 
-    def scaled_mm(keyset: Any, *args: Any, **more: Any) -> Any:
+    def scaled_mm(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         active = active_policy()
         if active is None:
-            return call_native(name, "matmul", native, (keyset, *args), more)
-        product = _ScaledProduct(*args, **more)
+            return call_native(name, "matmul", native, (keyset, *args), kwargs)
+        product = _ScaledProduct(*args, **kwargs)
         phase, module = active.call_context()
         arrays = (product.a, product.b, product.scale_a, product.scale_b, product.bias, product.out)
         seen = context.call_key(name, *arrays)
@@ -303,19 +306,19 @@ def _scaled(native: Native) -> Callable[..., Any]:
         skip: tuple[tuple[str, str], ...] = ()
         while True:
             if route is None:
-                with prefer_native_error(lambda: native(keyset, *args, **more)):
+                with prefer_native_error(lambda: native(keyset, *args, **kwargs)):
                     route = _find_route(name, active, key, product, phase, module, skip)
             if route.place is None:
-                return call_native(name, "matmul", native, (keyset, *args), more, route)
+                return call_native(name, "matmul", native, (keyset, *args), kwargs, route)
             try:
                 if CONTEXT.observer is None:
                     return product.compute(route, phase)
                 return CONTEXT.observer.call(
-                    name, "matmul", route, lambda *_, at=route, **__: product.compute(at, phase), args, more
+                    name, "matmul", route, lambda *_, at=route, **__: product.compute(at, phase), args, kwargs
                 )
             except (UnsupportedOperationError, InputError) as error:
                 if isinstance(error, InputError):
-                    native(keyset, *args, **more)  # raises where the arguments are wrong, in PyTorch's words
+                    native(keyset, *args, **kwargs)  # raises where the arguments are wrong, in PyTorch's words
                 skip, route = active.refused(route, error), None
 
     return scaled_mm

@@ -51,7 +51,7 @@ def run_norm(
     if active.by_phase:
         phase = context.phase() if mask is None else "backward"
     module = module_paths.current() if active.by_module else ""
-    wanted = "" if mask is None else "".join("1" if one else "0" for one in mask) + ";"
+    wanted = "" if mask is None else "".join("1" if flag else "0" for flag in mask) + ";"
     mark = f"{name};{wanted}{';'.join(map(str, shape))}"
     key: Any = context.call_key(mark, *arrays)
     if key is None:  # an array that cannot be seen
@@ -99,7 +99,7 @@ def _layer_norm(native: Native) -> Callable[..., Any] | FastKernel:
 
 
 def _xrt_layer_norm(
-    place: CallContext | BoundKernel,
+    target: CallContext | BoundKernel,
     phase: str,
     x: Tensor,
     shape: Sequence[int],
@@ -108,12 +108,12 @@ def _xrt_layer_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     n = len(shape)
-    if isinstance(place, BoundKernel):
-        out, mean, rstd = place.norm(phase, x, shape, weight, bias, eps, rms=False)
+    if isinstance(target, BoundKernel):
+        out, mean, rstd = target.norm(phase, x, shape, weight, bias, eps, rms=False)
         dtype = stats_dtype(x, weight, bias)
         return out, mean.to(dtype), rstd.to(dtype)
     out, mean, rstd = _op_norm(
-        place, False, as_rows(x, n), None, _flat(weight, n), _flat(bias, n), None, None, False, True, eps,
+        target, False, as_rows(x, n), None, _flat(weight, n), _flat(bias, n), None, None, False, True, eps,
         phase or None, None,
     )  # fmt: skip
     if mean.dtype is not x.dtype:
@@ -152,20 +152,20 @@ def _layer_norm_backward(native: Native) -> Callable[..., Any] | FastKernel:
 
 
 def _xrt_layer_norm_backward(
-    place: CallContext | BoundKernel, phase: str, grad: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor,
+    target: CallContext | BoundKernel, phase: str, grad: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor,
     rstd: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     del phase
     n = len(shape)
     _, want_weight, want_bias = mask
-    if isinstance(place, BoundKernel):
+    if isinstance(target, BoundKernel):
         stats = (_stats(mean, x, n), _stats(rstd, x, n))
-        return _masked(place.norm_backward(grad, x, shape, stats, weight, bias, rms=False), mask)
-    found = _op_norm_backward(
-        place, False, as_rows(grad, n), as_rows(x, n), _flat(weight, n), _stats(mean, x, n), _stats(rstd, x, n), None,
+        return _masked(target.norm_backward(grad, x, shape, stats, weight, bias, rms=False), mask)
+    gradients = _op_norm_backward(
+        target, False, as_rows(grad, n), as_rows(x, n), _flat(weight, n), _stats(mean, x, n), _stats(rstd, x, n), None,
         None, want_weight, want_bias, None,
     )  # fmt: skip
-    return _gradients(found, x, shape, mask)
+    return _gradients(gradients, x, shape, mask)
 
 
 def _rms_norm(native: Native) -> Callable[..., Any] | FastKernel:
@@ -182,7 +182,7 @@ def _rms_norm(native: Native) -> Callable[..., Any] | FastKernel:
 
 
 def _xrt_rms_norm(
-    place: CallContext | BoundKernel,
+    target: CallContext | BoundKernel,
     phase: str,
     x: Tensor,
     shape: Sequence[int],
@@ -190,11 +190,11 @@ def _xrt_rms_norm(
     eps: float | None,
 ) -> tuple[Tensor, Tensor]:
     n = len(shape)
-    if isinstance(place, BoundKernel):
-        normal, rstd = place.norm(phase, x, shape, weight, None, rms_eps(x.dtype, eps), rms=True)
+    if isinstance(target, BoundKernel):
+        normal, rstd = target.norm(phase, x, shape, weight, None, rms_eps(x.dtype, eps), rms=True)
         return normal, rstd
     out, rstd = _op_norm(
-        place, True, as_rows(x, n), None, _flat(weight, n), None, None, None, False, True, rms_eps(x.dtype, eps),
+        target, True, as_rows(x, n), None, _flat(weight, n), None, None, None, False, True, rms_eps(x.dtype, eps),
         phase or None, None,
     )  # fmt: skip
     if n == 1:
@@ -229,19 +229,19 @@ def _rms_norm_backward(native: Native) -> Callable[..., Any] | FastKernel:
 
 
 def _xrt_rms_norm_backward(
-    place: CallContext | BoundKernel, phase: str, grad: Tensor, x: Tensor, shape: Sequence[int], rstd: Tensor,
+    target: CallContext | BoundKernel, phase: str, grad: Tensor, x: Tensor, shape: Sequence[int], rstd: Tensor,
     weight: Tensor | None, mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     del phase
     n = len(shape)
-    if isinstance(place, BoundKernel):
+    if isinstance(target, BoundKernel):
         stats = (_stats(rstd, x, n),)
-        return _masked(place.norm_backward(grad, x, shape, stats, weight, None, rms=True), (*mask, False))[:2]
-    found = _op_norm_backward(
-        place, True, as_rows(grad, n), as_rows(x, n), _flat(weight, n), None, _stats(rstd, x, n), None, None, mask[1],
+        return _masked(target.norm_backward(grad, x, shape, stats, weight, None, rms=True), (*mask, False))[:2]
+    gradients = _op_norm_backward(
+        target, True, as_rows(grad, n), as_rows(x, n), _flat(weight, n), None, _stats(rstd, x, n), None, None, mask[1],
         False, None,
     )  # fmt: skip
-    return _gradients(found, x, shape, (*mask, False))[:2]
+    return _gradients(gradients, x, shape, (*mask, False))[:2]
 
 
 def as_rows(x: Tensor, n: int) -> Tensor:
@@ -258,7 +258,7 @@ def stats_dtype(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> torch.
         return x.dtype
     if x.device.type != "cpu":
         return torch.float32
-    same = all(one is None or one.dtype == x.dtype for one in (weight, bias))
+    same = all(parameter is None or parameter.dtype == x.dtype for parameter in (weight, bias))
     return x.dtype if same else torch.float32
 
 
@@ -284,9 +284,9 @@ def _stats(stats: Tensor, x: Tensor, n: int) -> Tensor:
 
 
 def _gradients(
-    found: Any, x: Tensor, shape: Sequence[int], mask: Sequence[bool]
+    gradients: Any, x: Tensor, shape: Sequence[int], mask: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    arrays = list(found) if mask[1] or mask[2] else [found]
+    arrays = list(gradients) if mask[1] or mask[2] else [gradients]
     grad_x = arrays[0]
     grad_weight = arrays[1] if mask[1] else None
     grad_bias = arrays[-1] if mask[2] else None
@@ -300,7 +300,7 @@ def _gradients(
 def _masked(
     gradients: tuple[Tensor | None, Tensor | None, Tensor | None], mask: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    of_x, of_weight, of_bias = (one if wanted else None for one, wanted in zip(gradients, mask, strict=True))
+    of_x, of_weight, of_bias = (gradient if wanted else None for gradient, wanted in zip(gradients, mask, strict=True))
     return of_x, of_weight, of_bias
 
 
@@ -316,17 +316,17 @@ def _fits(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor |
         0 < len(shape) <= x.dim()
         and x.numel() > 0
         and tuple(x.shape[-len(shape) :]) == shape
-        and all(one is None or tuple(one.shape) == shape for one in (weight, bias))
+        and all(parameter is None or tuple(parameter.shape) == shape for parameter in (weight, bias))
     )
 
 
 def _parameters_fit(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
     """Say whether PyTorch takes these dtypes together: mixed ones on CPU alone, and there with fp32 parameters."""
-    given = [one.dtype for one in (weight, bias) if one is not None]
-    if all(dtype == x.dtype for dtype in given):
+    dtypes = [parameter.dtype for parameter in (weight, bias) if parameter is not None]
+    if all(dtype == x.dtype for dtype in dtypes):
         return True
     half = x.dtype in (torch.float16, torch.bfloat16)
-    return x.device.type == "cpu" and half and all(dtype == torch.float32 for dtype in given)
+    return x.device.type == "cpu" and half and all(dtype == torch.float32 for dtype in dtypes)
 
 
 def _same_dtype(x: Tensor, weight: Tensor | None) -> bool:

@@ -136,7 +136,7 @@ class Product:
                 return True
         return out is not None and (out.dtype != dtype or out.device != a.device or _shares_within(out))
 
-    def compute(self, plan: GemmPlan, place: CallContext, phase: str | None) -> Tensor:
+    def compute(self, plan: GemmPlan, context: CallContext, phase: str | None) -> Tensor:
         """Compute it by xpuruntime kernels."""
         a, b, out = self.a, self.b, self.out
         if plan.copies[0]:
@@ -150,24 +150,24 @@ class Product:
         # PyTorch leaves open what comes of an `out` that shares memory with an operand; here it is the product.
         into = out if plan.direct and out is not None and not _overlap(out, a, b, bias) else None
         activation = self.activation if plan.plain else None
-        found = _op_matmul(place, a, b, bias, None, None, into, activation, plan.out_dtype, phase, None)
+        result = _op_matmul(context, a, b, bias, None, None, into, activation, plan.out_dtype, phase, None)
         if not plan.plain:
-            found = self._finish(found, plan)
+            result = self._finish(result, plan)
         if out is None or into is not None:
-            return found
-        return _private_api.resize_out()(out, plan.shape).copy_(found)
+            return result
+        return _private_api.resize_out()(out, plan.shape).copy_(result)
 
-    def _finish(self, found: Tensor, plan: GemmPlan) -> Tensor:
+    def _finish(self, result: Tensor, plan: GemmPlan) -> Tensor:
         if plan.scales:
-            found.mul_(float(self.alpha))
+            result.mul_(float(self.alpha))
         if plan.adds:
             assert self.c is not None
-            found.add_(self.c, alpha=float(self.beta))
+            result.add_(self.c, alpha=float(self.beta))
         if self.activation == "relu":
-            found.relu_()
+            result.relu_()
         elif self.activation is not None:
-            torch.ops.aten.gelu_(found, approximate="tanh" if self.activation == "gelu_tanh" else "none")
-        return found.to(plan.dtype)
+            torch.ops.aten.gelu_(result, approximate="tanh" if self.activation == "gelu_tanh" else "none")
+        return result.to(plan.dtype)
 
 
 def _readable(matrix: Tensor) -> bool:

@@ -101,11 +101,13 @@ class Higher:
 class Awaited:
     """An override of something that is there once a module is imported, and placed then; until `remove`."""
 
-    def __init__(self, override: Override, key: str, place: Callable[[Override, str], InPlace | None]) -> None:
+    def __init__(
+        self, override: Override, key: str, override_in_place: Callable[[Override, str], InPlace | None]
+    ) -> None:
         self.override = override
         self.key = key
         self.placed: InPlace | None = None
-        self._place = place
+        self._place = override_in_place
         self._wait = WhenImported(override.module, self._come)
 
     def _come(self, _module: Any) -> None:

@@ -227,11 +227,11 @@ def _place_all(op: str) -> list[InPlace]:
             for key in override.keys:
                 if override.module and override.module not in sys.modules:
                     placed.append(Awaited(override, key, _place))
-                elif one := _place(override, key):
-                    placed.append(one)
+                elif replacement := _place(override, key):
+                    placed.append(replacement)
     except BaseException:
-        for one in reversed(placed):
-            one.remove()
+        for replacement in reversed(placed):
+            replacement.remove()
         raise
     return placed
 
@@ -256,8 +256,8 @@ def _exists(override: Override) -> bool:
     if override.module:
         return importlib.util.find_spec(override.module) is not None
     packet, _, overload = override.name.partition(".")
-    found = getattr(torch.ops.aten, packet, None)
-    return found is not None and (overload or "default") in found.overloads()
+    packet_object = getattr(torch.ops.aten, packet, None)
+    return packet_object is not None and (overload or "default") in packet_object.overloads()
 
 
 def _has_kernel(name: str, key: str) -> bool:
@@ -278,8 +278,8 @@ def quiet_override_warning() -> tuple[torch.library.Library, ...]:
     over = [torch.library.Library("_xpuruntime_quiet", "IMPL") for _ in range(2)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for one in over:
-            one.impl("nothing", _identity, "CPU", allow_override=True)
+        for implementation in over:
+            implementation.impl("nothing", _identity, "CPU", allow_override=True)
     return library, *over
 
 

@@ -35,63 +35,63 @@ if TYPE_CHECKING:
 __all__ = ["OVERRIDES", "overrides_of_operators", "refuse_function"]
 
 
-def _route(one: Unserved, active: CompiledPolicy, call: UnservedCall) -> Route:
+def _route(unserved: Unserved, active: CompiledPolicy, call: UnservedCall) -> Route:
     """Return the route of a call that a policy decides: it warns, once for a policy, or raises under ``strict``."""
     phase, module = call_context(active)
     like, dtype, sizes = call
-    skip = one.reasons(like)
-    key = (one.title, dtype, like.device, sizes, phase, module, skip)
+    skip = unserved.reasons(like)
+    key = (unserved.title, dtype, like.device, sizes, phase, module, skip)
     route = active.routes.get(key)
     if route is not None:
         return route
-    op = one.entry.op
+    op = unserved.entry.op
     operands = f"{sizes_of(like)} {context.DTYPES.get(dtype, dtype)} on {like.device}"
     facts = facts_of_call(
         op, device=like.device, dtype=dtype, phase=phase, module=module,
         sizes=None if sizes is None else dict(sizes),
     )  # fmt: skip
-    if phase == "train" and one.gradient:  # what the gradient cannot have is refused before anything is computed
-        mark = (one.gradient, *key[1:4], "backward", *key[5:])
+    if phase == "train" and unserved.gradient:  # what the gradient cannot have is refused before anything is computed
+        mark = (unserved.gradient, *key[1:4], "backward", *key[5:])
         gradient = facts._replace(phase="backward")
-        active.resolve(mark, gradient, entry=one.entry, skip=skip, description=one.gradient.format(operands))
-    return active.resolve(key, facts, entry=one.entry, skip=skip, description=one.title.format(operands))
+        active.resolve(mark, gradient, entry=unserved.entry, skip=skip, description=unserved.gradient.format(operands))
+    return active.resolve(key, facts, entry=unserved.entry, skip=skip, description=unserved.title.format(operands))
 
 
-def _operator(one: Unserved) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    higher = one.keys[0] in HIGHER_ORDER
-    name = f"higher_order::{one.name}" if higher else one.name
+def _operator(unserved: Unserved) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    higher = unserved.keys[0] in HIGHER_ORDER
+    name = f"higher_order::{unserved.name}" if higher else unserved.name
 
     def make(native: Callable[..., Any]) -> Callable[..., Any]:
-        def report(*args: Any, **more: Any) -> Any:
-            active, observer = active_policy(), CONTEXT.observer if one.recorded else None
-            decides = active is not None and one.group in active.overrides
+        def report(*args: Any, **kwargs: Any) -> Any:
+            active, observer = active_policy(), CONTEXT.observer if unserved.recorded else None
+            decides = active is not None and unserved.group in active.overrides
             if not decides and observer is None:
-                return native(*args, **more)
-            call = one.call(*(args if higher else args[1:]), **more)
+                return native(*args, **kwargs)
+            call = unserved.call(*(args if higher else args[1:]), **kwargs)
             if call is None:
-                return native(*args, **more)
-            route = _route(one, active, call) if decides and active is not None else left(one.entry)
+                return native(*args, **kwargs)
+            route = _route(unserved, active, call) if decides and active is not None else left(unserved.entry)
             if observer is None:
-                return native(*args, **more)
-            return observer.call(name, one.entry.op, route, native, args, more)
+                return native(*args, **kwargs)
+            return observer.call(name, unserved.entry.op, route, native, args, kwargs)
 
         return report
 
     return make
 
 
-def _function(one: Unserved) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _function(unserved: Unserved) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def make(native: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(native)
-        def report(*args: Any, **more: Any) -> Any:
+        def report(*args: Any, **kwargs: Any) -> Any:
             active = active_policy()
-            if active is not None and one.group in active.overrides and not _is_compiling():
-                call = one.call(*args, **more)
-                route = None if call is None else _route(one, active, call)
+            if active is not None and unserved.group in active.overrides and not _is_compiling():
+                call = unserved.call(*args, **kwargs)
+                route = None if call is None else _route(unserved, active, call)
                 if route is not None and CONTEXT.observer is not None and route.status == "substituted":
                     # A row without time: that is in the rows of the products.
-                    CONTEXT.observer.call(f"nn::{one.name}", one.entry.op, route, _nothing, args[:1], {})
-            return native(*args, **more)
+                    CONTEXT.observer.call(f"nn::{unserved.name}", unserved.entry.op, route, _nothing, args[:1], {})
+            return native(*args, **kwargs)
 
         # As torch.jit.script_if_tracing does: what TorchScript and Dynamo look at is PyTorch's own.
         report.__original_fn = native  # type: ignore[attr-defined]
@@ -111,11 +111,13 @@ def _nothing(*_: Any) -> None:
     """Stand for what a recorder runs."""
 
 
-def _overrides(one: Unserved) -> Iterator[Override]:
-    make = _function(one) if one.keys == (IN_PYTHON,) else _operator(one)
-    yield Override(one.name, one.entry.op, one.keys, make, one.module, one.group)
-    if one.autograd_keys:
-        yield Override(one.name, one.entry.op, one.autograd_keys, track_grad_mode, one.module, one.group)
+def _overrides(unserved: Unserved) -> Iterator[Override]:
+    make = _function(unserved) if unserved.keys == (IN_PYTHON,) else _operator(unserved)
+    yield Override(unserved.name, unserved.entry.op, unserved.keys, make, unserved.module, unserved.group)
+    if unserved.autograd_keys:
+        yield Override(
+            unserved.name, unserved.entry.op, unserved.autograd_keys, track_grad_mode, unserved.module, unserved.group
+        )
 
 
 _IMPLICIT = "CompositeImplicitAutograd"
@@ -126,12 +128,12 @@ def overrides_of_operators(op: str) -> tuple[Override, ...]:
 
     They refuse calls under ``strict``; see `operation_table.unserved_operator`.
     """
-    found: list[Override] = []
+    overrides: list[Override] = []
     for name in _private_api.operator_names():
         if unserved_operator(name.partition(".")[0]) == op:
             keys = (_IMPLICIT,) if _private_api.has_kernel(name, _IMPLICIT) else ("CPU", "CUDA")
-            found += _overrides(unserved_row(name.removeprefix("aten::"), keys, op))
-    return tuple(found)
+            overrides += _overrides(unserved_row(name.removeprefix("aten::"), keys, op))
+    return tuple(overrides)
 
 
 def refuse_function(kind: type[torch.autograd.Function], args: tuple[Any, ...]) -> None:
@@ -139,10 +141,10 @@ def refuse_function(kind: type[torch.autograd.Function], args: tuple[Any, ...]) 
     active = active_policy()
     if active is None or not active.strict:
         return
-    one = _row_of_function(kind)  # type: ignore[arg-type]
-    call = None if one is None or one.group not in active.overrides else one.call(*args)
-    if one is not None and call is not None:
-        _route(one, active, call)
+    unserved = _row_of_function(kind)  # type: ignore[arg-type]
+    call = None if unserved is None or unserved.group not in active.overrides else unserved.call(*args)
+    if unserved is not None and call is not None:
+        _route(unserved, active, call)
 
 
 skip_in_dynamo(refuse_function.__code__)
@@ -158,4 +160,4 @@ def _row_of_function(kind: type[torch.autograd.Function]) -> Unserved | None:
     return unserved_row(kind.__name__, (), op, f"{kind.__module__}.{kind.__qualname__}")
 
 
-OVERRIDES = tuple(override for one in UNSERVED for override in _overrides(one))
+OVERRIDES = tuple(override for unserved in UNSERVED for override in _overrides(unserved))
