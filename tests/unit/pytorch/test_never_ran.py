@@ -181,6 +181,24 @@ def test_a_rule_of_a_module_that_the_root_lacks_is_refused_before_anything_runs(
     found.require()
 
 
+@pytest.mark.parametrize("use", ["compiled.swiglu", ["liger.swiglu", "compiled.swiglu"], "flash_v2"])
+def test_a_rule_without_an_operation_names_kernels_of_the_one_that_they_compute(use):
+    op = "attention" if use == "flash_v2" else "swiglu"
+    with xt.kernel_policy(rules=[{"match": {"module": "*"}, "use": use}]), xt.explain() as found:
+        torch.nn.Sequential(torch.nn.SiLU())(torch.ones(2, 2))
+    (sentence,) = found.never_ran
+    assert sentence.startswith(f"kernels.rules[0] names a kernel for {op}, and no call of {op} was seen")
+    with pytest.raises(UnsupportedOperationError, match="0 calls obey"):
+        found.require()
+
+
+@pytest.mark.parametrize("use", ["cpu.reference", "cpu.vectorised", "auto", "torch"])
+def test_a_rule_without_an_operation_whose_kernels_compute_several_or_any_names_none(use):
+    with xt.kernel_policy(rules=[{"match": {"module": "*"}, "use": use}]), xt.explain() as found:
+        torch.nn.Sequential(torch.nn.SiLU())(torch.ones(2, 2))
+    assert found.require().never_ran == ()
+
+
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this PyTorch has cuBLASLt")
 @pytest.mark.filterwarnings("ignore::xpuruntime.errors.XpuRuntimeWarning")
 def test_a_library_that_this_pytorch_lacks_is_no_default():

@@ -100,11 +100,16 @@ def test_kernels_of_a_package_are_raced_in_compiled_code(foreign):
 
 
 @pytest.mark.filterwarnings("ignore:.*matched no call:xpuruntime.errors.XpuRuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*has no kernel for:xpuruntime.errors.XpuRuntimeWarning")
 def test_a_policy_of_which_no_kernel_runs_is_out(foreign):
     rule = {"match": {"op": "rms_norm", "module": "elsewhere.*"}, "use": "foreign.rms_norm"}
-    kernels = {"convolution": KernelPolicy(conv="cpu.gemm_conv"), "rule": KernelPolicy(rules=[rule])}
+    anywhere = {"match": {"module": "*"}, "use": "compiled.swiglu"}
+    kernels = {
+        "convolution": KernelPolicy(conv="cpu.gemm_conv"), "rule": KernelPolicy(rules=[rule]),
+        "anywhere": KernelPolicy(rules=[anywhere]),
+    }  # fmt: skip
     rows = rows_of(tuned_step(kernels))
-    for name in ("eager+convolution", "compile+convolution", "eager+rule", "compile+rule"):
+    for name in (f"{launch}+{policy}" for launch in ("eager", "compile") for policy in kernels):
         assert rows[name].code == "infeasible", rows[name].reason
         assert "no call of" in rows[name].reason
 
@@ -118,9 +123,16 @@ def test_a_kernel_that_is_wrong_is_out_by_its_losses(foreign, monkeypatch):
     assert rows["compile+foreign"].code == "inaccurate"
 
 
-def test_a_result_is_kept_for_the_versions_that_were_raced(foreign):
+@pytest.mark.parametrize(
+    "policy",
+    [
+        KernelPolicy(rms_norm="foreign.rms_norm"),
+        KernelPolicy(rules=[{"match": {"module": "*"}, "use": ["foreign.rms_norm", "torch"]}]),
+    ],
+)
+def test_a_result_is_kept_for_the_versions_that_were_raced(foreign, policy):
     seen: list[Any] = []
-    kernels = {"native": None, "foreign": KernelPolicy(rms_norm="foreign.rms_norm")}
+    kernels = {"native": None, "foreign": policy}
     options = {"cache_key": "normed", "progress": seen.append}
     first = tuned_step(kernels, **options)
     assert seen

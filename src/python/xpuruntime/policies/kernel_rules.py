@@ -31,6 +31,7 @@ __all__ = [
     "RulePrecision",
     "TuningPolicy",
     "check_kernel",
+    "computed_by",
     "families_of",
     "ops_of",
 ]
@@ -144,6 +145,10 @@ KERNEL_IDS: dict[str, tuple[tuple[str, ...], str]] = {
     "liger.linear_cross_entropy": (("linear_cross_entropy",), "Liger's fused linear cross entropy, in Triton"),
     "chunked.linear_cross_entropy": (("linear_cross_entropy",), FAMILIES["linear_cross_entropy"]["chunked"]),
     "torch_chunked.linear_cross_entropy": (("linear_cross_entropy",), "that of PyTorch 2.13 in chunks"),
+    "compiled.swiglu": (("swiglu",), "gated SiLU by torch.compile, in eager calls"),
+    "compiled.geglu": (("geglu",), "gated GELU by torch.compile, in eager calls"),
+    "compiled.rope": (("rope",), "rotary embedding by torch.compile, in eager calls"),
+    "compiled.cross_entropy": (("cross_entropy",), "cross entropy by torch.compile, in eager calls"),
     "flashinfer.rms_norm": (("rms_norm",), "FlashInfer's RMS norm, for inference"),
     "flashinfer.swiglu": (("swiglu",), "FlashInfer's gated SiLU, for inference"),
     "flashinfer.rope": (("rope",), "FlashInfer's rotary embedding, for inference"),
@@ -186,11 +191,17 @@ def families_of(op: str | None) -> dict[str, str]:
 
 def ops_of(use: str | Sequence[str] | None) -> frozenset[str]:
     """Return the operations that a rule is for which states none: those of arrays, and those of its kernels."""
-    found = set(ARRAY_OPS)
+    return computed_by(use) | frozenset(ARRAY_OPS)
+
+
+def computed_by(use: str | Sequence[str] | None) -> frozenset[str]:
+    """Return the operations that kernels compute: those of arrays for a kernel of which nothing else is known."""
+    found: set[str] = set()
     for kernel in (use,) if isinstance(use, str) else use or ():
         name = kernel.partition("@")[0]
         if name not in ("auto", "torch", "inductor"):
-            found.update(KERNEL_IDS.get(name, ((), ""))[0], (op for op in OPS if name in FAMILIES[op]))
+            named = {*KERNEL_IDS.get(name, ((), ""))[0], *(op for op in OPS if name in FAMILIES[op])}
+            found.update(named or ARRAY_OPS)
     return frozenset(found)
 
 

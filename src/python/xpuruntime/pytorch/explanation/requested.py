@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xpuruntime.policies.kernel_rules import computed_by
 from xpuruntime.pytorch.call_scope import module_names
 from xpuruntime.pytorch.coverage.operation_table import computed_by_operators
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES
@@ -122,10 +123,15 @@ def _is_own(op: str, use: Iterable[str]) -> bool:
 
 
 def _named(kernels: KernelPolicy, op: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the keys that name kernels for all calls of an operation, or for all of some modules."""
+    """Yield the keys that name kernels for all calls of an operation, or for all of some modules.
+
+    A rule that states no operation is for that of its kernels, where they compute a single one.
+    """
     rules = kernels.compiled_rules
     for rule in rules.rules:
-        if rule.rule.match.op == op and rule.rule.match.stated_fields().keys() <= {"op", "module", "node"}:
+        match = rule.rule.match
+        ops = computed_by(rule.use) if match.op is None else {match.op}
+        if ops == {op} and match.stated_fields().keys() <= {"op", "module", "node"}:
             yield rule.source, rule.use
     if op in rules.short_forms:
         yield rules.short_forms[op].source, rules.short_forms[op].use

@@ -15,7 +15,7 @@ from xpuruntime.ops import tuned_records
 from xpuruntime.ops.plugins import facts_of_kernel
 from xpuruntime.ops.torch_kernels import find_torch_kernel, is_torch_kernel
 from xpuruntime.policies import TuningPolicy
-from xpuruntime.policies.kernel_rules import FAMILIES
+from xpuruntime.policies.kernel_rules import ARRAY_OPS, FAMILIES, computed_by, ops_of
 from xpuruntime.pytorch._private_api import pytree
 from xpuruntime.pytorch.dispatch.tuning import device_name, held_by
 from xpuruntime.pytorch.step_tuning.result import StepCandidate
@@ -91,9 +91,8 @@ def rows_of(record: Replacement, rows: Sequence[StepCandidate]) -> list[StepCand
 def _versions(policies: Sequence[KernelPolicy], device: torch.device) -> dict[str, str]:
     """Return what the times of kernels hold for that policies name or leave to measured times."""
     versions = held_by("", device.type)
-    for op, word in sorted(
-        {(op, word) for policy in policies for op, words in words_of(policy).items() for word in words}
-    ):
+    named = (pair for policy in policies for pair in words_of(policy).items())
+    for op, word in sorted({(op, word) for ops, words in named for op in ops for word in words}):
         if word == "auto":
             versions |= held_by(op, device.type)
         kernel = find_torch_kernel(word, op) if is_torch_kernel(word) else None
@@ -102,13 +101,19 @@ def _versions(policies: Sequence[KernelPolicy], device: torch.device) -> dict[st
     return versions
 
 
-def words_of(policy: KernelPolicy) -> dict[str, set[str]]:
-    """Return the operations of which a policy or a rule of it names kernels, with these names."""
-    words: dict[str, set[str]] = {}
-    stated = [(op, policy.get(op)) for op in FAMILIES] + [(rule.match.op, rule.use) for rule in policy.rules]
-    for op, use in stated:
-        if op is not None and use:
-            words.setdefault(op, set()).update((use,) if isinstance(use, str) else use)
+def words_of(policy: KernelPolicy) -> dict[tuple[str, ...], set[str]]:
+    """Return the operations of which a policy or a rule of it names kernels, with these names.
+
+    A rule that states no operation is for those of its kernels together.
+    """
+    words: dict[tuple[str, ...], set[str]] = {}
+    stated: list[Any] = [((op,), policy.get(op)) for op in FAMILIES]
+    for rule in policy.compiled_rules.rules:
+        of_kernels = ops_of(rule.use) if "auto" in rule.use else computed_by(rule.use) or ARRAY_OPS
+        stated.append(((rule.rule.match.op,) if rule.rule.match.op else tuple(sorted(of_kernels)), rule.use))
+    for ops, use in stated:
+        if use:
+            words.setdefault(ops, set()).update((use,) if isinstance(use, str) else use)
     return words
 
 

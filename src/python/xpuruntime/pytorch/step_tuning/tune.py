@@ -387,15 +387,16 @@ def _recorded() -> Iterator[CallRecorder]:
 def _idle(policy: KernelPolicy, calls: Sequence[RecordedCalls]) -> tuple[list[str], int]:
     """Return for which operations no kernel that a policy names has served a call, and for how many one has."""
     sentences, served = [], 0
-    for op, words in words_of(policy).items():
-        ran = [call for call in calls if call.op == op]
-        if not requests_other_kernel(op, words):
+    for ops, words in words_of(policy).items():
+        ran = [call for call in calls if call.op in ops]
+        if not any(requests_other_kernel(op, words) for op in ops):
             continue
         if any(call.status == "honoured" for call in ran):
             served += 1
             continue
-        why = next((call.reason for call in ran if call.reason), f"the step has no call of {op} that it can serve")
-        sentences.append(f"no call of {op} ran by {' or '.join(sorted(words))}: {why}")
+        named = " or ".join(ops)
+        why = next((call.reason for call in ran if call.reason), f"the step has no call of {named} that it can serve")
+        sentences.append(f"no call of {named} ran by {' or '.join(sorted(words))}: {why}")
     return sentences, served
 
 
