@@ -105,6 +105,7 @@ def test_generation_writes_a_static_cache_by_a_kernel(hf, package):
         assert torch.equal(generate(), plain)
 
 
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
 def test_compiled_code_writes_what_eager_code_does(hf, package):
     package()
     model, ids = model_of(hf), torch.randint(1, 64, (2, 5))
