@@ -279,6 +279,11 @@ def test_a_comparison_is_bounded_where_no_policy_names_the_kernel(measured, monk
         with pytest.warns(xrt.XpuRuntimeWarning, match=r"was not through after 0 s. Fix: name it in the policy"):
             perform("swiglu", {"gate": torch.randn(3, 8), "up": torch.randn(3, 8)}, {})
         assert measured == []
+    monkeypatch.setattr(canary, "_verdicts", {})  # as another process begins
+    with xt.kernel_policy(fastest(swiglu="auto")), monkeypatch.context() as patch:
+        patch.setattr(canary, "_Ends", lambda *_: pytest.fail("it was compared once more"))
+        perform("swiglu", {"gate": torch.randn(5, 8), "up": torch.randn(5, 8)}, {})
+        assert measured == []
     with xt.kernel_policy(xrt.Policy(mode="strict", kernels={"swiglu": UNIT})), xt.explain() as report:
         perform("swiglu", {"gate": torch.randn(3, 8), "up": torch.randn(3, 8)}, {})
     assert {row.resolved for row in report.rows if row.op == "swiglu"} == {UNIT}
@@ -295,6 +300,21 @@ def test_a_call_whose_comparison_was_ended_is_measured_later(work, op, word, mea
         assert measured == []
         work()
     assert [names[-1] for names in measured] == [word]
+
+
+def test_comparisons_and_measurements_that_take_long_are_logged(measured, monkeypatch, caplog):
+    monkeypatch.setattr(canary, "_verdicts", {})
+    caplog.set_level("INFO", "xpuruntime.tuning")
+    with xt.kernel_policy(fastest(swiglu="auto")):
+        monkeypatch.setattr(tuning, "_LOGGED", 1e9)
+        unit()
+        assert caplog.records == []
+        monkeypatch.setattr(tuning, "_LOGGED", 0.0)
+        perform("swiglu", {"gate": torch.randn(3, 8), "up": torch.randn(3, 8)}, {})
+    events = [(one.name, one.levelname, one.getMessage().split(" took ")[0]) for one in caplog.records]
+    assert events[0] == ("xpuruntime.tuning", "INFO", f"comparing {UNIT} with float64")
+    assert events[-1][:2] == ("xpuruntime.tuning", "INFO")
+    assert events[-1][2].startswith("measuring swiglu: ")
 
 
 def test_a_kernel_may_keep_out(measured, monkeypatch):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
+import time
 import warnings
 from contextlib import contextmanager, nullcontext
 from types import MappingProxyType
@@ -30,6 +31,7 @@ from xpuruntime.pytorch.dispatch.route import Route
 from xpuruntime.pytorch.dispatch.route_cost import route_cost
 from xpuruntime.pytorch.dispatch.step_cost import StepCost, StepLag, host_sampler, on_device, peak_bytes
 from xpuruntime.runtime import profiler as trace_events
+from xpuruntime.runtime.telemetry import log_decision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,6 +59,8 @@ __all__ = [
 ]
 
 _USUAL = TuningPolicy()
+#: Seconds from which on a comparison or a measurement is logged.
+_LOGGED = 1.0
 #: Libraries of PyTorch's own kernels that it loads when it is imported.
 _LIBRARIES = ("libtorch_cpu.so", "libtorch_cuda.so", "libcublas.so*", "libcublasLt.so*", "libcudnn.so*")
 
@@ -226,6 +230,7 @@ def _measured_once(
     rule: TuningPolicy,
 ) -> Replacement:
     with _measuring:  # one at a time, so that none meets the load of another
+        begun = time.perf_counter()
         once = _known(CONTEXT.times.get(mark), rule)
         if once is None:
             with trace_events.mark("tuning", what, candidates=[name for name, _ in candidates]), as_tuning():
@@ -245,7 +250,15 @@ def _measured_once(
                     by_device = _by_memory(by_device, candidates, device, rule, peaks)
                     _keep((*mark[:2], False), by_device, device, known=True)
                 _keep(mark, once, device, known=route < math.inf)  # last, since other ranks go on then
+            result = "cancelled" if once.cancelled else once.chosen.kernel
+            log_long("measurement", f"measuring {what}", time.perf_counter() - begun, result=result)
     return once
+
+
+def log_long(event: str, what: str, seconds: float, **facts: Any) -> None:
+    """Log what a step has waited for, where that was long."""
+    if seconds >= _LOGGED:
+        log_decision("tuning", "INFO", event, f"{what} took {seconds:.1f} s", seconds=seconds, **facts)
 
 
 def _by_memory(

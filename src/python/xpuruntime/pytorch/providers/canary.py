@@ -26,7 +26,7 @@ from xpuruntime.ops import tuned_records
 from xpuruntime.ops.plugins import facts_of_kernel
 from xpuruntime.ops.torch_kernels import CANARY_VARIABLE, Saved, canary_facts
 from xpuruntime.policies import TuningPolicy
-from xpuruntime.pytorch.dispatch import context
+from xpuruntime.pytorch.dispatch import context, tuning
 from xpuruntime.pytorch.dispatch.context import thread_policy
 from xpuruntime.pytorch.dispatch.tuning import as_tuning, measuring
 from xpuruntime.pytorch.providers.canary_cases import CASES, order_of, own_kind
@@ -55,7 +55,7 @@ _USUAL = TuningPolicy()
 _ROUNDED = ("linear_cross_entropy",)
 
 _PASSED = "passed"
-#: Seconds that the comparison of a kernel may take that no policy names.
+#: Seconds after which the comparison of a kernel that no policy names begins no further case.
 _MOST_SECONDS = 60.0
 
 _lock = threading.RLock()
@@ -90,7 +90,11 @@ def canary_rejection(kernel: TorchKernel, call: TorchCall, describe: Callable[..
         if mark in _verdicts:
             return _verdicts[mark]
         held_by = _held_by(kernel)
+        of_late = f"{key};automatic"
         known = tuned_records.recall(key, held_by, _USUAL)
+        if known is None and automatic:
+            known = tuned_records.recall(of_late, held_by, _USUAL)
+            late = known is not None
         if known is None and context.capturing():
             return "it was not compared with float64 before the capture. Fix: run the step once before it is captured"
         if known is not None:
@@ -103,9 +107,11 @@ def canary_rejection(kernel: TorchKernel, call: TorchCall, describe: Callable[..
             if ends is not None and ends.cancelled:
                 raise ComparisonEnded(verdict)
             late = ends is not None and ends.late
-            if lasting:
+            tuning.log_long("comparison", f"comparing {kernel.id} with float64", seconds, result=verdict or _PASSED)
+            if lasting or late:
                 timing = KernelTiming(kernel.id, verdict or _PASSED, seconds * 1e6)
-                tuned_records.keep(key, held_by, Replacement((timing,), 1, seconds, undecided=False))
+                found = Replacement((timing,), 1, seconds, undecided=False)
+                tuned_records.keep(of_late if late else key, held_by, found)
         _verdicts.update({(kernel, key, way): verdict for way in ((True,) if late else (False, True))})
         return verdict
 
