@@ -145,3 +145,23 @@ def test_a_result_is_kept_for_the_versions_that_were_raced(foreign, policy):
     torch_kernels.install(foreign, version="2.0")
     tuned_step(kernels, **options)
     assert seen
+
+
+def test_a_result_is_kept_for_the_options_of_the_optimizer_and_for_capturable_ones():
+    seen: list[Any] = []
+    options = {"cache_key": "optimizer", "progress": seen.append, "launches": ["eager", "compile"]}
+
+    def is_raced(*, foreach: bool = False, capturable: bool = False) -> bool:
+        seen.clear()
+        model = Normed()
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01, foreach=foreach)
+        x, y = torch.randn(8, 16), torch.randn(8, 1)
+        xrt_torch.tune(
+            lambda x, y: (model(x) - y).square().mean(), (x, y), optimizer=optimizer, kernels={"native": None},
+            rounds=(7, 7), budget=0.5, make_capturable=capturable, **options,
+        )  # fmt: skip
+        return bool(seen)
+
+    assert [is_raced(), is_raced()] == [True, False]
+    assert [is_raced(foreach=True), is_raced(capturable=True)] == [True, True]
+    assert [is_raced(foreach=True), is_raced(capturable=True)] == [False, False]

@@ -126,8 +126,9 @@ def tune(
         As of `RankAgreement`.
     cache_key : str, optional
         Name of the step, under which the result is kept for other processes beside the measured times of kernels. It
-        holds for the same device, modules, shapes, variants and versions of all packages, and not for other code of
-        `fn`: the eager step and the winner run, their losses are compared, and nothing is timed.
+        holds for the same device, number of ranks, modules, shapes, variants, `make_capturable`, defaults of the
+        optimizer and versions of all packages, and not for other code of `fn`: the eager step and the winner run,
+        their losses are compared, and nothing is timed.
 
     Returns
     -------
@@ -188,6 +189,9 @@ def tune(
                     "min_effect": min_effect,
                     "confidence": confidence,
                     "optimizer": type(optimizer).__qualname__,
+                    "defaults": getattr(optimizer, "defaults", None),
+                    "make_capturable": make_capturable,
+                    "ranks": ranks.count,
                 }
                 record = StepRecord(cache_key, used, samples, device, variants, options)
             known = ranks.share(record.recall(budget) if record is not None and ranks.rank == 0 else None)
