@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Any
 
@@ -18,6 +19,7 @@ from recorded_steps import AgainRecorder  # noqa: E402
 
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.pytorch.capture.captured_state import CapturedState  # noqa: E402
+from xpuruntime.pytorch.dispatch import step_cost  # noqa: E402
 from xpuruntime.pytorch.generation import captured_decode  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -127,6 +129,37 @@ def test_a_wrong_kernel_of_products_gives_way(monkeypatch: pytest.MonkeyPatch) -
     assert USED in captured.report.notes
     (said,) = (note for note in captured.report.notes if note.startswith("products of 2 rows: "))
     assert "q, k, v, output, gate, up, down, logits by a formula; not by a wrong kernel, since logits differ" in said
+
+
+@pytest.mark.parametrize("fault", ["raises", "wrong"])
+def test_a_way_that_fails_when_it_is_tried_gives_way_and_is_reported(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = decode_formulas.product
+
+    def by(x: Any, weight: Any, *rest: Any, way: str, **more: Any) -> None:
+        if (fault, way, weight.shape[0]) == ("raises", "a library", _SIZES["vocab_size"]):
+            raise torch.OutOfMemoryError("no memory is left")
+        plain(x, weight * 1.1 if (fault, way) == ("wrong", "a library") else weight, *rest, **more)
+
+    times = itertools.count(0, -1)
+
+    def faster(run: Any, *args: Any, **options: Any) -> tuple[float, float]:
+        run()
+        return 0.0, next(times)
+
+    monkeypatch.setattr(decode_formulas, "ways", lambda rows, dtype: ("a formula", "a library"))
+    monkeypatch.setattr(decode_formulas, "product", by)
+    monkeypatch.setattr(step_cost, "time_on_cuda", faster)
+    model = model_of("Llama")
+    captured = capture(model)
+    assert same_tokens(model, captured)
+    assert USED in captured.report.notes
+    (said,) = (note for note in captured.report.notes if note.startswith("products of 2 rows: "))
+    assert {
+        "raises": "q, k, v, output, gate, up, down by a library; logits by a formula; not logits by a library, since",
+        "wrong": "logits by a formula; not by a library together, since logits differ",
+    }[fault] in said
 
 
 @pytest.mark.parametrize("strategy", ["first_supported", "best_performance"])

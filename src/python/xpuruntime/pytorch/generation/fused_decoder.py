@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -169,7 +170,7 @@ class FusedDecoder:
                 if not why:
                     self._choose(lane, limit, ways[number:])
                     break
-                self._rejected[rows] = f"; not by {first}, since {why}"
+                self._reject(rows, f"by {first}", why)
         return self._proved[rows]
 
     def products(self, rows: int) -> str:
@@ -179,6 +180,9 @@ class FusedDecoder:
             f"{', '.join(kind for kind in ways if ways[kind] == way)} by {way}" for way in dict.fromkeys(ways.values())
         )
         return f"products of {rows} rows: {'; '.join(parts)}{self._rejected.get(rows, '')}"
+
+    def _reject(self, rows: int, what: str, why: str) -> None:
+        self._rejected[rows] = f"{self._rejected.get(rows, '')}; not {what}, since {why}"
 
     def _why_wrong(self, lane: Lane, limit: float) -> str:
         try:
@@ -190,13 +194,19 @@ class FusedDecoder:
         """Have each kind of product be computed in the way by which the step takes least time on the device."""
         if len(ways) == 1:
             return
-        used = self._ways[lane.token.shape[0]]
-        least = self._seconds(lane)
-        for kind, way in itertools.product(_PRODUCTS, ways[1:]):
+        rows = lane.token.shape[0]
+        used, least = self._ways[rows], math.inf
+        for kind, way in ((_PRODUCTS[0], ways[0]), *itertools.product(_PRODUCTS, ways[1:])):
             before, used[kind] = used[kind], way
-            seconds = self._seconds(lane)
+            try:
+                seconds = self._seconds(lane)
+            except Exception as error:  # such as of memory that a library takes for itself
+                seconds = math.inf
+                self._reject(rows, f"{kind} by {way}", error_line(error))
             least, used[kind] = (seconds, way) if seconds < least else (least, before)
-        if self._why_wrong(lane, limit):
+        if why := self._why_wrong(lane, limit):
+            ways_used = ", ".join(dict.fromkeys(used.values()))
+            self._reject(rows, f"by {ways_used} together", why)
             used.update(dict.fromkeys(_PRODUCTS, ways[0]))
 
     def _seconds(self, lane: Lane) -> float:
