@@ -141,7 +141,7 @@ def test_the_memory_of_a_model_is_that_of_its_lock(digits, locked, tmp_path):
     with Models(served(digits, lock, memory={"budget": {"cpu": size - 1}})) as service:
         ready, reason = service.ready()
         assert not ready
-        assert "takes 123.0MiB on cpu, whose budget is" in reason
+        assert "takes 123.0 MiB on cpu, whose budget is 123.0 MiB (128974847 bytes)" in reason
     with Models(served(digits, lock, memory={"budget": {"cpu": size}})) as service:
         assert service.ready() == (True, "")
         assert service.budget.used() == {"cpu": size}

@@ -8,7 +8,9 @@ chosen by ``auto``: a policy has to name it.
 
 from __future__ import annotations
 
+import functools
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -105,7 +107,7 @@ class NullModel(HostModel):
             [output.name for output in info.outputs],
             optional=info.overridable_inputs,
             strict=strict,
-            observer=self._observed,
+            observer=functools.partial(_observed, weakref.proxy(self), info),
             log=ConversionLog(),
         )
 
@@ -129,34 +131,35 @@ class NullModel(HostModel):
         self.check_bind(stream)
         return HostBinding(_NullBuffers(self, inputs or {}, outputs or {}))
 
-    def _observed(self, feeds: Mapping[str, Any], runs: int) -> Observed:
-        """Report one opaque unit that stands for the whole graph."""
-        times = []
-        for _ in range(max(runs, 1)):
-            start = time.perf_counter()
-            self.run(feeds)
-            times.append((time.perf_counter() - start) * 1e6)
-        unit = Unit(
-            id="null",
-            op="Zeros",
-            relation="opaque",
-            source_nodes=tuple(node.name for node in self._info.nodes),
-            outputs=tuple(o.name for o in self._info.outputs),
-            engine="null",
-            device="cpu",
-            provider="null",
-            kernel="zeros",
-            kernel_source="reported",
-            time=Time(value=float(np.median(times)), unit="us", kind="wall", runs=len(times)),
-        )
-        effective = {"execution.engine": "null", "execution.device": "cpu"}
-        return Observed(
-            units=(unit,),
-            effective=effective,
-            notes=("the null engine computes nothing: all outputs are zero",),
-            run_us=tuple(times),
-            units_us=tuple(times),
-        )
+
+def _observed(model: NullModel, info: ModelInfo, feeds: Mapping[str, Any], runs: int) -> Observed:
+    """Report one opaque unit that stands for the whole graph."""
+    times = []
+    for _ in range(max(runs, 1)):
+        start = time.perf_counter()
+        model.run(feeds)
+        times.append((time.perf_counter() - start) * 1e6)
+    unit = Unit(
+        id="null",
+        op="Zeros",
+        relation="opaque",
+        source_nodes=tuple(node.name for node in info.nodes),
+        outputs=tuple(o.name for o in info.outputs),
+        engine="null",
+        device="cpu",
+        provider="null",
+        kernel="zeros",
+        kernel_source="reported",
+        time=Time(value=float(np.median(times)), unit="us", kind="wall", runs=len(times)),
+    )
+    effective = {"execution.engine": "null", "execution.device": "cpu"}
+    return Observed(
+        units=(unit,),
+        effective=effective,
+        notes=("the null engine computes nothing: all outputs are zero",),
+        run_us=tuple(times),
+        units_us=tuple(times),
+    )
 
 
 class _NullBuffers(HostBuffers):

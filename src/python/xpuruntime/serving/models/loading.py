@@ -18,7 +18,6 @@ from xpuruntime.files.paths import reason_of
 from xpuruntime.inference.calls import time_batches
 from xpuruntime.inference.session import InferenceSession
 from xpuruntime.policies import Policy
-from xpuruntime.policies.memory_and_artifacts import format_bytes
 from xpuruntime.printable import bytes_text
 from xpuruntime.runtime.telemetry import traced
 from xpuruntime.serving.batching.settings import batch_sizes
@@ -398,8 +397,8 @@ class MemoryBudget:
         ]
         return ServingError(
             Status.RESOURCE_EXHAUSTED,
-            f"model {model.name!r} takes {bytes_text(size)} on {device}, whose budget is {format_bytes(limit)}, and "
-            f"no other model can go now: {', '.join(others) or 'there is none'}. Fix: raise memory.budget, or serve "
-            "fewer models",
+            f"model {model.name!r} takes {bytes_text(size)} on {device}, whose budget is {bytes_text(limit)} "
+            f"({limit} bytes), and no other model can go now: {', '.join(others) or 'there is none'}. "
+            "Fix: raise memory.budget, or serve fewer models",
             retry_after=1.0,
         )
