@@ -65,6 +65,18 @@ def test_each_operation_of_a_plain_step_is_named_forward_and_backward(model, ope
     assert not {row.operator for row in others} & {"aten::rsqrt", "aten::silu", "aten::neg", "aten::_log_softmax"}
 
 
+def test_scores_and_masks_of_eager_attention_are_no_rotation():
+    calls = {}
+    for kind in ("sdpa", "eager"):
+        network = made("Llama", intermediate_size=64, num_key_value_heads=2, attn_implementation=kind)
+        with xt.explain() as found:
+            network(torch.randint(1, 64, (2, 8)), use_cache=False).logits.sum().backward()
+        rows = [row for row in found.rows if row.op == "rope"]
+        calls[kind] = {phase: sum(row.count for row in rows if row.phase == phase) for phase in ("train", "backward")}
+    assert calls["eager"] == calls["sdpa"]
+    assert min(calls["eager"].values()) > 0
+
+
 @pytest.mark.filterwarnings("ignore::xpuruntime.errors.XpuRuntimeWarning")
 def test_what_an_adapted_class_computes_around_a_kernel_is_no_bypass():
     network, ids = made("Llama", intermediate_size=64, num_key_value_heads=2), torch.randint(1, 64, (2, 8))

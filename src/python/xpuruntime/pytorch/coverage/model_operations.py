@@ -74,7 +74,8 @@ def operation_of_model(
 ) -> tuple[str, UncoveredKernel] | None:
     """Return the operation that a module spells out with an operator, and a name for its calls; ``None``: none known.
 
-    The code of its class says so: that of norms, of gated units, and of what calls ``apply_rotary_pos_emb``.
+    The code of its class says so: that of norms, of gated units, and of what calls ``apply_rotary_pos_emb``, where the
+    caller knows which operators ran after it.
     """
     module, above = modules.get(path), modules.get(path.rpartition(".")[0])
     short = operator.rpartition("::")[2]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -103,6 +104,8 @@ class TimeAttribution(NamedTuple):
     modules: dict[str, int]
 
 
+#: Products of batches, which projections are not, and attention.
+_SCORES = re.compile(r"^aten::(bmm|baddbmm|_?scaled_dot_product_)")
 #: Operations whose gradient PyTorch computes by operators that are no call of their own.
 _SPELLED = frozenset((*TENSOR_OPS, "rms_norm", "layer_norm", "attention"))
 
@@ -136,6 +139,8 @@ class _Joining:
         self._uncovered: dict[int, tuple[HostEvent, UncoveredKernel] | None] = {}
         self._replays: dict[UnattributedCalls, set[int]] = defaultdict(set)
         self._modules: dict[str, int] = defaultdict(int)
+        #: When the first attention, or product of scores, began in each module's range.
+        self._scores: dict[int, int] | None = None
 
     def result(self) -> TimeAttribution:
         kind: Literal["device", "cpu"] = "device" if self._timeline.work else "cpu"
@@ -302,7 +307,7 @@ class _Joining:
             return self._other(name)
         path = self._timeline.module_of(node)
         spelled = operation_of_model(self._module_of_path, path, name)
-        if spelled is None:
+        if spelled is None or (spelled[1].op == "rope" and not self._is_before_scores(node)):
             return self._other(name, tuple(ancestor.name for ancestor in node.upward()))
         operator, what = spelled
         phase = "backward" if node.in_backward else node.phase
@@ -310,6 +315,21 @@ class _Joining:
         if adapted is not None:  # its class goes to a kernel, around which it casts and multiplies
             return self._around[(adapted.get(phase) or next(iter(adapted.values()))).number]
         return self._rest[UnattributedCalls("uncovered", what.op, operator, path, phase, (), (), what.reason)]
+
+    def _is_before_scores(self, node: HostEvent) -> bool:
+        """Say whether an operator, or the one of which it is the gradient, ran before the attention of its module."""
+        if self._scores is None:
+            self._scores = {}
+            for seen in self._timeline.nodes:
+                op = self._kinds[seen.kind].op if seen.kind >= 0 else operation_of(seen.name)
+                if op == "attention" or _SCORES.search(seen.name):
+                    at = id(_module_around(seen))
+                    self._scores[at] = min(seen.start, self._scores.get(at, seen.start))
+        for made in (node, self._timeline.forward_of(node)):
+            around = None if made is None else _module_around(made)
+            if made is not None and around is not None:
+                return made.start < self._scores.get(id(around), made.start + 1)
+        return True
 
     def _other(self, name: str, around: tuple[str, ...] = ()) -> AttributedTime:
         op = operation_of(name) or ""
@@ -371,6 +391,10 @@ class _Joining:
         """
         what = uncovered_operator(node.name) or decomposed_operator(node.name)
         return what is not None and (self._leads(node, what) or _cut_short(node, what))
+
+
+def _module_around(node: HostEvent) -> HostEvent | None:
+    return next((one for one in node.upward() if one.module is not None), None)
 
 
 def _cut_short(node: HostEvent, uncovered: UncoveredKernel) -> bool:
