@@ -220,6 +220,9 @@ tracing_state: Callable[[], Any] = take(
 set_tracing_state: Callable[[Any], None] = take(
     "torch._C._set_tracing_state", "without which self-tests would be traced"
 )
+#: Add a number to tensors, or fill them with zeros, by one kernel.
+foreach_add: Callable[[Any, Any], None] = take("torch._foreach_add_", "which counts the steps of all layers at once")
+foreach_zero: Callable[[Any], None] = take("torch._foreach_zero_", "which empties the caches of all layers at once")
 without_autocast: Any = take("torch._C._DisableAutocast", "in which compiled calls are not cast again")
 set_grad_enabled: Any = take("torch._C._set_grad_enabled", "which is how Dynamo writes down no_grad")
 

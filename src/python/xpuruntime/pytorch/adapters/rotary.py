@@ -71,7 +71,7 @@ class _Looks:
         if capturing():
             return self._shapes.get(shape, False)
         versioned = not (cos.is_inference() or sin.is_inference())  # those do not say that they were written to
-        versions = (cos._version, sin._version) if versioned else ()
+        versions = tuple(map(_private_api.tensor_version, (cos, sin))) if versioned else ()
         for of_cos, of_sin, seen, repeats in self._pairs if versioned else ():
             if of_cos() is cos and of_sin() is sin and seen == versions:
                 return bool(repeats)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.generation.decode_calls import NotCapturedError, padding_of
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class Lane:
         length = ids.shape[1]
         layers = [layer for layer in self.cache.layers if layer.is_initialized]
         for name in ("keys", "values", "cumulative_length") if layers else ():
-            torch._foreach_zero_([getattr(layer, name) for layer in layers])
+            _private_api.foreach_zero([getattr(layer, name) for layer in layers])
         self.mask.fill_(1)
         if mask is not None:
             self.mask[:, :length].copy_(mask)
@@ -143,7 +144,7 @@ class Lane:
             for layer in self.cache.layers:
                 layer.begins = False
         filled = [layer.cumulative_length for layer in self.cache.layers if layer.is_initialized]
-        torch._foreach_add_(filled, ids.shape[1])
+        _private_api.foreach_add(filled, ids.shape[1])
         self.advance(scores, choice)
 
     def step(self, choice: Choice) -> None:
