@@ -236,6 +236,6 @@ def test_explain_knows_the_kernel_of_mapped_attention(mode):
     with xt.kernel_policy(policy), xt.explain() as found:
         result = per_sample(q)
     torch.testing.assert_close(result, expected)
-    forward = [row for row in found.rows if row.op == "attention"]
-    assert [(row.resolved, row.status) for row in forward] == [("torch.math", "honoured")]
+    rows = [(row.phase, row.resolved, row.status) for row in found.rows if row.op == "attention"]
+    assert rows == [(phase, "torch.math", "honoured") for phase in ("train", "backward")]
     found.require(no_bypass=True, no_substitution=True)

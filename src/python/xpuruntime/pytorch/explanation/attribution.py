@@ -25,6 +25,7 @@ from xpuruntime.pytorch.coverage.operation_table import (
     uncovered_kernel,
     uncovered_operator,
 )
+from xpuruntime.pytorch.explanation.call_recorder import ranged
 from xpuruntime.pytorch.explanation.requested import COMPILED
 from xpuruntime.pytorch.explanation.timeline import BACKWARD, Timeline
 
@@ -339,6 +340,8 @@ class _Joining:
 
     def _key(self, node: HostEvent, uncovered: UncoveredKernel) -> UnattributedCalls:
         shapes, dtypes = _arguments(node)
+        if uncovered.op == "softmax":
+            shapes = ranged(uncovered.op, node.name, node.phase, shapes)
         module = self._timeline.module_of(node)
         return UnattributedCalls(
             "uncovered",

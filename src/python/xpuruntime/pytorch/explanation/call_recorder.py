@@ -71,6 +71,8 @@ def ranged(op: str, name: str, phase: str, shapes: Shapes) -> Shapes:
     if _lengths(op, name, shapes) is not None:
         dense = [(*shape[:-2], last_of_range(shape[-2]), shape[-1]) for shape in shapes[:3]]
         return (*dense, *(tuple(map(last_of_range, shape)) for shape in shapes[3:]))  # a mask has both lengths
+    if op == "softmax":  # of scores, whose last size is the length
+        return tuple(tuple(map(last_of_range, shape)) for shape in shapes)
     if op == "matmul" and max(map(len, shapes), default=0) > _MATRIX:
         return tuple((shape[0], *map(last_of_range, shape[1:])) for shape in shapes if shape)
     if phase != "prefill":
