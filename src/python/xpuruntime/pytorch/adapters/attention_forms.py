@@ -7,13 +7,12 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import threading
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
 
-from xpuruntime.pytorch.dispatch.context import thread_policy
+from xpuruntime.pytorch.dispatch.context import in_clean_thread
 
 __all__ = ["NAME", "eager_function", "form_of"]
 
@@ -43,16 +42,8 @@ def form_of(function: FunctionType) -> str:
     code = function.__code__
     if code.co_varnames[: min(len(_FIRST), code.co_argcount)] != _FIRST:
         return ""
-    forms: list[str] = []
-
-    def probe() -> None:
-        with torch.no_grad(), thread_policy(None):
-            forms.extend(name for name, heads in (("grouped", 2), ("plain", 4)) if _agrees(function, heads))
-
-    thread = threading.Thread(target=probe, name="xpuruntime-attention-probe")  # without modes and profilers
-    thread.start()
-    thread.join()
-    return forms[0] if forms else ""
+    agreeing = (name for name, heads in (("grouped", 2), ("plain", 4)) if in_clean_thread(_agrees, function, heads))
+    return next(agreeing, "")
 
 
 def _agrees(function: FunctionType, heads: int) -> bool:

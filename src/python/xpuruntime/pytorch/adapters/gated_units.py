@@ -15,7 +15,7 @@ import torch
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.adapters.in_place import UNUSUAL, AdaptedClasses, decides, is_usual, run_original
 from xpuruntime.pytorch.coverage.class_code import ACTIVATIONS, code_names, projections_of
-from xpuruntime.pytorch.dispatch.context import active_policy, thread_policy
+from xpuruntime.pytorch.dispatch.context import active_policy, in_clean_thread
 from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override
 from xpuruntime.pytorch.providers.operations import geglu, swiglu
 from xpuruntime.pytorch.providers.operators import perform
@@ -117,22 +117,9 @@ def _form_of(original: FunctionType, kind: Any, activation: Any, approximate: An
     with _lock:
         known = _known.setdefault(kind, {})
         if key not in known:
-            known[key] = _in_thread(original, kind, activation, approximate, training)
+            known[key] = in_clean_thread(_recognize, original, kind, activation, approximate, training)
         text = known[key]
     return text if text.partition(" ")[0].removeprefix("!") in active.ops else ""
-
-
-def _in_thread(*args: Any) -> str:
-    texts: list[str] = []
-
-    def probe() -> None:
-        with torch.no_grad(), thread_policy(None):
-            texts.append(_recognize(*args))
-
-    thread = threading.Thread(target=probe, name="xpuruntime-unit-probe")  # without modes, autocast and profilers
-    thread.start()
-    thread.join()
-    return texts[0]
 
 
 def _recognize(original: Any, kind: Any, activation: Any, approximate: Any, training: bool) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from xpuruntime.pytorch.coverage.class_code import code_constants, code_names
-from xpuruntime.pytorch.dispatch.context import thread_policy
+from xpuruntime.pytorch.dispatch.context import in_clean_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,17 +125,7 @@ def recognize(
     """Return the formula of a class and its epsilon, or ``None`` where it is none of those known."""
     if dtype not in (torch.float32, *_HALVES) or columns < 1 or dims < 1:
         return None
-    formulas: list[tuple[Formula, float] | None] = []
-
-    def probe() -> None:
-        with torch.no_grad(), thread_policy(None):
-            formulas.append(_recognize(kind, forward, state, dtype, columns, dims, gated=gated))
-
-    # A thread of its own has no modes, no autocast and no profiler, which see nothing of this.
-    thread = threading.Thread(target=probe, name="xpuruntime-norm-probe")
-    thread.start()
-    thread.join()
-    return formulas[0]
+    return in_clean_thread(_recognize, kind, forward, state, dtype, columns, dims, gated=gated)
 
 
 def _recognize(

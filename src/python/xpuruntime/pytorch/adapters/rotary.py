@@ -13,7 +13,7 @@ import torch
 
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.adapters.in_place import UNUSUAL, AdaptedFunctions, decides, is_usual, run_original
-from xpuruntime.pytorch.dispatch.context import active_policy, capturing, thread_policy
+from xpuruntime.pytorch.dispatch.context import active_policy, capturing, in_clean_thread
 from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override
 from xpuruntime.pytorch.providers.operations import rope
 from xpuruntime.pytorch.providers.operators import perform
@@ -150,33 +150,28 @@ def _form_of(original: FunctionType, *facts: Any) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _recognized(
+def _recognized(original: FunctionType, *facts: Any) -> str:
+    """Run a function on small tensors and compare the bits with each form."""
+    return in_clean_thread(_first_form, original, *facts)
+
+
+def _first_form(
     original: FunctionType, q_dtype: torch.dtype, k_dtype: torch.dtype, dtype: torch.dtype, partial: bool, dim: int
 ) -> str:
-    """Run a function on small tensors and compare the bits with each form."""
-    forms = ["!"]
-
-    def probe() -> None:
-        with torch.no_grad(), thread_policy(None):
-            shape = (1, 2, 3, 16) if dim == 1 else (1, 3, 2, 16)
-            count = torch.arange(96.0, device="cpu").view(shape)
-            q, k = torch.sin(count * count * 0.7).to(q_dtype), torch.cos(count * count * 0.3).to(k_dtype)
-            angles = torch.arange(24.0 if partial else 48.0, device="cpu").view(1, 3, -1) * 0.37
-            cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-            try:
-                seen = original(q.clone(), k.clone(), cos.clone(), sin.clone(), unsqueeze_dim=dim)
-            except Exception:
-                return
-            for form in ("first",) if partial else ("all", "rounded"):
-                rotated = _rotate(form, rope, q, k, cos.unsqueeze(dim), sin.unsqueeze(dim))
-                if len(seen) == len(rotated) and all(map(_same, seen, rotated)):
-                    forms.insert(0, form)
-                    return
-
-    thread = threading.Thread(target=probe, name="xpuruntime-rope-probe")  # without modes, autocast and profilers
-    thread.start()
-    thread.join()
-    return forms[0]
+    shape = (1, 2, 3, 16) if dim == 1 else (1, 3, 2, 16)
+    count = torch.arange(96.0, device="cpu").view(shape)
+    q, k = torch.sin(count * count * 0.7).to(q_dtype), torch.cos(count * count * 0.3).to(k_dtype)
+    angles = torch.arange(24.0 if partial else 48.0, device="cpu").view(1, 3, -1) * 0.37
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    try:
+        seen = original(q.clone(), k.clone(), cos.clone(), sin.clone(), unsqueeze_dim=dim)
+    except Exception:
+        return "!"
+    for form in ("first",) if partial else ("all", "rounded"):
+        rotated = _rotate(form, rope, q, k, cos.unsqueeze(dim), sin.unsqueeze(dim))
+        if len(seen) == len(rotated) and all(map(_same, seen, rotated)):
+            return form
+    return "!"
 
 
 def _same(seen: Any, other: Tensor) -> bool:

@@ -14,7 +14,7 @@ import torch
 
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.adapters.in_place import UNUSUAL, decides, is_usual, run_original
-from xpuruntime.pytorch.dispatch.context import active_policy, thread_policy
+from xpuruntime.pytorch.dispatch.context import active_policy, in_clean_thread
 from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override
 from xpuruntime.pytorch.providers.operations import cache_update
 from xpuruntime.pytorch.providers.operators import perform
@@ -101,24 +101,18 @@ def _form_of(original: FunctionType, owner: type) -> str:
 @functools.lru_cache(maxsize=64)
 def _recognized(original: FunctionType, owner: type) -> str:
     """Write a prompt and a token into small layers, and compare all that they hold with each form."""
-    forms = ["!"]
+    return in_clean_thread(_first_form, original, owner)
 
-    def probe() -> None:
-        with torch.no_grad(), thread_policy(None):
-            for form in ("all", "window"):
-                try:
-                    theirs, ours = (owner(max_cache_len=6, sliding_window=6) for _ in range(2))
-                    same = all(_agree(original, form, theirs, ours, count) for count in (3, 1))
-                except Exception:
-                    continue
-                if same:
-                    forms.insert(0, form)
-                    return
 
-    thread = threading.Thread(target=probe, name="xpuruntime-cache-probe")  # without modes, autocast and profilers
-    thread.start()
-    thread.join()
-    return forms[0]
+def _first_form(original: FunctionType, owner: type) -> str:
+    for form in ("all", "window"):
+        try:
+            theirs, ours = (owner(max_cache_len=6, sliding_window=6) for _ in range(2))
+            if all(_agree(original, form, theirs, ours, count) for count in (3, 1)):
+                return form
+        except Exception:
+            continue
+    return "!"
 
 
 def _agree(original: FunctionType, form: str, theirs: Any, ours: Any, count: int) -> bool:

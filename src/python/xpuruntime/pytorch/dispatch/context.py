@@ -7,7 +7,8 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch.autograd import forward_ad
@@ -41,6 +42,7 @@ __all__ = [
     "capturing",
     "forget_tuned_routes",
     "has_tangent",
+    "in_clean_thread",
     "phase",
     "policy_version",
     "set_process_policy",
@@ -259,3 +261,17 @@ class thread_policy:  # noqa: N801 - used like a function
 
     __enter__ = _core.guarded(_enter, _leave)
     __exit__ = _core.guarded(_leave, _leave)
+
+
+_Result = TypeVar("_Result")
+
+
+def in_clean_thread(probe: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
+    """Call a probe in a thread of its own, without gradients, a policy, modes, autocast and profilers."""
+
+    def run() -> _Result:
+        with torch.no_grad(), thread_policy(None):
+            return probe(*args, **kwargs)
+
+    with ThreadPoolExecutor(1, "xpuruntime-probe") as pool:
+        return pool.submit(run).result()
