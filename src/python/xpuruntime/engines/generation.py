@@ -72,7 +72,7 @@ def decoder_info(
     graph_name: str = "",
     weights: dict[str, int] | None = None,
 ) -> ModelInfo:
-    """Return what is known of a folder with ``config.json`` whose graph is not read: it takes tokens, gives logits."""
+    """Describe a folder with ``config.json`` whose graph is not read: it takes tokens and gives logits."""
     written = (Path(facts.folder) / MODEL_CONFIG).stat()
     return ModelInfo(
         path=facts.folder,

@@ -238,22 +238,24 @@ def compare_identities(old: Identity, new: Identity) -> tuple[Difference, ...]:
     now = {validator.id: validator for validator in new.validators}
     depending, later = old.dependents(), new.dependents()
     drifts: list[Difference] = []
-    for one in sorted({**now, **before}.values(), key=lambda one: (one.kind, one.id)):
-        expected, observed = (None if at is None else at.expect for at in (before.get(one.id), now.get(one.id)))
-        if one.kind == ValidatorKind.ENVIRONMENT and one.id in before and one.id in now:
-            expected, observed = _read_by(new, one.key, expected), _read_by(old, one.key, observed)
-        if one.kind == ValidatorKind.DEVICE and isinstance(expected, dict) and isinstance(observed, dict):
+    for validator in sorted({**now, **before}.values(), key=lambda validator: (validator.kind, validator.id)):
+        expected, observed = (
+            None if at is None else at.expect for at in (before.get(validator.id), now.get(validator.id))
+        )
+        if validator.kind == ValidatorKind.ENVIRONMENT and validator.id in before and validator.id in now:
+            expected, observed = _read_by(new, validator.key, expected), _read_by(old, validator.key, observed)
+        if validator.kind == ValidatorKind.DEVICE and isinstance(expected, dict) and isinstance(observed, dict):
             expected, observed = within_threads(expected, old), within_threads(observed, old)
         if expected == observed:
             continue
-        entries = tuple(dict.fromkeys((*depending.get(one.id, ()), *later.get(one.id, ()))))
-        drift = validator_drift(one, expected, observed, entries, old)
-        if one.kind == ValidatorKind.DEVICE and isinstance(expected, dict) and isinstance(observed, dict):
+        entries = tuple(dict.fromkeys((*depending.get(validator.id, ()), *later.get(validator.id, ()))))
+        drift = validator_drift(validator, expected, observed, entries, old)
+        if validator.kind == ValidatorKind.DEVICE and isinstance(expected, dict) and isinstance(observed, dict):
             added = {name: value for name, value in observed.items() if name not in expected}
             if {**expected, **added} == observed:
                 drift = msgspec.structs.replace(drift, before=NOT_IN_LOCK, after=shown(added), restore="")
-        if one.id not in before:
-            nothing = NOT_IN_LOCK if one.kind in _ADDED else drift.before
+        if validator.id not in before:
+            nothing = NOT_IN_LOCK if validator.kind in _ADDED else drift.before
             drift = msgspec.structs.replace(drift, before=nothing, restore="")
         drifts.append(drift)
     drifts += _other_format(old.model, new.model)

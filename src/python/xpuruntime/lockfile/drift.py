@@ -107,10 +107,10 @@ def shown(value: Any) -> str:
 def drift_error(where: str, drifts: Iterable[Difference], *, take: str = "") -> LockError:
     """Return the error of a lock that does not hold, with every difference in its attribute `drifts`."""
     listed = tuple(drifts)
-    lines = [str(one) for one in listed[:_NAMED]]
+    lines = [str(difference) for difference in listed[:_NAMED]]
     if len(listed) > _NAMED:
         lines.append(f"and {len(listed) - _NAMED} more differences")
-    codes = " ".join(f"--accept {code}" for code in dict.fromkeys(one.code for one in listed))
+    codes = " ".join(f"--accept {code}" for code in dict.fromkeys(difference.code for difference in listed))
     again = f"xrt lock MODEL -o {shlex.quote(where)}"
     tail = f"To take what is here instead: {take or f'`{again} {codes} --why TEXT`, or `{again} --upgrade`'}"
     head = f"the lock {where} does not hold:"

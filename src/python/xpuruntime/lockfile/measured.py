@@ -155,5 +155,5 @@ class Measured(_Record, frozen=True, kw_only=True):
     def doubts(self) -> tuple[str, ...]:
         """Why slowdowns that the policy does not allow cannot be decided against the ratios."""
         names = ((name, ratio, ratio.margin) for name, ratio in self.ratios.items())
-        texts = (one.doubt(name, margin) for name, one, margin in names if margin is not msgspec.UNSET)
+        texts = (figure.doubt(name, margin) for name, figure, margin in names if margin is not msgspec.UNSET)
         return tuple(text for text in texts if text)

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Many reports, locks and verifications of the same models, and which of them is the odd one out.
 
-`index_folder` takes those of a folder, `index_reports` saved reports, which it also holds against one of them.
+`index_folder` takes those of a folder, `index_reports` saved reports, which it also compares with a baseline.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class FolderIndex(Page, frozen=True, kw_only=True):
     undecided : tuple of str
         Facts that no majority agrees on, with the kind and the model.
     baseline : str
-        The path of the report that the others are held against; empty where there is none.
+        The path of the report that the others are compared with; empty where there is none.
     """
 
     NOUN: ClassVar = "the index"
@@ -205,7 +205,7 @@ class FolderIndex(Page, frozen=True, kw_only=True):
         ]
         parts += rows_table("odd ones", ("file", "fact", "value", "most others"), rows) if rows else []
         parts += [Text(f"not readable: {file.path}: {file.error}", "yellow") for file in self.files if file.error]
-        parts += [Text(f"no majority: {one}") for one in self.undecided]
+        parts += [Text(f"no majority: {fact}") for fact in self.undecided]
         return Group(*parts)
 
 
@@ -303,10 +303,11 @@ def _indexed(read: Sequence[_Read]) -> tuple[list[IndexedFile], list[str]]:
     undecided: list[str] = []
     for (kind, model), members in sorted(groups.items()):
         readable = [member for member in members if not member.file.error]
-        usual, open_ = _usual([one.facts for one in readable])
+        usual, open_ = _usual([entry.facts for entry in readable])
         undecided += [f"{kind} of {model}: {name}" for name in open_]
         files += [
-            msgspec.structs.replace(one.file, odd=tuple(_odd(one.facts, usual, len(readable)))) for one in readable
+            msgspec.structs.replace(entry.file, odd=tuple(_odd(entry.facts, usual, len(readable))))
+            for entry in readable
         ]
         files += [member.file for member in members if member.file.error]
     return files, undecided

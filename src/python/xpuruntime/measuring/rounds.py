@@ -339,11 +339,11 @@ def alike(found: Replacement, rule: TuningPolicy) -> list[KernelTiming]:
 def by_memory(found: Replacement, peaks: Mapping[str, int], rule: TuningPolicy) -> Replacement:
     """Return what was measured, with the bytes that kernels hold at most, and the one first that is to run by these."""
     rows = [candidate._replace(peak_bytes=peaks.get(candidate.kernel) or None) for candidate in found.candidates]
-    known = [(one.peak_bytes, one) for one in alike(found._replace(candidates=tuple(rows)), rule) if one.peak_bytes]
+    known = [(row.peak_bytes, row) for row in alike(found._replace(candidates=tuple(rows)), rule) if row.peak_bytes]
     if not known:
         return found
     most = min(peak for peak, _ in known) / (1 - rule.min_effect)
-    chosen = next(one for peak, one in known if peak <= most)
+    chosen = next(row for peak, row in known if peak <= most)
     if rows[0].peak_bytes is None or chosen is rows[0]:
         return found._replace(candidates=tuple(rows))
     return found._replace(candidates=(chosen, *(row for row in rows if row is not chosen)), undecided=False)

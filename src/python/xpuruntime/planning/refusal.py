@@ -155,7 +155,7 @@ def device_fix(
             return None
         return parts[0] if parts else ("use device cpu" if kind != "cpu" else None)
     stated = policy.execution.engine
-    named = {find_engine(one, engines) for one in ((stated,) if isinstance(stated, str) else stated)}
+    named = {find_engine(name, engines) for name in ((stated,) if isinstance(stated, str) else stated)}
     others = [
         name
         for name, engine in engines.items()

@@ -204,7 +204,7 @@ class Runner:
             if unit.time is not None:
                 times[unit.op] = times.get(unit.op, 0.0) + unit.time.value
         total = sum(times.values())
-        return {op: one / total for op, one in times.items()} if total else {}
+        return {op: spent / total for op, spent in times.items()} if total else {}
 
     def close(self) -> None:
         """Close the session and end the threads."""
@@ -266,12 +266,12 @@ class Runner:
         began = time.perf_counter()
         wait(waiting)
         elapsed = time.perf_counter() - began
-        failed = [error for one in waiting if (error := one.exception()) is not None]
+        failed = [error for future in waiting if (error := future.exception()) is not None]
         if failed:
-            raise next((one for one in failed if not isinstance(one, threading.BrokenBarrierError)), failed[0])
-        done = [one.result() for one in waiting]
+            raise next((error for error in failed if not isinstance(error, threading.BrokenBarrierError)), failed[0])
+        done = [future.result() for future in waiting]
         _, last, outputs, calls = done[0]
-        return np.concatenate([one[0] for one in done]), elapsed, (last, calls.outputs(last, outputs))
+        return np.concatenate([result[0] for result in done]), elapsed, (last, calls.outputs(last, outputs))
 
     def _calls_of_thread(self) -> Calls:
         """Return the calls of this thread. The first time each timed input is run, as often as a graph needs."""

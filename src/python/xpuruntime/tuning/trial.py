@@ -166,9 +166,9 @@ def _device(name: str, machine: Machine) -> TrialDevice:
         return TrialDevice(name=name, device="cpu", cores=cores, hardware=_processor(name, cores, machine))
     if kind != "cuda":
         return TrialDevice(name=name, device=name)
-    gpu = next((one for one in machine.cuda if one.index == int(index or 0)), None)
+    gpu = next((device for device in machine.cuda if device.index == int(index or 0)), None)
     if gpu is None:
-        there = ", ".join(f"cuda:{one.index}" for one in machine.cuda) or machine.cuda_reason or "none"
+        there = ", ".join(f"cuda:{device.index}" for device in machine.cuda) or machine.cuda_reason or "none"
         raise UnsupportedOperationError(f"devices: {name} was not found; CUDA devices: {there}. Fix: leave it out")
     hardware = {"name": gpu.name, "memory": gpu.total_memory, "multiprocessors": gpu.sm_count}
     return TrialDevice(name=name, device=f"cuda:{gpu.index}", hardware=hardware)

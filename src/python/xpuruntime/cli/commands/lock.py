@@ -219,7 +219,10 @@ def _show(result: LockResult, *, check: bool) -> None:
         lines.append(f"  not locked: values of {identity.random_outputs}, which depend on random numbers")
     lines += [f"  {doubt}" for doubt in result.lock.measured.doubts]
     lines += [f"  {drift}" for drift in result.drifts]
-    lines += [f"  not in the lock: {one.code} {one.subject}, {one.after}; --upgrade adds it" for one in result.lacking]
+    lines += [
+        f"  not in the lock: {missing.code} {missing.subject}, {missing.after}; --upgrade adds it"
+        for missing in result.lacking
+    ]
     if check and result.drifts:
         lines.append("  take what is here with --upgrade, or single differences with --accept CODE --why TEXT")
     for line in lines:

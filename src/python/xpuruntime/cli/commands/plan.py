@@ -60,7 +60,7 @@ SummaryOption = Annotated[
 ]
 BaselineOption = Annotated[
     str | None,
-    text_option("--baseline", metavar="FILE", help="The report that the others are held against. Default: the first."),
+    text_option("--baseline", metavar="FILE", help="The report that the others are compared with. Default: the first."),
 ]
 NoiseOption = Annotated[
     float | None,

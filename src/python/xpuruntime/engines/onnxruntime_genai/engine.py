@@ -93,7 +93,7 @@ class OnnxRuntimeGenAiEngine(PackagedEngine["GenAiSettings"]):
         )
 
     def read(self, model: Any, example_inputs: Any, *, trust: bool) -> ModelInfo | None:
-        """Return what is known of a folder with ``genai_config.json``."""
+        """Describe a folder with ``genai_config.json``."""
         del trust
         folder = generation_folder(model)
         if folder is None or example_inputs is not None:

@@ -67,7 +67,7 @@ class OpenVinoGenAiEngine(PackagedEngine["PipelineSettings"]):
         return OPTIONS if device == "cpu" else {}
 
     def read(self, model: Any, example_inputs: Any, *, trust: bool) -> ModelInfo | None:
-        """Return what is known of a folder with ``openvino_model.xml`` and ``config.json``."""
+        """Describe a folder with ``openvino_model.xml`` and ``config.json``."""
         del trust
         folder = generation_folder(model, MODEL_CONFIG) if example_inputs is None else None
         if folder is None or kind_of(folder / _GRAPH) == "missing" or generation_folder(model) is not None:

@@ -227,13 +227,13 @@ def _device_kernels(units: list[Unit]) -> list[RenderableType]:
     if not sums:
         return []
     shown = _table("kernels on the device, in one run", ("kernel", "multiplies on", ">times", ">us", ">share"))
-    for one in sums[:_TOP]:
-        math = tensor_cores_text(one.tensor_cores, one.precision)
-        shown.add_row(one.short, math, f"{one.times:g}", f"{one.us:,.1f}", f"{one.share:.0%}")
+    for kernel in sums[:_TOP]:
+        math = tensor_cores_text(kernel.tensor_cores, kernel.precision)
+        shown.add_row(kernel.short, math, f"{kernel.times:g}", f"{kernel.us:,.1f}", f"{kernel.share:.0%}")
     rest = sums[_TOP:]
     if rest:
-        share = sum(one.share for one in rest)
-        shown.add_row(f"{len(rest)} others", "", "", f"{sum(one.us for one in rest):,.1f}", f"{share:.0%}")
+        share = sum(kernel.share for kernel in rest)
+        shown.add_row(f"{len(rest)} others", "", "", f"{sum(kernel.us for kernel in rest):,.1f}", f"{share:.0%}")
     return [shown]
 
 

@@ -49,7 +49,7 @@ def lock_claims(subject: Subject) -> Iterator[Claim]:
             code=ClaimCode.OK,
             reason=f"{entries} entries and {len(identity.validators)} validators hold"
             + (f"; only validators stand for the kernels of {blind} entries, which are not reported" if blind else "")
-            + "".join(f"; {one.code} {one.subject} is not in the lock" for one in locked.lacking),
+            + "".join(f"; {missing.code} {missing.subject} is not in the lock" for missing in locked.lacking),
             figures={
                 "entries": float(entries),
                 "unobservable": float(blind),

@@ -397,7 +397,7 @@ class _Joining:
 
 
 def _module_around(node: HostEvent) -> HostEvent | None:
-    return next((one for one in node.upward() if one.module is not None), None)
+    return next((around for around in node.upward() if around.module is not None), None)
 
 
 def _cut_short(node: HostEvent, uncovered: UncoveredKernel) -> bool:

@@ -91,7 +91,7 @@ class Diagnosis(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
         parts: list[RenderableType] = [Text(self._headline(), style="green" if self.healthy else "bold red")]
         engines = _engine_table(self.facts.machine.engines)
-        for finding in sorted(self.findings, key=lambda one: one.severity == "info"):
+        for finding in sorted(self.findings, key=lambda finding: finding.severity == "info"):
             if finding.severity == "info" and engines not in parts:
                 parts.append(engines)
             text = Text.assemble((f"{finding.severity} {finding.code}", _COLOUR[finding.severity]), f"  {finding.what}")
