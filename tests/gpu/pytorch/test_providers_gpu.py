@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -101,6 +103,21 @@ def test_a_graph_replays_it(case):
             captured = step(op, leaves)
     graph.replay()
     assert_near(captured, wanted)
+
+
+def test_the_device_does_not_wait_for_what_a_first_call_compiles(monkeypatch):
+    calls, waits = [], []
+    occupy = _private_api.occupy_stream
+    monkeypatch.setattr(_private_api, "occupy_stream", lambda cycles: (waits.append(cycles), occupy(cycles)))
+    x = torch.ones(8, device=DEVICE)
+
+    def run():
+        if not calls:
+            time.sleep(0.5)
+        calls.append(x + 1)
+
+    step_cost.time_on_cuda(run, DEVICE, 7)
+    assert max(waits) < 1e9
 
 
 def test_whether_a_step_waits_for_the_device_and_what_a_call_holds_are_observed():

@@ -99,6 +99,7 @@ def time_on_cuda(run: Callable[[], Any], device: Any, count: int, *, cold: bool 
         stream = torch.cuda.current_stream()
         others = torch.zeros(_cache_bytes(device) // 2 if cold else 1, device=device)
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
+        run()  # the first call may compile or plan for seconds, and the stream would wait many times as long below
         stream.synchronize()
         start = clock()
         others.amax()
