@@ -143,6 +143,26 @@ class TestChanges:
         handle.remove()
         self.same(captured, llama)
 
+    def test_what_a_model_keeps_of_its_work_is_no_change(self, llama: Any) -> None:
+        class Keeping(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
+            def __init__(self, inner: Any) -> None:
+                super().__init__()
+                self.inner, self.last = inner, None
+
+            def forward(self, x: Any) -> Any:
+                self.last = self.inner(x)
+                return self.last
+
+        llama.model.layers[0].mlp = Keeping(llama.model.layers[0].mlp).eval()
+        captured = on_stand_in(llama)
+        self.same(captured, llama)
+        captures = captured.report.captures
+        self.same(captured, llama)
+        assert captured.report.captures == captures
+        llama.model.layers[1].self_attn.scaling = 0.5
+        self.same(captured, llama)
+        assert captured.report.captures == 2 * captures
+
     def test_autocast_has_a_cache_of_its_own(self, llama: Any) -> None:
         captured = on_stand_in(llama)
         self.same(captured, llama)

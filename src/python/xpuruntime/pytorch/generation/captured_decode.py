@@ -33,7 +33,7 @@ from xpuruntime.pytorch.generation.decode_calls import (
     why_apart,
     why_plain,
 )
-from xpuruntime.pytorch.generation.decode_lanes import Lane, fingerprint
+from xpuruntime.pytorch.generation.decode_lanes import Lane, ModelFacts
 from xpuruntime.pytorch.generation.fused_decoder import FusedDecoder, NotFusedError, kernels_for
 from xpuruntime.pytorch.generation.joined_products import JoinedProducts
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["CapturedDecode", "DecodeReport"]
 
 _WARMUP = 3
+_signature_of = functools.cache(inspect.signature)
 #: Arguments of ``generate`` that its own loops alone know, or that transformers keeps from a callable.
 _LEFT = ("custom_generate", "cache", "past_key_values", "inputs_embeds", "assistant_model", "tokenizer")
 
@@ -162,8 +163,7 @@ class CapturedDecode:
         self._joined = JoinedProducts(self._model) if self._fuse and not plain else None
         #: Made when it is first needed: the decoder, or why there is none.
         self._fused: FusedDecoder | str | None = None
-        self._modules = list(self._model.modules())
-        self._print = fingerprint(self._modules)
+        self._facts: ModelFacts | None = ModelFacts(self._model)
         self._surroundings = GraphKey(CapturedState(modules=[self._model]), self._device)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -204,7 +204,7 @@ class CapturedDecode:
         """Drop all graphs and caches, and give their memory back. Until the next call, weights are apart again."""
         with self._alone():
             self._drop_all()
-            self._print = ()
+            self._facts = None
 
     @property
     def report(self) -> DecodeReport:
@@ -248,7 +248,7 @@ class CapturedDecode:
         from transformers import GenerationMixin
 
         # Of a model around another, such as one with adapters, the arguments are those of the inner one.
-        bound = inspect.signature(GenerationMixin.generate).bind(self._model, *args, **kwargs).arguments
+        bound = _signature_of(GenerationMixin.generate).bind(self._model, *args, **kwargs).arguments
         options = {**bound.pop("kwargs", {}), **bound}
         del options["self"]
         check_prompt(options)
@@ -261,6 +261,7 @@ class CapturedDecode:
             # transformers tells a callable nothing of the streamer, and would put the prompt into it already.
             streamer = options.get("streamer")
             loop = functools.partial(self._loop, _streamer=streamer, _ahead=ahead)
+            loop.__signature__ = _signature_of(GenerationMixin._sample)  # type: ignore[attr-defined]  # read three times
             with self._alone():
                 return self._generate(**{**options, "streamer": None, "custom_generate": loop})
         except NotCapturedError as reason:
@@ -470,11 +471,9 @@ class CapturedDecode:
 
     def _follow_model(self) -> None:
         """Drop what belongs to the model as it was, where it has changed."""
-        modules = list(self._model.modules())
-        now = fingerprint(modules)
-        if now == self._print:
+        if self._facts is not None and self._facts.hold():
             return
-        if any(part.training for part in modules):
+        if any(part.training for part in self._model.modules()):
             raise ModelError(f"<{type(self._model).__qualname__}> is in training mode. Fix: call model.eval()")
         devices = {tensor.device for tensor in CapturedState(modules=[self._model]).tensors()}
         if devices != {self._device}:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from typing import TYPE_CHECKING, Any
@@ -14,16 +15,15 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.generation.decode_calls import NotCapturedError, padding_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from xpuruntime.pytorch.generation.decode_calls import Choice
     from xpuruntime.pytorch.generation.fused_decoder import FusedDecoder
 
-__all__ = ["Lane", "fingerprint"]
+__all__ = ["Lane", "ModelFacts"]
 
 _SCALARS = (bool, int, float, str, type(None))
 #: What each module has, and which of it are hooks.
 _USUAL = frozenset(vars(torch.nn.Module()))
+_TENSORS = ("_parameters", "_buffers")
 _HOOKS = tuple(name for name in vars(torch.nn.Module()) if name.endswith("_hooks"))
 
 
@@ -203,23 +203,57 @@ class Lane:
         self.position.add_(1)
 
 
-def fingerprint(modules: Iterable[Any]) -> tuple[Any, ...]:
-    """Return what of a model a graph freezes: places of tensors, switches of modules, and which hooks there are."""
-    facts: list[Any] = []
-    for module in modules:
-        own = vars(module)
-        facts.append((id(module), id(own.get("forward")), own.get("training")))
-        for tensors in filter(None, map(own.get, ("_parameters", "_buffers"))):
-            facts += [
-                (part, tensor.data_ptr(), tensor.dtype, tensor.device)
-                for part, tensor in tensors.items()
-                if tensor is not None
-            ]
-        facts += [(name, tuple(own[name])) for name in _HOOKS if own.get(name)]
-        for name, value in own.items():
-            if name not in _USUAL and (switch := _switch(value)) is not None:
-                facts.append((name, switch))
-    return tuple(facts)
+class ModelFacts:
+    """What of a model a graph freezes: places of tensors, switches of modules, and which hooks there are.
+
+    Modules are compared as they are, attribute by attribute; only where one differs are the facts made anew, since
+    models may keep their last results.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._facts = self._make()
+
+    def hold(self) -> bool:
+        """Say whether the model is as it was."""
+        with contextlib.suppress(Exception):  # such as of tensors, which are neither equal nor unequal
+            if self._parts == self._kept and self._now() == self._places:
+                return True
+        before, self._facts = self._facts, self._make()
+        return bool(self._facts == before)
+
+    def _make(self) -> Any:
+        #: Kept, since the facts have the numbers of the objects.
+        self._modules = list(self._model.modules())
+        owned = [vars(module) for module in self._modules]
+        self._tensors = [tensors for own in owned for name in _TENSORS if (tensors := own.get(name))]
+        self._parts: list[Any] = owned + [
+            part
+            for own in owned
+            for name, part in own.items()
+            if name not in _TENSORS and isinstance(part, (dict, list))
+        ]
+        self._kept = [dict(part) if isinstance(part, dict) else list(part) for part in self._parts]
+        self._places = self._now()
+        return self._places, [_facts_of(module) for module in self._modules]
+
+    def _now(self) -> list[Any]:
+        return [
+            (name, tensor.data_ptr(), tensor.dtype, tensor.device)
+            for tensors in self._tensors
+            for name, tensor in tensors.items()
+            if tensor is not None
+        ]
+
+
+def _facts_of(module: Any) -> list[Any]:
+    own = vars(module)
+    facts: list[Any] = [id(module), id(own.get("forward")), own.get("training")]
+    facts += [(name, tuple(own[name])) for name in _HOOKS if own.get(name)]
+    for name, value in own.items():
+        if name not in _USUAL and (switch := _switch(value)) is not None:
+            facts.append((name, switch))
+    return facts
 
 
 def _switch(value: Any) -> Any:
