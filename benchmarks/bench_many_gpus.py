@@ -6,12 +6,16 @@ python benchmarks/bench_many_gpus.py --ranks 1,2,4,8
 torchrun --nproc-per-node 2 benchmarks/bench_many_gpus.py --wraps fsdp2
 
 Each number of ranks and each way to share the model has processes of its own, in which all variants run in interleaved
-rounds; under torchrun, its processes measure what `--wraps` states. A rank has as many rows at any number of ranks
-(weak scaling), apart from tensor-parallel layers, which share one batch (strong scaling). A time is that of the slowest
-rank. Efficiency is the throughput of a GPU compared with one GPU under the same variant. Losses of the first steps are
-compared with those of the eager step before anything is timed. What the ranks' devices ran is from PyTorch's profiler:
-the share of NCCL's kernels in the time of all, and whether all ranks ran the same kernels; algorithms and protocols are
-those that NCCL logs (rank 0 does).
+rounds; under torchrun, its processes measure what `--wraps` states. `--at-once` of them prepare side by side (import,
+compile, capture), and then take turns: while one is timed, no other prepares or runs on its GPUs. What a policy leaves
+to measured times is measured in the turn, after everything else was timed and written. Ranks that need fewer GPUs than
+there are take their turn with others, on GPUs of their own.
+
+A rank has as many rows at any number of ranks (weak scaling), apart from tensor-parallel layers, which share one batch
+(strong scaling). A time is that of the slowest rank. Efficiency is the throughput of a GPU compared with one GPU under
+the same variant. Losses of the first steps are compared with those of the eager step before anything is timed. What the
+ranks' devices ran is from PyTorch's profiler: the share of NCCL's kernels in the time of all, and whether all ranks ran
+the same kernels; algorithms and protocols are those that NCCL logs (rank 0 does).
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import argparse
 import gc
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -57,6 +62,8 @@ VARIANTS: dict[str, tuple[str, KernelPolicy | None]] = {
     "compile": ("compile", None),
     "captured": ("captured", None),
     "captured+auto": ("captured", AUTO),
+    "compile+auto": ("compile", AUTO),
+    "eager+auto": ("eager", AUTO),
 }
 WRAPS = ("ddp", "fsdp2", "tp")
 #: Name to model, rows of a rank, tokens.
@@ -166,8 +173,10 @@ def kernels_of(step: Callable[[], Any], device: torch.device) -> dict[str, Any] 
     return {"us": microseconds, "collectives": dict(collectives), "kernels": sorted(computing.items())}
 
 
-def measured(options: argparse.Namespace, wrap: str, device: torch.device) -> dict[str, Any]:
-    """Return the rows of all variants on this number of ranks."""
+def measured(
+    options: argparse.Namespace, wrap: str, device: torch.device, written: Callable[[dict[str, Any]], None]
+) -> None:
+    """Prepare and time the variants on this number of ranks; rows are written as far as there are any."""
     size, rows, tokens = SIZES[options.size]
     world, rank = distributed.get_world_size(), distributed.get_rank()
     seeds = torch.Generator().manual_seed(1 if wrap == "tp" else 1 + rank)
@@ -176,44 +185,69 @@ def measured(options: argparse.Namespace, wrap: str, device: torch.device) -> di
     ]
     found: dict[str, dict[str, Any]] = {}
     steps: dict[str, Step] = {}
-    for name in options.variants:
-        launch, policy = VARIANTS[name]
-        row = found[name] = {}
-        begun, failure = time.perf_counter(), ""
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-            before = torch.cuda.memory_allocated(device)
-        try:
-            with under(policy):
-                training = Training(wrap, size, tokens, device)
-                step = training.launched(launch, batches[0])
-                row["losses"] = [float(step(*batches[turn % 2])) for turn in range(CHECKED)]
-        except Exception as error:
-            failure = f"rank {rank}: {type(error).__name__}: {error}"[:400]
-            traceback.print_exc()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            row["peak_bytes"] = everywhere(torch.cuda.max_memory_allocated(device) - before)
-        row["prepare_s"] = time.perf_counter() - begun
-        if failures := [text for text in everywhere(failure) if text]:
-            row["error"] = "; ".join(failures)
+    plain = [name for name in options.variants if VARIANTS[name][1] is None]
+    for names in (plain, [name for name in options.variants if name not in plain]):
+        if not names:
             continue
-        worst = max(abs(a - b) / abs(b) for a, b in zip(row["losses"], found["eager"]["losses"], strict=True))
-        row["loss_difference"] = max(everywhere(worst))
-        if row["loss_difference"] > LOSS_LIMIT:
-            row["error"] = f"losses differ from eager ones by {row['loss_difference']:.2g}"
-            continue
-        steps[name] = step
-    if options.rounds:
-        time_steps(options, steps, found, batches[1], device)
-        for row in found.values():
-            if "samples_ms" in row:
-                rate = tokens * rows * (1 if wrap == "tp" else world)
-                row["tokens_per_second"] = rate / statistics.median(row["samples_ms"]) * 1e3
+        for name in names:
+            row, step = prepared(name, wrap, options.size, device, batches)
+            found[name] = row
+            if "error" in found["eager"]:  # there is nothing to compare with
+                written(found)
+                return
+            if "error" in row:
+                continue
+            worst = max(abs(a - b) / abs(b) for a, b in zip(row["losses"], found["eager"]["losses"], strict=True))
+            row["loss_difference"] = max(everywhere(worst))
+            if row["loss_difference"] > LOSS_LIMIT:
+                row["error"] = f"losses differ from eager ones by {row['loss_difference']:.2g}"
+            elif step is not None:
+                steps[name] = step
+        if options.part and names is plain:
+            take_turn(Path(options.part))
+        if options.rounds:
+            time_steps(options, steps, found, batches[1], device)
+            for row in found.values():
+                if "samples_ms" in row:
+                    rate = tokens * rows * (1 if wrap == "tp" else world)
+                    row["tokens_per_second"] = rate / statistics.median(row["samples_ms"]) * 1e3
+        written(found)
     for step in steps.values():  # NCCL waits for graphs of its operations when the process group ends
         if hasattr(step, "reset"):
             step.reset()
-    return found
+
+
+def prepared(
+    name: str, wrap: str, size: str, device: torch.device, batches: list[Any]
+) -> tuple[dict[str, Any], Step | None]:
+    """Return the row of a variant with the losses of its first steps, and its step; an error is that of all ranks."""
+    launch, policy = VARIANTS[name]
+    row: dict[str, Any] = {}
+    begun, failure, step, before = time.perf_counter(), "", None, 0
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+    try:
+        with under(policy):
+            step = Training(wrap, SIZES[size][0], SIZES[size][2], device).launched(launch, batches[0])
+            row["losses"] = [float(step(*batches[turn % 2])) for turn in range(CHECKED)]
+    except Exception as error:
+        failure = f"rank {distributed.get_rank()}: {type(error).__name__}: {error}"[:400]
+        traceback.print_exc()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        row["peak_bytes"] = everywhere(torch.cuda.max_memory_allocated(device) - before)
+    row["prepare_s"] = time.perf_counter() - begun
+    if failures := [text for text in everywhere(failure) if text]:
+        row["error"] = "; ".join(failures)
+    return row, step
+
+
+def take_turn(part: Path) -> None:
+    """Say that this rank is ready, and wait until the processes that measure on its GPU have ended."""
+    part.with_suffix(f".ready-{distributed.get_rank()}").touch()
+    while not part.with_suffix(".turn").exists():
+        time.sleep(0.02)
 
 
 def time_steps(
@@ -263,89 +297,159 @@ def in_ranks(options: argparse.Namespace) -> None:
     distributed.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
     rank, world = distributed.get_rank(), distributed.get_world_size()
     log = Path(os.environ.get("NCCL_DEBUG_FILE", "").replace("%p", str(os.getpid())))
-    found, choices, seen = {}, {}, 0
+    wraps: dict[str, Any] = {}
+    body = {
+        "ranks": world,
+        "device": torch.cuda.get_device_name(device) if cuda else "cpu",
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else "",
+        "choices": {},
+        "wraps": wraps,
+    }
+    seen = 0
     for wrap in options.wraps:
+
+        def written(found: dict[str, Any], wrap: str = wrap) -> None:
+            wraps[wrap] = found
+            if rank == 0 and options.part:
+                place = Path(options.part)
+                place.with_suffix(".new").write_text(json.dumps(body))
+                place.with_suffix(".new").replace(place)
+
         with xrt_torch.RankAgreement(rank_timeout=600):
-            found[wrap] = measured(options, wrap, device)
+            measured(options, wrap, device, written)
         if cuda and log.is_file():
             logged = read_choices(log)
-            choices[wrap] = Counter(f"{one.collective}: {one.algorithm}, {one.protocol}" for one in logged[seen:])
+            body["choices"][wrap] = Counter(
+                f"{one.collective}: {one.algorithm}, {one.protocol}" for one in logged[seen:]
+            )
             seen = len(logged)
-    if rank == 0:
-        body = {
-            "ranks": world,
-            "device": torch.cuda.get_device_name(device) if cuda else "cpu",
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else "",
-            "choices": choices,
-            "wraps": found,
-        }
-        if options.part:
-            Path(options.part).write_text(json.dumps(body))
-        else:
-            finish(options, [body])
+            written(wraps[wrap])
+    if rank == 0 and not options.part:
+        show(save(options, [body]))
     distributed.barrier()
     sys.stdout.flush()
     os._exit(0)  # the end of a process group waits for whatever still has a graph of its operations
 
 
-def started(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Start torchrun for each way to share the model and each number of ranks, and return what they wrote.
+class World:
+    """Processes that measure, a rank each, on GPUs from one on; what they have written."""
 
-    What there is is written after each. NCCL's log costs the host time, so that the processes that write it time
-    nothing.
-    """
-    parts: list[dict[str, Any]] = []
-    until = time.monotonic() + options.budget
-    with tempfile.TemporaryDirectory() as folder:
-        for wrap in options.wraps:
-            for ranks in options.ranks:
-                if time.monotonic() < until:
-                    parts.append(start(options, ranks, [wrap], Path(folder), rounds=options.rounds))
-                else:
-                    error = {"error": f"not begun within {options.budget:g} s"}
-                    parts.append({"ranks": ranks, "wraps": {wrap: dict.fromkeys(options.variants, error)}})
-                print(f"{ranks} ranks, {wrap}: done", file=sys.stderr, flush=True)
-                finish(options, parts)
-        for ranks in options.ranks:
-            if ranks > 1 and options.device == "cuda" and time.monotonic() < until:
-                log = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING",
-                       "NCCL_DEBUG_FILE": str(Path(folder, f"{ranks}-%p.log"))}  # fmt: skip
-                plain = argparse.Namespace(**{**vars(options), "variants": ["eager"]})
-                logged = start(plain, ranks, options.wraps, Path(folder), rounds=0, environment=log)
-                for part in parts:
-                    if part["ranks"] == ranks:
-                        part["choices"] = logged.get("choices", {})
-    return parts
+    def __init__(
+        self, options: argparse.Namespace, ranks: int, wraps: list[str], folder: Path, first: int = 0,
+        log: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.ranks, self.wraps, self.variants = ranks, wraps, options.variants
+        self.late: list[int] = []
+        self.part = folder / f"{ranks}-{'-'.join(wraps)}{'-logged' if log else ''}.json"
+        logged = {}
+        if log:
+            self.part.with_suffix(".turn").touch()
+            logged = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING", "NCCL_DEBUG_FILE": str(log)}
+        command = [
+            sys.executable, __file__, "--wraps", ",".join(wraps), "--part", str(self.part), "--size", options.size,
+            "--device", options.device, "--variants", ",".join(options.variants), "--rounds", str(options.rounds),
+            "--calls", str(options.calls),
+        ]  # fmt: skip
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        threads = str(max(1, (os.cpu_count() or 1) // (ranks * options.at_once)))
+        self.processes = [
+            subprocess.Popen(command, env={
+                **os.environ, "OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads, **logged,
+                "RANK": str(rank), "LOCAL_RANK": str(first + rank), "WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            })
+            for rank in range(ranks)
+        ]  # fmt: skip
 
+    def ended(self) -> bool:
+        """Say whether all ranks have ended; where one failed, the others are ended."""
+        codes = [process.poll() for process in self.processes]
+        if any(codes):
+            self.end()
+        return None not in codes
 
-def start(
-    options: argparse.Namespace,
-    ranks: int,
-    wraps: list[str],
-    folder: Path,
-    *,
-    rounds: int,
-    environment: dict[str, str] | None = None,
-) -> dict[str, Any]:
-    """Have ranks measure, and return what they wrote; where they wrote nothing, errors."""
-    part = folder / f"{ranks}-{'-'.join(wraps)}-{rounds}.json"
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__,
-        "--wraps", ",".join(wraps), "--part", str(part), "--size", options.size, "--device", options.device,
-        "--variants", ",".join(options.variants), "--rounds", str(rounds), "--calls", str(options.calls),
-    ]  # fmt: skip
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))}
-    with subprocess.Popen(command, env={**os.environ, **threads, **(environment or {})}) as running:
-        try:
-            code = running.wait(options.seconds)
-        except subprocess.TimeoutExpired:
-            running.terminate()  # torchrun ends its processes
-            code = running.wait(60)
-    if part.exists():
-        found: dict[str, Any] = json.loads(part.read_text())
+    def ready(self) -> bool:
+        """Say whether all ranks have prepared."""
+        return all(self.part.with_suffix(f".ready-{rank}").exists() for rank in range(self.ranks))
+
+    def end(self) -> None:
+        """Kill what is left of it."""
+        self.late += [rank for rank, process in enumerate(self.processes) if process.poll() is None]
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def result(self) -> dict[str, Any]:
+        """End it, and return what it has written, with an error for each variant that is not in it."""
+        ready = self.ready()
+        self.end()
+        codes = [process.returncode for process in self.processes]
+        where = "in its turn" if ready else "while it prepared"
+        error = f"the ranks ended {where} with {codes}" + f", ranks {self.late} killed" * bool(self.late)
+        found = json.loads(self.part.read_text()) if self.part.exists() else {"ranks": self.ranks, "wraps": {}}
+        for wrap in self.wraps:
+            rows = found["wraps"].setdefault(wrap, {})
+            for name in self.variants:
+                rows.setdefault(name, {"error": error})
+        print(f"{self.ranks} ranks, {', '.join(self.wraps)}: {error}", file=sys.stderr, flush=True)
         return found
-    error = {"error": f"the ranks ended with {code} within {options.seconds:g} s"}
-    return {"ranks": ranks, "wraps": {wrap: dict.fromkeys(options.variants, error) for wrap in wraps}}
+
+
+def awaited(worlds: list[World], done: Callable[[World], bool], until: float) -> None:
+    """Wait until all of them are done or have ended, or it is too late."""
+    states = [False]
+    while time.monotonic() < until and not all(states):
+        time.sleep(0.02)
+        states = [world.ended() or done(world) for world in worlds]
+
+
+def started(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Start processes for each number of ranks and way to share the model, and return what they wrote.
+
+    What there is is written after each turn. NCCL's log costs the host time, so that the processes that write it time
+    nothing, and have ended before others are timed.
+    """
+    until = time.monotonic() + options.budget
+    gpus = max(torch.cuda.device_count() if options.device == "cuda" else 0, *options.ranks, 1)
+    turns: list[list[tuple[int, str]]] = []  # who is timed at the same time, on GPUs of its own
+    for case in ((ranks, wrap) for ranks in options.ranks for wrap in options.wraps):
+        if turns and sum(ranks for ranks, _ in turns[-1]) + case[0] <= gpus:
+            turns[-1].append(case)
+        else:
+            turns.append([case])
+    parts: list[dict[str, Any]] = []
+    choices: dict[int, dict[str, Any]] = {}
+    plain = argparse.Namespace(**{**vars(options), "variants": ["eager"], "rounds": 0})
+    with tempfile.TemporaryDirectory() as place:
+        for number in range(0, len(turns), options.at_once):
+            batch = turns[number : number + options.at_once]
+            loggers = [
+                World(plain, ranks, options.wraps, Path(place), log=Path(place, f"{ranks}-%p.log"))
+                for ranks in dict.fromkeys(ranks for turn in batch for ranks, _ in turn)
+                if ranks > 1 and ranks not in choices and options.device == "cuda"
+            ]
+            groups = [
+                [
+                    World(options, ranks, [wrap], Path(place), first=sum(before for before, _ in turn[:index]))
+                    for index, (ranks, wrap) in enumerate(turn)
+                ]
+                for turn in batch
+            ]
+            late = min(time.monotonic() + options.seconds, until)
+            awaited([world for group in groups for world in group], World.ready, late)
+            awaited(loggers, World.ended, late)
+            choices |= {logger.ranks: logger.result().get("choices", {}) for logger in loggers}
+            for world in (world for group in groups for world in group if not world.ready()):
+                world.end()
+            for group in groups:
+                for world in group:
+                    world.part.with_suffix(".turn").touch()
+                awaited(group, World.ended, min(time.monotonic() + options.turn, until))
+                parts += [{**world.result(), "choices": choices.get(world.ranks, {})} for world in group]
+                save(options, parts)
+    return parts
 
 
 def merged(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -397,8 +501,8 @@ def show(rows: list[dict[str, Any]]) -> None:
         print(f"{ranks} ranks, {wrap}: NCCL ran {choices}")
 
 
-def finish(options: argparse.Namespace, parts: list[dict[str, Any]]) -> None:
-    """Write the result and print it."""
+def save(options: argparse.Namespace, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Write the result, and return its rows."""
     first = next((part for part in parts if "device" in part), {})
     rows = merged(parts)
     body = {
@@ -408,7 +512,7 @@ def finish(options: argparse.Namespace, parts: list[dict[str, Any]]) -> None:
         "cases": rows,
     }  # fmt: skip
     write("many_gpus" if options.size == "small" else f"many_gpus_{options.size}", body, options.out)
-    show(rows)
+    return rows
 
 
 def listed(text: str) -> list[str]:
@@ -425,8 +529,10 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--calls", type=int, default=5, help="steps of a variant in a round")
-    parser.add_argument("--seconds", type=float, default=300, help="after which the processes of a case are killed")
-    parser.add_argument("--budget", type=float, default=3600, help="seconds after which no case is begun")
+    parser.add_argument("--seconds", type=float, default=300, help="the most that processes may prepare")
+    parser.add_argument("--turn", type=float, default=300, help="the most seconds for a turn")
+    parser.add_argument("--budget", type=float, default=3600, help="seconds after which all processes are ended")
+    parser.add_argument("--at-once", type=int, default=1, help="turns whose processes prepare side by side")
     parser.add_argument("--quick", action="store_true", help="a tiny model and two rounds: does it run?")
     parser.add_argument("--out", help="folder of the JSON file; default: benchmarks/results")
     parser.add_argument("--part", help=argparse.SUPPRESS)
@@ -440,9 +546,9 @@ def main() -> int:
     if "RANK" in os.environ:
         in_ranks(options)
         return 0
-    parts = started(options)
-    finish(options, parts)
-    return int(any("error" in row for row in merged(parts)))
+    rows = save(options, started(options))
+    show(rows)
+    return int(any("error" in row for row in rows))
 
 
 if __name__ == "__main__":

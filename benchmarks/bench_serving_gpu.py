@@ -5,9 +5,11 @@
     python benchmarks/bench_serving_gpu.py --out results
     python benchmarks/bench_serving_gpu.py --device cpu --small --seconds 1
     python benchmarks/bench_serving_gpu.py --devices cuda:0,cuda:1 --models resnet
+    python benchmarks/bench_serving_gpu.py --devices cuda:0,cuda:1 --engine torch --graph off --concurrency 64 256
 
 With `--devices` the models are served on the first of them, the first two, and so on, with one session each, and
-nothing else is measured: the rate of requests of this process, and which device has run how many rows.
+nothing else is measured: the rate of requests of this process, which device has run how many rows, and what the
+evidence of each session says. `--engine torch` does so with an exported program of an encoder of BERT's form.
 
 Raw is the best of all batch sizes, each run by one thread and by two: `run` on NumPy arrays. On CUDA the replayed graph
 of a session on arrays that stay on the device is timed, too. The best `run` is timed again before and after the served
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import tempfile
 import time
@@ -36,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 with contextlib.suppress(ImportError):  # its CUDA libraries are those that ONNX Runtime finds
-    import torch  # noqa: F401
+    import torch
 
 import onnxruntime as ort
 
@@ -62,15 +65,16 @@ class Case:
     """A model file, its requests, and the right answers."""
 
     def __init__(
-        self, name: str, made: tuple[bytes, dict[str, tuple[int, ...]]], folder: Path, words: int, requests: int
-    ) -> None:
+        self, name: str, made: tuple[bytes, dict[str, tuple[int, ...]]], folder: Path, words: int, requests: int,
+        suffix: str,
+    ) -> None:  # fmt: skip
         data, rows = made
-        self.name, self.path = name, str(folder / f"{name}.onnx")
+        self.name, self.path = name, str(folder / f"{name}{suffix}")
         Path(self.path).write_bytes(data)
         ((self.input, row),) = rows.items()
         self.rows = rows_of(self.input, row, requests, words)
         self.datatype = "INT64" if self.rows.dtype == np.int64 else "FP32"
-        self.answers = np.empty(0)
+        self.answers: np.ndarray[Any, Any] = np.empty(0)
 
     def request(self, index: int) -> InferRequest:
         row = self.rows[index : index + 1]
@@ -84,6 +88,34 @@ class Case:
 
 def provider(device: str, **options: str) -> list[Any]:
     return ["CPUExecutionProvider"] if device == "cpu" else [("CUDAExecutionProvider", options)]
+
+
+def program(*, small: bool) -> tuple[bytes, dict[str, tuple[int, ...]]]:
+    """Return an exported program of BERT's form, `tokens` int64 [N, length] to [N, length, 2], and a row's shape."""
+    from training_models import BERT, Encoder, Size
+
+    size, length = (Size(2, 256, 4, 100, 16), 16) if small else (BERT, 128)
+    torch.manual_seed(0)
+    model = Encoder(size)
+    model.head = torch.nn.Linear(size.width, 2)
+    rows = {"tokens": (torch.export.Dim("rows", max=64), torch.export.Dim.STATIC)}
+    exported = torch.export.export(
+        model.eval(), (torch.zeros(2, length, dtype=torch.int64),), dynamic_shapes=rows, strict=True
+    )
+    file = io.BytesIO()
+    torch.export.save(exported, file)
+    return file.getvalue(), {"tokens": (length,)}
+
+
+def right_answers(case: Case, device: str) -> np.ndarray:
+    """Return the answers of PyTorch, or of ONNX Runtime."""
+    if case.path.endswith(".onnx"):
+        return Raw(case, device).case.answers
+    from torch.export.passes import move_to_device_pass
+
+    module = move_to_device_pass(torch.export.load(case.path), device).module()
+    with torch.no_grad():
+        return np.concatenate([module(torch.from_numpy(row[None]).to(device)).cpu().numpy() for row in case.rows])
 
 
 class Raw:
@@ -239,18 +271,19 @@ def by_devices(cases: list[Case], args: argparse.Namespace, policy: Path) -> dic
     """Return rates on the first device, the first two, and so on, and the rows of each device."""
     devices, body = args.devices.split(","), {}
     for case in cases:
-        Raw(case, devices[0])  # which makes the right answers
+        case.answers = right_answers(case, devices[0]).reshape(len(case.rows), -1)
     for count in range(1, len(devices) + 1):
-        model = {"devices": devices[:count]}
+        model = {"devices": devices[:count], "evidence": True}
         with Models(settings_of(cases, args, policy, model=model), gc_freeze=True) as models:
             assert models.ready()[0], models.ready()[1]
             for case in cases:
                 for many in args.concurrency:
                     before = [device["rows"] for device in models.evidence(case.name, "evidence")["devices"]]
                     with ThreadPoolExecutor(1) as client:
-                        row = client.submit(served_here, models, case, many, args.seconds).result()
+                        row: dict[str, Any] = client.submit(served_here, models, case, many, args.seconds).result()
                     after = models.evidence(case.name, "evidence")["devices"]
                     row["rows"] = [now["rows"] - then for now, then in zip(after, before, strict=True)]
+                    row["evidence"] = [f"{now['device']}: {now['report']['headline']}" for now in after]
                     body[f"{case.name}, {count} devices, {many} at a time"] = row
                     print(f"{case.name:<8} {count} devices, {many:>3} at a time {row['rows_per_second']:9.0f} rows/s "
                           f"{row['p50_ms']:8.2f} ms {row['p99_ms']:8.2f} ms, rows by device {row['rows']}")  # fmt: skip
@@ -261,6 +294,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--devices", help="serve on 1 to all of these, one session each, and measure nothing else")
+    parser.add_argument("--engine", default="onnxruntime", choices=("onnxruntime", "torch"), help="with --devices")
     parser.add_argument("--small", action="store_true", help="models of a few layers, for a trial of this script")
     parser.add_argument("--graph", default="require", help="execution.cuda_graph of the policy")
     parser.add_argument("--batch", type=int, default=32)
@@ -273,7 +307,11 @@ def main() -> None:
     parser.add_argument("--out")
     args = parser.parse_args()
     options = xrt.serving.TransportOptions(body_threads=args.body_threads)
-    execution = {"engine": "onnxruntime", "device": args.device}
+    if args.engine == "torch":
+        args.models = ["encoder"]
+        if not args.devices:
+            parser.error("--engine torch measures models on several devices: add --devices cuda:0,cuda:1")
+    execution = {"engine": args.engine} | ({} if args.devices else {"device": args.device})
     execution |= {"cuda_graph": args.graph} if args.device != "cpu" else {}
     most = max(args.concurrency)
     sizes = [size for size in (1, 2, 4, 8, 16, 32, 64) if size <= 2 * args.batch]
@@ -283,11 +321,14 @@ def main() -> None:
         folder = Path(place)
         policy = folder / "policy.yaml"
         policy.write_text(json.dumps({"schema": "xpuruntime.policy/1", "execution": execution}))
-        made = (resnet((1, 1, 1), 32, 32, 10), encoder(2, 256, 4, 100, 16)) if args.small else (resnet(), encoder())
         words = 100 if args.small else 30522
         raws: dict[str, Raw] = {}
-        named = zip(("resnet", "encoder"), made, strict=True)
-        cases = [Case(name, one, folder, words, most) for name, one in named if name in args.models]
+        if args.engine == "torch":
+            cases = [Case("encoder", program(small=args.small), folder, words, most, ".pt2")]
+        else:
+            made = (resnet((1, 1, 1), 32, 32, 10), encoder(2, 256, 4, 100, 16)) if args.small else (resnet(), encoder())
+            named = zip(("resnet", "encoder"), made, strict=True)
+            cases = [Case(name, one, folder, words, most, ".onnx") for name, one in named if name in args.models]
         if args.devices:
             write("serving_devices", {**body, "models": by_devices(cases, args, policy)}, args.out)
             return

@@ -244,14 +244,15 @@ def devices(record: dict[str, Any]) -> Section:
     settings = record["settings"]
     rows = [
         [case, f"{one['rows_per_second']:,.0f}", number(one["p50_ms"]), number(one["p99_ms"]),
-         " ".join(f"{count:,}" for count in one["rows"])]
+         " ".join(f"{count:,}" for count in one["rows"]), "; ".join(one.get("evidence", ["unobservable"]))]
         for case, one in record["models"].items()
     ]  # fmt: skip
     text = (
         "How much more does a model serve on several devices, with one session on each? Requests of one row, from a "
         f"thread of this process.\n\n{machine(record)}\n`python benchmarks/bench_serving_gpu.py --devices "
-        f"{settings['devices']}`: batches of up to {settings['batch']} rows, {settings['instances']} instances on a "
-        f"device, {settings['seconds']:g} s each.\n\n{table((*_RATES[:4], 'rows by device'), rows)}"
+        f"{settings['devices']} --engine {settings.get('engine', 'onnxruntime')}`: batches of up to "
+        f"{settings['batch']} rows, {settings['instances']} instances on a device, {settings['seconds']:g} s each.\n\n"
+        f"{table((*_RATES[:4], 'rows by device', 'evidence'), rows)}"
     )
     return Section("Models on several devices", text, ())
 
