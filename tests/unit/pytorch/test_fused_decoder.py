@@ -162,6 +162,31 @@ def test_a_way_that_fails_when_it_is_tried_gives_way_and_is_reported(
     }[fault] in said
 
 
+@pytest.mark.parametrize(("seconds", "used"), [(0.9, "a library"), (0.999, "a formula")])
+def test_another_way_is_used_where_it_is_clearly_faster(
+    seconds: float, used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, calls = decode_formulas.product, []
+
+    def by(*args: Any, way: str, **more: Any) -> None:
+        calls.append(way)
+        plain(*args, **more)
+
+    disturbed = itertools.chain([5.0], itertools.repeat(0.0))
+
+    def timed(run: Any, *args: Any, **options: Any) -> tuple[float, float]:
+        calls.clear()
+        run()
+        return 0.0, next(disturbed) + seconds ** calls.count("a library")
+
+    monkeypatch.setattr(decode_formulas, "ways", lambda rows, dtype: ("a formula", "a library"))
+    monkeypatch.setattr(decode_formulas, "product", by)
+    monkeypatch.setattr(step_cost, "time_on_cuda", timed)
+    captured = capture(model_of("Llama"))
+    captured.generate(PROMPT, attention_mask=MASK, max_new_tokens=2, do_sample=False)
+    assert f"products of 2 rows: q, k, v, output, gate, up, down, logits by {used}" in captured.report.notes
+
+
 @pytest.mark.parametrize("strategy", ["first_supported", "best_performance"])
 def test_a_policy_that_names_no_kernel_leaves_layers_fused(strategy: str) -> None:
     model = model_of("Llama")
