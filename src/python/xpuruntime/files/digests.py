@@ -10,7 +10,6 @@ into a page that is mapped and dirty leave the times as they are.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
@@ -20,14 +19,22 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xpuruntime.errors import XpuRuntimeError
-from xpuruntime.files.paths import cache_folder, make_private, not_private
-from xpuruntime.files.reading import open_regular, read_regular
+from xpuruntime.files.cache_entries import CacheEntries
+from xpuruntime.files.reading import open_regular
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-__all__ = ["VARIABLE", "digest_of", "file_digest", "open_file_digest", "recall_digest", "remember_digest"]
+__all__ = [
+    "LARGE",
+    "VARIABLE",
+    "digest_of",
+    "file_digest",
+    "open_file_digest",
+    "recall_digest",
+    "remember_digest",
+    "remembers",
+]
 
 _BLOCK = 1 << 20
 
@@ -57,14 +64,13 @@ def digest_of(file: BinaryIO, size: int) -> str:
     return digest.hexdigest()
 
 
-#: Turns the cache off.
+#: Turns the caches of what is known by content off.
 VARIABLE = "XPURUNTIME_DIGEST_CACHE"
 #: Bytes of a file from which hashing takes long enough.
-_LEAST = 16 << 20
+LARGE = 16 << 20
 #: Seconds that the last change is ago: longer than the steps in which file systems count.
 _SETTLED = 2.0
-#: Entries that are kept, how many of the oldest go at a time, and bytes of one.
-_MOST, _DROPPED, _SMALL = 1000, 100, 200
+_ENTRIES = CacheEntries("digests", most=1000, largest=200)
 #: File systems that leave the times of a file as they are when a page of it is mapped and written.
 _WITHOUT_TIMES = ("tmpfs", "ramfs", "hugetlbfs")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
@@ -74,14 +80,8 @@ def recall_digest(facts: os.stat_result) -> str | None:
     """Return the SHA-256, in hex, that a file with these facts had; ``None`` where it is not known."""
     if not _large(facts):
         return None
-    try:
-        folder = _folder()
-        entry = folder / _name(facts)
-        if not_private(folder) or not_private(entry):
-            return None
-        known, _, digest = read_regular(entry, _SMALL).decode("ascii").partition(" ")
-    except (OSError, ValueError, XpuRuntimeError):
-        return None
+    kept = _ENTRIES.read(_name(facts))
+    known, _, digest = (kept or b"").decode("ascii", "replace").partition(" ")
     return digest if known == _state(facts) and _DIGEST.match(digest) else None
 
 
@@ -92,23 +92,17 @@ def remember_digest(file: BinaryIO, before: os.stat_result, digest: str) -> None
         return
     if _state(before) != _state(os.fstat(file.fileno())):
         return
-    try:
-        folder = _folder()
-        make_private(folder)
-        if not_private(folder):
-            return
-        _drop_oldest(folder)
-        from xpuruntime.files.writing import replace_file
-
-        replace_file(folder / _name(before), f"{_state(before)} {digest}".encode())
-    except (OSError, XpuRuntimeError):
-        return
+    _ENTRIES.write(_name(before), f"{_state(before)} {digest}".encode())
 
 
 def _large(facts: os.stat_result) -> bool:
     """Whether the digest of a file is kept: only Linux says who may write to it."""
-    enabled = os.environ.get(VARIABLE, "").strip().lower() != "off"
-    return facts.st_size >= _LEAST and sys.platform == "linux" and enabled
+    return facts.st_size >= LARGE and sys.platform == "linux" and remembers()
+
+
+def remembers() -> bool:
+    """Whether anything that is known by the content of files is kept between processes."""
+    return os.environ.get(VARIABLE, "").strip().lower() != "off"
 
 
 def _tells_changes(file: BinaryIO, facts: os.stat_result) -> bool:
@@ -131,22 +125,9 @@ def _tells_changes(file: BinaryIO, facts: os.stat_result) -> bool:
     return True
 
 
-def _folder() -> Path:
-    return cache_folder() / "digests"
-
-
 def _name(facts: os.stat_result) -> str:
     return f"{facts.st_dev:x}-{facts.st_ino:x}"
 
 
 def _state(facts: os.stat_result) -> str:
     return f"{facts.st_size}:{facts.st_mtime_ns}:{facts.st_ctime_ns}"
-
-
-def _drop_oldest(folder: Path) -> None:
-    entries = list(folder.iterdir())
-    if len(entries) < _MOST:
-        return
-    for one in sorted(entries, key=lambda entry: entry.lstat().st_mtime)[:_DROPPED]:
-        with contextlib.suppress(OSError):
-            one.unlink()

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import stat
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,6 +188,11 @@ def _printable(value: Any) -> Any:
 
 def cache_folder() -> Path:
     """Return ``xpuruntime`` in the user's cache folder, which may not exist: ``XDG_CACHE_HOME``, or the system's."""
+    if sys.platform == "linux":  # as platformdirs, which imports more than opening a session otherwise does
+        base = os.environ.get("XDG_CACHE_HOME", "")
+        home = os.environ.get("HOME", "")
+        if os.path.isabs(base) or os.path.isabs(home):  # noqa: PTH117 - on the way to every session
+            return Path(base if os.path.isabs(base) else f"{home}/.cache", "xpuruntime")  # noqa: PTH117
     import platformdirs
 
     try:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -18,7 +19,9 @@ from xpuruntime.files.paths import kind_of, reason_of
 from xpuruntime.files.reading import NotRegularError, open_regular
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
+    from typing import BinaryIO
 
     import onnx
 
@@ -31,6 +34,7 @@ __all__ = [
     "looks_like",
     "onnx_checks",
     "onnx_messages",
+    "opened",
     "parse",
     "read",
     "refuse",
@@ -117,6 +121,13 @@ def looks_like(head: bytes) -> tuple[str, str] | None:
 
 def read(path: Any) -> tuple[str, bytes, os.stat_result]:
     """Read a whole model file."""
+    with opened(path) as (where, file, facts):
+        return where, file.read(facts.st_size), facts
+
+
+@contextlib.contextmanager
+def opened(path: Any) -> Iterator[tuple[str, BinaryIO, os.stat_result]]:
+    """Open a model file; give its path, the file, which a protobuf can hold, and its facts."""
     where = path.__fspath__() if hasattr(path, "__fspath__") else path
     if not isinstance(where, str):
         raise ModelError(
@@ -138,7 +149,7 @@ def read(path: Any) -> tuple[str, bytes, os.stat_result]:
                     f"the file has {facts.st_size} bytes, and a protobuf holds at most 2 GiB",
                     "keep the weights outside: onnx.save_model(model, path, save_as_external_data=True)",
                 )
-            return where, file.read(facts.st_size), facts
+            yield where, file, facts
     except NotRegularError as error:
         raise refuse(where, reason_of(error), "give the path of the .onnx file itself") from None
     except FileNotFoundError:

@@ -26,12 +26,14 @@ from xpuruntime.engines.model.facts import (
     tensor_info,
     weights,
 )
-from xpuruntime.engines.model.file import parse, read, refuse
+from xpuruntime.engines.model.file import opened, parse, read, refuse
 from xpuruntime.engines.model.graph import NamedNode, fix_shapes, name_nodes, normal_domain, sort_nodes, tensors
 from xpuruntime.evidence.metadata import KERNEL_KEY, LOCK_KEY, RESULT_KEY, onnx_digest
-from xpuruntime.files.digests import open_file_digest
+from xpuruntime.files.cache_entries import CacheEntries
+from xpuruntime.files.digests import LARGE, open_file_digest, recall_digest, remembers
 from xpuruntime.files.paths import folder_of
 from xpuruntime.files.reading import open_regular
+from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
     import onnx
@@ -179,8 +181,44 @@ def inspect_model(path: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Mod
     """Read an ONNX model, check it, and return its facts."""
     if isinstance(path, (bytes, bytearray, memoryview)) or hasattr(path, "SerializeToString"):
         return inspect_bytes(path)
-    where, data, facts = read(path)
-    return _inspect(where, data, folder_of(where), facts.st_mtime_ns, None)
+    with opened(path) as (where, file, facts):
+        large = facts.st_size >= LARGE  # hashed for nothing else, it costs more than it saves
+        data = None if large else file.read(facts.st_size)
+        entry = _entry(recall_digest(facts) if data is None else hashlib.sha256(data).hexdigest())
+        if entry is not None and (info := _recall(entry)) is not None:
+            return msgspec.structs.replace(info, path=where, mtime_ns=facts.st_mtime_ns, base_dir=folder_of(where))
+        if data is None:
+            data = file.read(facts.st_size)
+    info = _inspect(where, data, folder_of(where), facts.st_mtime_ns, None)
+    if entry is not None and not info.external_files:
+        kept = msgspec.structs.replace(info, path="", mtime_ns=0, base_dir=None)
+        _INSPECTED.write(entry, msgspec.msgpack.encode(kept))
+    return info
+
+
+#: What checks of models have found, by content. Files beside a model are looked at each time.
+_INSPECTED = CacheEntries("models", most=256, largest=1 << 20)
+
+
+def _entry(digest: str | None) -> str | None:
+    """Return the name of the entry for content that the installed versions and this code have checked."""
+    if digest is None or not remembers():
+        return None
+    versions = installed("onnx", "protobuf", "xpuruntime")
+    try:
+        with os.scandir(os.path.dirname(__file__)) as files:  # noqa: PTH120 - on the way to every session
+            code = sorted((file.name, file.stat().st_mtime_ns) for file in files if file.name.endswith(".py"))
+    except OSError:
+        return None
+    return hashlib.sha256(repr((digest, versions, code)).encode()).hexdigest() if "onnx" in versions else None
+
+
+def _recall(entry: str) -> ModelInfo | None:
+    kept = _INSPECTED.read(entry)
+    try:
+        return None if kept is None else msgspec.msgpack.decode(kept, type=ModelInfo)
+    except msgspec.MsgspecError:
+        return None
 
 
 def inspect_bytes(data: bytes | onnx.ModelProto, base_dir: str | os.PathLike[str] | None = None) -> ModelInfo:

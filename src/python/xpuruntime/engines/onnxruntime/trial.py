@@ -24,10 +24,8 @@ from xpuruntime.engines.onnxruntime.options import SAFE_LEVEL
 from xpuruntime.engines.onnxruntime.rewriting.rules import DOMAIN
 from xpuruntime.engines.precision import probe_feeds
 from xpuruntime.errors import EngineFailed, XpuRuntimeError
-from xpuruntime.files.paths import cache_folder, make_private, not_private
-from xpuruntime.files.reading import read_regular
+from xpuruntime.files.cache_entries import CacheEntries
 from xpuruntime.files.scratch import ScratchFolder
-from xpuruntime.files.writing import replace_file
 
 if TYPE_CHECKING:
     from xpuruntime.engines.model_source import ModelSource
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["refuse_crash"]
 
 _SECONDS = 600.0
-_SMALL = 4096
+_ENTRIES = CacheEntries("trials", most=1000, largest=4096)
 #: A model of more bytes, or with larger inputs, is opened and not run; a run that takes longer is given up.
 _LIGHT, _LIGHT_INPUTS, _RUN_SECONDS = 64 << 20, 1 << 20, 20.0
 _WORK = """
@@ -119,12 +117,13 @@ def _ended(source: ModelSource, trial_request: dict[str, object]) -> str:
         with _lock:
             known = _known.get(key)
         if known is None:
-            known = _read(key)
+            kept = _ENTRIES.read(key)
+            known = None if kept is None else kept.decode()
         if known is None:
             if isinstance(model, bytes):
                 path.write_bytes(model)
             known = _try({**trial_request, "path": str(path), "seconds": _RUN_SECONDS, **_inputs(source, Path(name))})
-            _write(key, known)
+            _ENTRIES.write(key, known.encode())
     with _lock:
         _known[key] = known
     return known
@@ -199,23 +198,3 @@ def _try(trial_request: dict[str, object]) -> str:
         except ValueError:
             return f"was ended by signal {-done.returncode}"
     return "" if done.returncode == 0 else f"ended with exit status {done.returncode}"
-
-
-def _read(key: str) -> str | None:
-    try:
-        folder = cache_folder() / "trials"
-        if not_private(folder) or not_private(folder / key):
-            return None
-        return read_regular(folder / key, _SMALL).decode("utf-8")
-    except (OSError, ValueError, XpuRuntimeError):
-        return None
-
-
-def _write(key: str, ended: str) -> None:
-    """Keep a result; where there is no cache, the next process tries again."""
-    try:
-        folder = cache_folder() / "trials"
-        make_private(folder)
-        replace_file(folder / key, ended.encode())
-    except (OSError, XpuRuntimeError):
-        return

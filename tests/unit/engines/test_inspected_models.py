@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""A model that was checked is not checked again while its content, the packages and this code are the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import precision_models as zoo
+import pytest
+
+from xpuruntime.engines.model import info as model_info
+from xpuruntime.engines.model import inspect_model
+from xpuruntime.errors import ModelError
+from xpuruntime.files import digests
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no private folders")
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of the cache, which is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(digests.VARIABLE, raising=False)
+    return tmp_path / "cache" / "xpuruntime" / "models"
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the paths of the models that were checked."""
+    paths: list[str] = []
+    check = model_info.check_graph
+
+    def counted(model, where):
+        paths.append(where)
+        return check(model, where)
+
+    monkeypatch.setattr(model_info, "check_graph", counted)
+    return paths
+
+
+def strange() -> onnx.ModelProto:
+    """Return a model with unnamed nodes out of order, an operator of an engine, a custom one, and metadata."""
+    model = zoo.mlp()
+    for node in model.graph.node:
+        node.name = ""
+    nodes = list(reversed(model.graph.node))
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    result = model.graph.output[0].name
+    model.graph.node.append(onnx.helper.make_node("Strange", [result], ["strange"], domain="com.example"))
+    model.graph.node.append(onnx.helper.make_node("ScaledTanh", [result], ["scaled"]))
+    model.graph.node.append(onnx.helper.make_node("RandomNormalLike", [result], ["random"]))
+    model.metadata_props.add(key="author", value="someone")
+    return model
+
+
+@pytest.mark.parametrize("make", [zoo.mlp, zoo.encoder, strange])
+def test_facts_are_the_same_without_a_check(kept, checks, tmp_path, make):
+    path = zoo.save(make(), tmp_path / "m.onnx")
+    first = inspect_model(path)
+    again = inspect_model(path)
+    assert again == first
+    assert repr(again) == repr(first)
+    assert again.facts() == first.facts()
+    assert checks == [str(path)]
+    copy = tmp_path / "folder" / "copy.onnx"
+    copy.parent.mkdir()
+    copy.write_bytes(Path(path).read_bytes())
+    os.utime(copy, ns=(1, 1))
+    other = inspect_model(copy)
+    assert (other.path, other.base_dir, other.mtime_ns) == (str(copy), str(copy.parent), 1)
+    assert other.nodes == first.nodes
+    assert len(checks) == 1
+
+
+def test_a_second_process_imports_no_onnx(kept, tmp_path):
+    path = zoo.save(zoo.mlp(), tmp_path / "m.onnx")
+    inspect_model(path)
+    code = (
+        "import sys; from xpuruntime.engines.model import inspect_model; info = inspect_model(sys.argv[1]); "
+        "print(len(info.nodes), sorted(m for m in sys.modules if m.split('.')[0] in ('onnx', 'google')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
+    assert done.stdout.split(maxsplit=1)[1].strip() in ("[]", "['google']")  # packages with .pth files make `google`
+
+
+def test_other_content_is_checked(kept, checks, tmp_path):
+    path = Path(zoo.save(zoo.mlp(), tmp_path / "m.onnx"))
+    inspect_model(path)
+    facts = path.stat()
+    data = bytearray(path.read_bytes())
+    at = data.index(b"float32") if b"float32" in data else len(data) // 2
+    data[at : at + 4] = b"\xff" * 4
+    path.write_bytes(data)
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    try:
+        inspect_model(path)
+    except ModelError:
+        checks.append("refused")
+    assert len(checks) > 1
+
+
+@pytest.mark.parametrize("package", ["onnx", "protobuf", "xpuruntime"])
+def test_another_version_checks_again(kept, checks, tmp_path, monkeypatch, package):
+    path = zoo.save(zoo.mlp(), tmp_path / "m.onnx")
+    inspect_model(path)
+    here = model_info.installed
+    monkeypatch.setattr(model_info, "installed", lambda *names: {**here(*names), package: "99.0"})
+    inspect_model(path)
+    inspect_model(path)
+    assert len(checks) == 2
+
+
+def test_a_refused_model_is_refused_again(kept, tmp_path):
+    model = zoo.mlp()
+    model.opset_import[0].version = 9999
+    path = zoo.save(model, tmp_path / "m.onnx")
+    for _ in range(2):
+        with pytest.raises(ModelError, match="opset 9999"):
+            inspect_model(path)
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 40])
+def test_a_damaged_entry_is_checked_again(kept, checks, tmp_path, damage):
+    path = zoo.save(zoo.mlp(), tmp_path / "m.onnx")
+    first = inspect_model(path)
+    (entry,) = kept.iterdir()
+    entry.write_bytes(damage)
+    assert inspect_model(path) == first
+    assert len(checks) == 2
+    model_info._INSPECTED.write(entry.name, b"\x80")  # whole, and no facts of a model
+    assert inspect_model(path) == first
+    assert len(checks) == 3
+
+
+def test_files_beside_a_model_are_looked_at_each_time(kept, checks, tmp_path):
+    path = tmp_path / "m.onnx"
+    onnx.save(zoo.mlp(), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    inspect_model(path)
+    inspect_model(path)
+    assert len(checks) == 2
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(ModelError, match=r"weights\.bin"):
+        inspect_model(path)
+
+
+def test_a_large_file_is_not_hashed_for_this(kept, checks, tmp_path, monkeypatch):
+    path = zoo.save(zoo.mlp(), tmp_path / "m.onnx")
+    for module in (digests, model_info):
+        monkeypatch.setattr(module, "LARGE", 1)
+    monkeypatch.setattr(digests, "_SETTLED", -1.0)
+    monkeypatch.setattr(digests, "_WITHOUT_TIMES", ())
+    inspect_model(path)
+    assert not kept.exists()
+    digests.file_digest(path)  # a lock needs it
+    first = inspect_model(path)
+    if len(list(kept.parent.iterdir())) > 1:  # this file system tells changes
+        assert inspect_model(path) == first
+        assert len(checks) == 2
+
+
+def test_the_variable_turns_it_off(kept, checks, tmp_path, monkeypatch):
+    monkeypatch.setenv(digests.VARIABLE, "off")
+    path = zoo.save(zoo.mlp(), tmp_path / "m.onnx")
+    inspect_model(path)
+    inspect_model(path)
+    assert len(checks) == 2
+    assert not kept.exists()
