@@ -94,6 +94,45 @@ def test_the_gradient_of_rope_keeps_neither_its_inputs_nor_its_outputs():
         torch.testing.assert_close(x, y)
 
 
+def _rotation(batch, length):
+    q, k = (torch.randn(batch, length, heads, 8).transpose(1, 2).requires_grad_() for heads in (4, 2))
+    return {"q": q, "k": k, "cos": torch.randn(1, 1, length, 8), "sin": torch.randn(1, 1, length, 8)}
+
+
+def test_one_code_serves_the_comparison_autocast_and_any_batch(monkeypatch):
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr("xpuruntime.pytorch.providers.compiled._code", {})
+    monkeypatch.setattr("xpuruntime.pytorch.providers.compiled._layouts", {})
+    before = counters["stats"]["unique_graphs"]
+    with xt.kernel_policy(xrt.Policy(mode="strict", kernels={"rope": "compiled.rope"})):
+        for batch, autocast in ((2, False), (2, True), (5, True), (7, False)):
+            operands = _rotation(batch, 31)
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                outputs = perform("rope", operands, {})
+            torch.testing.assert_close(outputs, perform("rope", operands, {}, "compiled.rope"))
+            torch.autograd.grad(outputs, [operands["q"], operands["k"]], outputs)
+    assert counters["stats"]["unique_graphs"] == before + 2  # forward and backward
+    assert not hasattr(operands["cos"], "_dynamo_weak_dynamic_indices")
+
+
+def test_layouts_beyond_the_first_few_share_one_code(monkeypatch):
+    from torch._dynamo.utils import counters
+
+    from xpuruntime.pytorch.providers import compiled
+
+    monkeypatch.setattr(compiled, "_code", {})
+    monkeypatch.setattr(compiled, "_layouts", {})
+    monkeypatch.setattr(compiled, "_MOST_LAYOUTS", 2)
+    before = counters["stats"]["unique_graphs"]
+    kernel = next(kernel for kernel in KERNELS if kernel.op == "rope")
+    for length in range(40, 46):
+        operands = _rotation(2, length)
+        (found, _), _ = kernel.forward(call_of("rope", "infer", operands, {}), *operands.values())
+        torch.testing.assert_close(found, perform("rope", operands, {})[0].detach())
+    assert counters["stats"]["unique_graphs"] == before + 3
+
+
 def test_auto_leaves_it_out_on_the_cpu():
     from xpuruntime.ops.torch_kernels import automatic_torch_kernels
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ __all__ = [
     "is_replica",
     "is_zero_tensor",
     "mark_constant",
+    "mark_dynamic",
     "mute_capturable",
     "nested_sizes",
     "note_step",
@@ -248,6 +250,22 @@ def compile_stance() -> tuple[str, Any]:
 def dynamo_disabled() -> bool:
     """Whether the program has disabled Dynamo by its settings."""
     return bool(getattr(sys.modules.get("torch._dynamo.config"), "disable", False))
+
+
+TABLE.append(
+    PrivateName(
+        "torch._dynamo.maybe_mark_dynamic",
+        "which has code compiled for any size of one dimension",
+        "each size gets code of its own",
+    )
+)
+
+
+def mark_dynamic(x: Any, dim: int) -> None:
+    """Have a tensor's size in one dimension be any in what `torch.compile` compiles of it. Imports Dynamo."""
+    mark = getattr(importlib.import_module("torch._dynamo"), "maybe_mark_dynamic", None)
+    if mark is not None:
+        mark(x, dim)
 
 
 TABLE.append(

@@ -160,7 +160,11 @@ class BoundKernel:
         return tuple(self.kernel.saved_like(call, *tensors))
 
     def _run(self, call: TorchCall, what: str, function: Any, *args: Any) -> Any:
+        device = call.device.partition(":")[0]
+        casts = torch.is_autocast_enabled(device)
         try:
+            if casts:  # it was compared with float64, and compiled, without
+                torch.set_autocast_enabled(device, False)
             with thread_policy(None):  # its own operators are no calls of the program's, which a policy would refuse
                 return function(*args)
         except XpuRuntimeError:
@@ -168,6 +172,9 @@ class BoundKernel:
         except Exception as error:
             error.add_note(f"raised by {self.word} in the {what} of {call}")
             raise
+        finally:
+            if casts:
+                torch.set_autocast_enabled(device, True)
 
     def _checked(
         self, call: TorchCall, what: str, results: Sequence[Any], like: Sequence[Tensor]

@@ -29,7 +29,7 @@ from xpuruntime.policies import TuningPolicy
 from xpuruntime.pytorch.dispatch import context, tuning
 from xpuruntime.pytorch.dispatch.context import thread_policy
 from xpuruntime.pytorch.dispatch.tuning import as_tuning, measuring
-from xpuruntime.pytorch.providers.canary_cases import CASES, order_of, own_kind
+from xpuruntime.pytorch.providers.canary_cases import CASES, order_of, own_kind, own_sizes
 from xpuruntime.pytorch.providers.operations import OPERATIONS
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def canary_rejection(kernel: TorchKernel, call: TorchCall, describe: Callable[..
     kind = f"{call.op};{operands};{columns};{stated};gradient={learns}"
     if kernel.by_kind:
         kind += f";{[(order_of(operand), [size == 1 for size in operand.shape]) for operand in call.operands.values()]}"
+        kind += f";{own_sizes(call)}"
     key = f"canary;{kernel.id};{kind};{_device_name(call.device)}"
     automatic, late = measuring(), False
     mark = (kernel, key, automatic)  # what is left out for its time alone serves where a policy names it

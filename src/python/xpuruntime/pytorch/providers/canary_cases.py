@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.ops.torch_kernels import Operand, TorchCall
 
-__all__ = ["CASES", "Case", "order_of", "own_kind"]
+__all__ = ["CASES", "Case", "order_of", "own_kind", "own_sizes"]
 
 #: Length of the attention that is also computed of views.
 _VIEWED = 65
@@ -39,13 +39,23 @@ def order_of(operand: Operand) -> list[int]:
     return sorted(range(len(operand.shape)), key=lambda dim: -operand.strides[dim])
 
 
+def own_sizes(call: TorchCall) -> list[int]:
+    """Return the sizes that code compiled for a call has in it; heads and positions of ``rope`` are among them."""
+    described = [operand.shape for name, operand in call.operands.items() if name != "grad"]
+    compiled_in = {1, described[0][-1]}
+    if call.op == "rope":
+        compiled_in.update(size for shape in described for size in shape[1:])
+    return sorted(compiled_in)
+
+
 def own_kind(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:
     """Yield inputs of few rows with the types and layouts of a call, and sizes that are equal where its sizes are."""
     described = {name: operand for name, operand in call.operands.items() if name != "grad"}
     columns = next(iter(described.values())).shape[-1]
-    sizes = {1: 1, columns: columns}
+    compiled_in = own_sizes(call)
+    sizes = {size: size for size in compiled_in}
     for size in (size for operand in described.values() for size in operand.shape):
-        sizes.setdefault(size, min(size, 1 + 2 * len(sizes)))
+        sizes.setdefault(size, min(size, 3 + 2 * (len(sizes) - len(compiled_in))))
     for factor in (1, 30):
         operands = {}
         for name, operand in described.items():

@@ -35,23 +35,53 @@ _TYPES = ("float32", "float16", "bfloat16")
 _COMPILER = "clang++" if sys.platform == "darwin" else "g++"
 
 
+#: Layouts of one function that get code of their own, for any number of rows; others share code for any sizes.
+_MOST_LAYOUTS = 8
+#: Layouts whose code is kept; with one more, all are looked for again.
+_MOST_KEPT = 4096
+_code: dict[Any, Callable[..., Any]] = {}
+_layouts: dict[Any, set[Any]] = {}
+
+
 @functools.lru_cache(maxsize=256)
-def _compiled(function: FunctionType, kind: Any) -> Callable[..., Any]:
-    """Return a function compiled for one kind of tensors of any sizes."""
+def _compiled(function: FunctionType, kind: Any, dynamic: bool | None) -> Callable[..., Any]:
+    """Return a function compiled for one kind of tensors."""
     del kind
     # PyTorch counts what it compiles of one code object, and gives up after a few.
     own = FunctionType(function.__code__.replace(co_name=function.__name__), function.__globals__, function.__name__)
     own.__kwdefaults__ = function.__kwdefaults__
-    compiled: Callable[..., Any] = torch.compile(own, dynamic=True, fullgraph=True)
+    compiled: Callable[..., Any] = torch.compile(own, dynamic=dynamic, fullgraph=True)
     return compiled
 
 
 def _run(function: Any, *tensors: Tensor, **options: Any) -> Any:
+    """Run a function compiled for tensors of these layouts, the number of rows apart, which is that of dimension 0."""
+    plain = [x.detach() if x.requires_grad else x for x in tensors]
+    layouts = (function, *options.values(), *((x.dtype, x.shape[1:], x.stride(), len(x) == 1 if x.shape else True)
+                                              for x in plain))  # fmt: skip
+    with torch.no_grad(), _private_api.below_autograd():  # as inside of an operator, which Dynamo tells apart
+        code = _code.get(layouts)
+        if code is None:
+            code = _code_for(layouts, function, plain, tuple(options.items()))
+        return code(*plain, **options)
+
+
+def _code_for(layouts: Any, function: Any, tensors: list[Tensor], options: Any) -> Callable[..., Any]:
+    known = _layouts.setdefault(function, set())
+    own = len(known) < _MOST_LAYOUTS
+    if own:
+        known.add(layouts)
+        tensors[:] = [x.detach() for x in tensors]  # a mark is an attribute, which the program's own are not to get
+        for x in tensors:
+            if x.dim() and len(x) > 1:
+                _private_api.mark_dynamic(x, 0)
     order = tuple(
         (x.dtype, tuple(sorted(range(x.dim()), key=x.stride)), tuple(size == 1 for size in x.shape)) for x in tensors
     )
-    with torch.no_grad():
-        return _compiled(function, (order, tuple(options.items())))(*tensors, **options)
+    if len(_code) >= _MOST_KEPT:
+        _code.clear()
+    _code[layouts] = _compiled(function, layouts if own else (order, options), None if own else True)
+    return _code[layouts]
 
 
 def _uncompiled() -> str:
@@ -93,10 +123,19 @@ class _Unit(_CompiledKernel):
         return {} if self.op == "swiglu" else {"approximate": call.attributes["approximate"]}
 
     def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-        return (_run(_FORWARD[self.op], *tensors, **self._options(call)),), ()
+        return (_run(_FORWARD[self.op], *_rows(tensors), **self._options(call)).view(tensors[0].shape),), ()
 
     def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
-        return _run(_BACKWARD[self.op], *saved.inputs, grads[0], **self._options(call))  # type: ignore[no-any-return]
+        gradients = _run(_BACKWARD[self.op], *_rows((*saved.inputs, grads[0])), **self._options(call))
+        return [gradient.view(grads[0].shape) for gradient in gradients]
+
+
+def _rows(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return dense tensors of one shape as rows, which one code serves whatever their number; others as they are."""
+    first = tensors[0]
+    if all(x.is_contiguous() and x.shape == first.shape for x in tensors):
+        return [x.view(-1, x.shape[-1]) for x in tensors]
+    return [*tensors]
 
 
 class _SwiGlu(_Unit):
