@@ -42,10 +42,12 @@ class ArgumentType(NamedTuple):
     fits: Callable[[Any], bool]
 
 
-def check_types(types: Mapping[str, ArgumentType], given: Mapping[str, Any], *, optional: Iterable[str] = ()) -> None:
+def check_types(
+    types: Mapping[str, ArgumentType], arguments: Mapping[str, Any], *, optional: Iterable[str] = ()
+) -> None:
     """Refuse arguments of a wrong type."""
     for name, kind in types.items():
-        value = given[name]
+        value = arguments[name]
         if not (value is None and name in optional) and not kind.fits(value):
             raise TypeError(f"{name} is {kind.words}, got {_shown(value)}")
 
@@ -73,11 +75,11 @@ def _instance(module: str, name: str) -> Callable[[Any], bool]:
     return fits
 
 
-def _listed(one: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _listed(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
     def fits(value: Any) -> bool:
         if not isinstance(value, Iterable) or isinstance(value, (str, bytes, bytearray, Mapping)):
             return False
-        return not hasattr(value, "__len__") or all(map(one, value))  # an iterator is gone through but once
+        return not hasattr(value, "__len__") or all(map(accepts, value))  # an iterator is gone through but once
 
     return fits
 

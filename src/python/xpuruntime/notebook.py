@@ -162,7 +162,8 @@ def _table(shown: Table, console: Console) -> str:
         parts.append(f"<caption>{escaped(shown.title).strip()}</caption>")
     if shown.show_header:
         cells = (
-            f"<th scope='col'{side}>{escaped(one.header)}</th>" for one, side in zip(shown.columns, sides, strict=True)
+            f"<th scope='col'{side}>{escaped(column.header)}</th>"
+            for column, side in zip(shown.columns, sides, strict=True)
         )
         parts.append(f"<thead><tr>{''.join(cells)}</tr></thead>")
     body = []

@@ -24,7 +24,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u2
 
 def printable(text: str) -> str:
     r"""Return text in which control characters are escapes, such as ``\u001b``; tab and newline stay."""
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def bytes_text(value: int | None) -> str:

@@ -51,7 +51,7 @@ HEALTHY = Facts(
     requirements=REQUIREMENTS,
     ort=ORT,
     driver=DRIVER,
-    found=FOUND,
+    libraries=FOUND,
     searched="/site/nvidia/lib (wheel)",
 )
 

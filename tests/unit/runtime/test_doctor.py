@@ -25,7 +25,7 @@ def test_a_healthy_gpu_machine_has_no_finding() -> None:
 
 
 def test_a_healthy_laptop_has_information_only() -> None:
-    diagnosis = examine(facts(machine=LAPTOP, driver=DriverFacts(), found={}))
+    diagnosis = examine(facts(machine=LAPTOP, driver=DriverFacts(), libraries={}))
     assert {finding.severity for finding in diagnosis.findings} == {"info"}
     assert diagnosis.healthy
 
@@ -75,11 +75,11 @@ def test_every_check_is_pure(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: Any, **__: Any) -> Any:
         raise AssertionError("a check looked at the machine")
 
-    first = [finding for check in CHECKS for finding in check(facts(found={}))]  # and imports what the checks need
+    first = [finding for check in CHECKS for finding in check(facts(libraries={}))]  # and imports what the checks need
     for place in ("os.listdir", "os.path.exists", "os.path.realpath", "pathlib.Path.exists", "builtins.open"):
         monkeypatch.setattr(place, forbidden)
     assert len(CHECKS) >= 9
-    second = [finding for check in CHECKS for finding in check(facts(found={}))]
+    second = [finding for check in CHECKS for finding in check(facts(libraries={}))]
     assert first
     assert first == second
 
@@ -87,7 +87,7 @@ def test_every_check_is_pure(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_worst_first_and_shown_whole() -> None:
     from rich.console import Console
 
-    diagnosis = examine(facts(found={}, environment={"ORT_X": "1"}, loaded=(lib("libcudart.so.13", "13.0.1"),)))
+    diagnosis = examine(facts(libraries={}, environment={"ORT_X": "1"}, loaded=(lib("libcudart.so.13", "13.0.1"),)))
     assert [f.severity for f in diagnosis.findings] == sorted(
         (f.severity for f in diagnosis.findings), key=["error", "warning", "info"].index
     )

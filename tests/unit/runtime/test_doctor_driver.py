@@ -70,7 +70,7 @@ class TestDriver:
         assert header in found.why
         assert "nvidia-cublas" in found.fix
         assert "pip install --force-reinstall --no-deps" in found.fix.partition(" && ")[2]
-        laptop = facts(machine=LAPTOP, driver=DriverFacts(), found={}, build=part)
+        laptop = facts(machine=LAPTOP, driver=DriverFacts(), libraries={}, build=part)
         assert {finding.severity for finding in examine(laptop).findings} == {"info"}
 
     def test_a_core_that_cannot_trace_devices(self) -> None:
@@ -124,34 +124,34 @@ class TestAdvisories:
 
 class TestLibraries:
     def test_missing(self) -> None:
-        found = only(facts(found={**FOUND, "cudnn": ()}))
+        found = only(facts(libraries={**FOUND, "cudnn": ()}))
         assert (found.code, found.fix) == ("library_missing", f"python -m {install_command('cuda')}")
         assert "libcudnn.so.9" in found.what
         assert "/site/nvidia/lib (wheel)" in found.why
-        assert only(facts(found={**FOUND, "nvrtc": ()}), "warning").code == "library_missing"
-        assert "does not load without it" in only(facts(found={**FOUND, "cublasLt": ()})).why
+        assert only(facts(libraries={**FOUND, "nvrtc": ()}), "warning").code == "library_missing"
+        assert "does not load without it" in only(facts(libraries={**FOUND, "cublasLt": ()})).why
 
     def test_the_wrong_cuda_major(self) -> None:
-        found = only(facts(found={**FOUND, "cublasLt": (lib("libcublasLt.so.12", "12.8.4.1"),)}))
+        found = only(facts(libraries={**FOUND, "cublasLt": (lib("libcublasLt.so.12", "12.8.4.1"),)}))
         assert found.code == "cuda_major_mismatch"
         assert "libcublasLt.so.13 was not found, only" in found.what
         assert "built for CUDA 13.0" in found.why
 
     def test_not_looked_at_without_a_gpu(self) -> None:
-        stated = facts(machine=LAPTOP, driver=DriverFacts(), found=dict.fromkeys(FOUND, ()))
+        stated = facts(machine=LAPTOP, driver=DriverFacts(), libraries=dict.fromkeys(FOUND, ()))
         assert "library_missing" not in codes(examine(stated))
 
     def test_found_twice_with_different_versions(self) -> None:
         other = lib("libcudnn.so.9.1.0", "9.1.0", "ldconfig", "/usr/lib")
-        found = only(facts(found={**FOUND, "cudnn": (*FOUND["cudnn"], other)}), "info")
+        found = only(facts(libraries={**FOUND, "cudnn": (*FOUND["cudnn"], other)}), "info")
         assert found.code == "library_shadowed"
         assert "/usr/lib/libcudnn.so.9.1.0 (9.1.0, ldconfig)" in found.what
         first = lib("libcudnn.so.9", "9.5.0", "CUDA_HOME", "/usr/local/cuda/lib64")
-        assert "xpuruntime[cuda]" in only(facts(found={**FOUND, "cudnn": (first, other)}), "warning").fix
+        assert "xpuruntime[cuda]" in only(facts(libraries={**FOUND, "cudnn": (first, other)}), "warning").fix
 
     def test_twice_with_one_version_is_fine(self) -> None:
         other = lib("libcudnn.so.9", FOUND["cudnn"][0].version or "", "CUDA_HOME", "/usr/local/cuda/lib64")
-        assert examine(facts(found={**FOUND, "cudnn": (*FOUND["cudnn"], other)})).findings == ()
+        assert examine(facts(libraries={**FOUND, "cudnn": (*FOUND["cudnn"], other)})).findings == ()
 
     @pytest.mark.parametrize(
         ("path", "fix"),
@@ -162,7 +162,7 @@ class TestLibraries:
     )
     def test_the_path_variable_before_the_wheel(self, path: str, fix: str) -> None:
         other = lib("libcudnn.so.9.1.0", "9.1.0", "LD_LIBRARY_PATH", "/opt/old")
-        stated = facts(found={**FOUND, "cudnn": (*FOUND["cudnn"], other)}, environment={"LD_LIBRARY_PATH": path})
+        stated = facts(libraries={**FOUND, "cudnn": (*FOUND["cudnn"], other)}, environment={"LD_LIBRARY_PATH": path})
         found = only(stated, "warning")
         assert (found.code, found.fix) == ("library_path_shadows_wheel", fix)
 

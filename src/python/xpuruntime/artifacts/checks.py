@@ -42,7 +42,7 @@ def compiled_keys(engine: Engine, policy: Policy) -> dict[str, Any]:
     return {
         key: value
         for key, value in policy.stated().items()
-        if not any(key == one or key.startswith((f"{one}.", f"{one}[")) for one in free)
+        if not any(key == path or key.startswith((f"{path}.", f"{path}[")) for path in free)
         and (not key.startswith(_OPTIONS) or key.startswith(own))
         and not key.startswith(_INPUTS)
     }
@@ -87,12 +87,12 @@ def stale_artifact(engine: Engine, request: Request, judgement: Judgement, machi
     ).verdict(engine.name, request.device)
 
 
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], made: str, found: str) -> list[str]:
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], stored: str, current: str) -> list[str]:
     def show(value: Any) -> str:
         return "nothing" if value is None else str(value)
 
     return [
-        f"{made} {key} {show(before.get(key))} {found} {show(now.get(key))}"
+        f"{stored} {key} {show(before.get(key))} {current} {show(now.get(key))}"
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     ]

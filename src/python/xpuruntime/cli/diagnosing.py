@@ -94,7 +94,7 @@ def _one_by_one() -> Diagnosis:
     except WorkerFailure as failure:
         by_name["torch"] = EngineFacts(name="torch", reason=_ended("importing torch", failure))
     facts = gather(machine_snapshot().with_engines(by_name), core_error=core_problem(), torch=torch)
-    engines = {name: _with_package(one, facts.packages) for name, one in by_name.items()}
+    engines = {name: _with_package(engine, facts.packages) for name, engine in by_name.items()}
     return examine(
         msgspec.structs.replace(facts, machine=facts.machine.with_engines(engines), plugins=(*facts.plugins, *plugins))
     )

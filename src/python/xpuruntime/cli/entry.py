@@ -142,9 +142,9 @@ def _report(error: BaseException, code: ExitCode, as_json: bool) -> ExitCode:
         where = error.filename or ("standard output" if full else None)
         text = f"{where}: {error.strerror}" if where else error.strerror
     if as_json:
-        more = {name: getattr(error, name, None) for name in ("device", "engine")}
+        details = {name: getattr(error, name, None) for name in ("device", "engine")}
         try:
-            print_json(_error_record(type(error).__name__, text, code, **more))
+            print_json(_error_record(type(error).__name__, text, code, **details))
             sys.stdout.flush()
         except OSError:  # it is standard output that cannot be written
             _silence_stdout()
@@ -158,8 +158,8 @@ def _report(error: BaseException, code: ExitCode, as_json: bool) -> ExitCode:
     return code
 
 
-def _error_record(kind: str, text: str, code: ExitCode, **more: str | None) -> dict[str, Any]:
-    return {"schema": "xpuruntime.error/1", "error": {"type": kind, "message": text, "exit_code": int(code), **more}}
+def _error_record(kind: str, text: str, code: ExitCode, **details: str | None) -> dict[str, Any]:
+    return {"schema": "xpuruntime.error/1", "error": {"type": kind, "message": text, "exit_code": int(code), **details}}
 
 
 def _show_warnings_plainly() -> None:
@@ -168,11 +168,11 @@ def _show_warnings_plainly() -> None:
 
     shown = warnings.showwarning
 
-    def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **options: Any) -> None:
         if issubclass(category, XpuRuntimeWarning):
             error_line(str(message), label="warning")
         else:
-            shown(message, category, *rest, **more)
+            shown(message, category, *rest, **options)
 
     warnings.showwarning = show
     warnings.simplefilter("always", XpuRuntimeWarning)

@@ -139,10 +139,10 @@ def console(*, stderr: bool = False, markup: bool = False) -> Console:
     """
     from rich.console import Console
 
-    made = Console(stderr=stderr, markup=markup, highlight=False, emoji=False, force_jupyter=False)
-    if not made.is_terminal:
-        made.width = _UNBOUNDED
-    return escape_console(made)
+    terminal = Console(stderr=stderr, markup=markup, highlight=False, emoji=False, force_jupyter=False)
+    if not terminal.is_terminal:
+        terminal.width = _UNBOUNDED
+    return escape_console(terminal)
 
 
 def error_line(text: str, *, label: str = "error") -> None:
@@ -333,13 +333,13 @@ def check_outputs(
     model: str,
     session_options: SessionOptions,
     values: Sequence[str] | None = None,
-    more: Iterable[tuple[str, str]] = (),
+    read: Iterable[tuple[str, str]] = (),
 ) -> None:
     """Refuse outputs that would replace the model, its data, or another file that the command reads."""
     if any(path is not None for path in outputs.values()):
         there = any(path is not None and kind_of(path) == "file" for path in outputs.values())
         folder = [("the model", model)] if kind_of(model) == "folder" else []
-        refuse_overwriting(outputs, [*more, *_inputs(model, session_options, values)] if there else folder)
+        refuse_overwriting(outputs, [*read, *_inputs(model, session_options, values)] if there else folder)
 
 
 def _inputs(model: str, session_options: SessionOptions, values: Sequence[str] | None) -> Iterator[tuple[str, str]]:

@@ -111,7 +111,7 @@ def _plain(name: str, value: Any) -> Any:
     try:
         array = np.asarray(value)
         if array.dtype == object:
-            if not all(isinstance(one, str) for one in array.flat):
+            if not all(isinstance(item, str) for item in array.flat):
                 raise ValueError("it holds Python objects")
             array = array.astype(np.str_)
     except ValueError as error:

@@ -109,7 +109,7 @@ class Feeds(msgspec.Struct, frozen=True, kw_only=True):
         """Return a context for runs with these arrays: where they were generated, an error says so, see `probing`."""
         from xpuruntime.engines.precision import probing
 
-        return probing(self.model, self.arrays, made=bool(self.probed))
+        return probing(self.model, self.arrays, generated=bool(self.probed))
 
     def note(self) -> str | None:
         """Return a sentence about inputs that were generated, or ``None``."""

@@ -174,7 +174,7 @@ class HostBuffers(ABC):
         self.inputs = {name: _input_buffer(check.infos[name], inputs.get(name)) for name in names}
         check.full({name: (type_name(a, check.infos[name]), a.shape) for name, a in self.inputs.items()})
         known_outputs(outputs, model._outputs)
-        self.given = {name: _output_buffer(name, array) for name, array in outputs.items() if array is not None}
+        self.buffers = {name: _output_buffer(name, array) for name, array in outputs.items() if array is not None}
         self.outputs: dict[str, Array] = {}
         self.copied: frozenset[str] = frozenset()
         self.fixed: set[str] = set()
@@ -187,9 +187,9 @@ class HostBuffers(ABC):
         outputs: dict[str, Array] = {}
         for name in self._model._outputs:
             wanted = self._wanted(name, sizes)
-            if name in self.given:
+            if name in self.buffers:
                 wanted = self._kept(name, wanted)
-                outputs[name] = _fitting(name, self.given[name], self._infos[name], wanted)
+                outputs[name] = _fitting(name, self.buffers[name], self._infos[name], wanted)
             elif wanted is not None:
                 outputs[name] = self._made(name, wanted)
         self.copied = self._overlapping(outputs)
@@ -265,7 +265,7 @@ class HostBuffers(ABC):
     def rebind(self, what: str, name: str, array: Any) -> None:
         """Bind another array in place of a buffer, from the next run on."""
         if what == "output":
-            self.given[name] = _output_buffer(name, array)
+            self.buffers[name] = _output_buffer(name, array)
             self.place()
             return
         check = self._model._check
@@ -280,9 +280,9 @@ class HostBuffers(ABC):
 
     def untrue(self, name: str, shape: tuple[int, ...]) -> None:
         """Take note that an output has another shape than the model states: the engine makes it from now on."""
-        if name in self.given:
+        if name in self.buffers:
             msg = (
-                f"output {name!r} changed its shape from {list(self.given[name].shape)} to {list(shape)}: it depends "
+                f"output {name!r} changed its shape from {list(self.buffers[name].shape)} to {list(shape)}: it depends "
                 "on the values of the inputs"
             )
             raise InputError(msg, fix=f"leave {name!r} out of bind(outputs=...), so that the engine makes it")
@@ -313,7 +313,7 @@ class HostBuffers(ABC):
         """Forget the buffers."""
         self.inputs.clear()
         self.outputs.clear()
-        self.given.clear()
+        self.buffers.clear()
 
 
 class HostBinding(Binding):

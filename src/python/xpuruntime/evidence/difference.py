@@ -83,13 +83,13 @@ def listed(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def difference_rows(differences: Sequence[Difference], *more: str) -> list[tuple[str, ...]]:
+def difference_rows(differences: Sequence[Difference], *fields: str) -> list[tuple[str, ...]]:
     """Return what differs, both values and more fields by name, as the cells of a table in text or HTML."""
     return [
         (
             difference.about,
             *("-" if value is None else value for value in (difference.before, difference.after)),
-            *(getattr(difference, name) or "-" for name in more),
+            *(getattr(difference, name) or "-" for name in fields),
         )
         for difference in differences
     ]

@@ -217,17 +217,17 @@ def summed(units: Iterable[Unit]) -> tuple[KernelSum, ...]:
     for unit in units:
         for kernel in unit.device_kernels:
             held[kernel.kind, kernel.name].append((kernel, unit.id))
-    total = sum(one.us for ones in held.values() for one, _ in ones)
+    total = sum(kernel.us for ones in held.values() for kernel, _ in ones)
     kernel_sums = []
     for (kind, name), ones in held.items():
-        us = sum(one.us for one, _ in ones)
+        us = sum(kernel.us for kernel, _ in ones)
         first = ones[0][0]
         kernel_sums.append(
             KernelSum(
                 name=name,
                 short=short_name(name) if kind == "kernel" else name,
                 kind=kind,
-                times=sum(one.count for one, _ in ones),
+                times=sum(kernel.count for kernel, _ in ones),
                 us=us,
                 share=us / total if total else 0.0,
                 tensor_cores=first.tensor_cores,

@@ -261,9 +261,9 @@ class _Comparison:
         deviating = [u for u in counted if not _ran_in(asked_of[u.id], u.precision_run or "")]
         casts = sum(1 for u in self.units if u.relation == "inserted" and u.op == "Cast" and u.time is not None)
         if deviating:
-            asked = ", ".join(sorted({asked_of[u.id] for u in deviating}))
+            requests = ", ".join(sorted({asked_of[u.id] for u in deviating}))
             added = f"; the engine inserted {casts} casts" if casts else ""
-            return observed, "substituted", f"asked for {asked}, ran otherwise: {_named(deviating)}{added}"
+            return observed, "substituted", f"asked for {requests}, ran otherwise: {_named(deviating)}{added}"
         tf32 = self.effective.get("execution.tf32", "")
         if wanted == "tf32":
             allowed = f" ({tf32})" if tf32 else ""
@@ -275,7 +275,7 @@ class _Comparison:
             return observed, "unobservable", f"these do not say in which precision they ran: {_named(unknown)}"
         if wanted == "model":
             return observed, "honoured", "every unit ran in what the model states"
-        others = sum(asked != wanted for asked in asked_of.values())
+        others = sum(requested != wanted for requested in asked_of.values())
         if others:
             summary = f"every unit of which {wanted} was asked ran in it; {others} others ran in the types of the graph"
             return observed, "honoured", summary

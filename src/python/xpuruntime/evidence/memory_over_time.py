@@ -68,7 +68,7 @@ def most_by_owner(samples: Sequence[MemorySample]) -> dict[str, tuple[int, str]]
 
 def most_live(series: Sequence[LiveBytes]) -> LiveBytes | None:
     """Return the unit around which most bytes are live, the first of them; ``None`` where nothing is known."""
-    return max(series, key=lambda one: one.during, default=None)
+    return max(series, key=lambda entry: entry.during, default=None)
 
 
 class UnitMemory(msgspec.Struct, frozen=True, kw_only=True):

@@ -109,11 +109,11 @@ class Profile(Shown):
             name = f"{work.source or '?'} -> {work.destination or '?'}" if work.kind == "copy" else work.name
             sums[work.kind, name].append((work.us, work.bytes))
         order = ("range", "kernel", "copy", "fill", "wait", "allocation", "release")
-        found = [
+        shares = [
             Share(what, name, len(held), sum(us for us, _ in held), sum(size for _, size in held))
             for (what, name), held in sums.items()
         ]
-        return tuple(sorted(found, key=lambda share: (order.index(share.what), -share.us, share.name)))
+        return tuple(sorted(shares, key=lambda share: (order.index(share.what), -share.us, share.name)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the sums as plain values."""

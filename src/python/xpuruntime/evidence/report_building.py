@@ -156,9 +156,9 @@ def instrumented(
     }
     if known:
         results |= {"units_us": float(middle(units_us)), "units": units}
-        shares = [inside / whole for inside, whole in zip(units_us, run_us, strict=False)]
+        shares = [inside / run for inside, run in zip(units_us, run_us, strict=False)]
         results["coverage"] = float(statistics.median(shares)) if single else results["units_us"] / results["run_us"]
-        rests = [whole - inside for inside, whole in zip(units_us, run_us, strict=False)]
+        rests = [run - inside for inside, run in zip(units_us, run_us, strict=False)]
         rest = statistics.median(rests) if single else results["run_us"] - results["units_us"]
         results["outside_us"] = float(max(0.0, rest))
         if outside_us:
@@ -197,9 +197,9 @@ def coverage_note(detail: Mapping[str, Any]) -> str | None:
     )
 
 
-def profiler_overhead_note(found: Mapping[str, Any], unwatched_us: float) -> str | None:
+def profiler_overhead_note(figures: Mapping[str, Any], unwatched_us: float) -> str | None:
     """Return a sentence where the units together took longer than whole uninstrumented runs."""
-    units = found.get("units_us", 0.0)
+    units = figures.get("units_us", 0.0)
     if units <= unwatched_us * (1 + _NEAR):
         return None
     return (

@@ -93,7 +93,7 @@ def compare_reports(
         word if isinstance(source, Report) else os.fspath(source)
         for word, source in (("before", before), ("after", after))
     ]
-    return _Comparing(reports[0], reports[1], names, noise, noise_us).made()
+    return _Comparing(reports[0], reports[1], names, noise, noise_us).compare()
 
 
 class _Comparing:
@@ -104,7 +104,7 @@ class _Comparing:
         self.notes: list[str] = []
         self.nodes = [{n for unit in side.units for n in unit.source_nodes} for side in (before, after)]
 
-    def made(self) -> ReportComparison:
+    def compare(self) -> ReportComparison:
         self._check_models()
         timed = self._times_compare()
         both = self.nodes[0] & self.nodes[1]
@@ -121,7 +121,7 @@ class _Comparing:
         changed = {node for group in groups for node in group.nodes}
         only = self._only()
         decisions, note = compare_decisions(self.before.decisions, self.after.decisions)
-        self.notes += [one for one in (note, untold(self.before, self.after, self.names)) if one]
+        self.notes += [note for note in (note, untold(self.before, self.after, self.names)) if note]
         return ReportComparison(
             before=_identity(self.before, self.names[0]),
             after=_identity(self.after, self.names[1]),
@@ -145,12 +145,12 @@ class _Comparing:
         )
 
     def _check_models(self) -> None:
-        digests = [_of_model(one, "sha256") for one in (self.before, self.after)]
+        digests = [_of_model(report, "sha256") for report in (self.before, self.after)]
         common = len(self.nodes[0] & self.nodes[1])
         known = all(digests)
         if known and digests[0] == digests[1]:
             return
-        paths = [_of_model(one, "path") or "a model that it does not name" for one in (self.before, self.after)]
+        paths = [_of_model(report, "path") or "a model that it does not name" for report in (self.before, self.after)]
         if not common:
             raise InputError(
                 f"these reports are of different models and have no source node in common: '{self.names[0]}' is of "
@@ -239,7 +239,7 @@ class _Comparing:
         return change
 
     def _keys(self) -> tuple[KeyChange, ...]:
-        sides = [{o.key: o for o in one.observations} for one in (self.before, self.after)]
+        sides = [{o.key: o for o in report.observations} for report in (self.before, self.after)]
         changes = []
         for key in dict.fromkeys((*sides[0], *sides[1])):
             a, b = sides[0].get(key), sides[1].get(key)
@@ -260,7 +260,7 @@ class _Comparing:
         return tuple(changes)
 
     def _boundaries(self, timed: bool) -> tuple[BoundaryChange, ...]:
-        sides = [{(b.kind, b.where): b for b in one.boundaries} for one in (self.before, self.after)]
+        sides = [{(b.kind, b.where): b for b in report.boundaries} for report in (self.before, self.after)]
         changes = []
         for kind, where in dict.fromkeys((*sides[0], *sides[1])):
             a, b = sides[0].get((kind, where)), sides[1].get((kind, where))
@@ -292,12 +292,12 @@ def _what(group: NodeGroup, both: set[str]) -> dict[What, tuple[str, ...]]:
         ops = sorted(op for op in counts[0].keys() | counts[1].keys() if counts[0][op] != counts[1][op])
         return {"inserted": tuple(ops)} if ops else {}
     sides = [{node: unit for unit in side for node in unit.source_nodes} for side in (group.before, group.after)]
-    found: dict[What, list[str]] = {}
+    groups: dict[What, list[str]] = {}
     for node in group.nodes:
         if node in both:
             for what in _differ(sides[0][node], sides[1][node], both):
-                found.setdefault(what, []).append(node)
-    return {what: tuple(nodes) for what, nodes in found.items()}
+                groups.setdefault(what, []).append(node)
+    return {what: tuple(nodes) for what, nodes in groups.items()}
 
 
 def _differ(a: Unit, b: Unit, both: set[str]) -> list[What]:

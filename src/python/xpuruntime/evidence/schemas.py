@@ -29,7 +29,7 @@ def schema_of(kind: type[msgspec.Struct], title: str) -> dict[str, Any]:
     stated = {name: _property_schema(getattr(kind, name)) for name in getattr(kind, "STATED", ())}
     versions = {field.name: field.default for field in msgspec.structs.fields(kind)}
     properties = {"schema": {"const": versions["schema"]}, **stated}
-    properties |= {name: one for name, one in top["properties"].items() if name != "schema"}
+    properties |= {name: property_ for name, property_ in top["properties"].items() if name != "schema"}
     return {
         "$schema": _DIALECT,
         "title": title,
@@ -97,8 +97,8 @@ def _named_types(kind: type) -> set[type]:
         for name in ("item_type", "key_type", "value_type"):
             if hasattr(info, name):
                 look(getattr(info, name))
-        for one in getattr(info, "types", ()) or getattr(info, "item_types", ()):
-            look(one)
+        for member in getattr(info, "types", ()) or getattr(info, "item_types", ()):
+            look(member)
 
     look(msgspec.inspect.type_info(kind))
     return types

@@ -175,7 +175,7 @@ def _by_shape(
             told.append(f"the engine chose its kernels for {name} = {_by(best)}, {where}")
     shaped = [decision for decision in decisions if decision.shapes]
     if shaped and any(row.covered != "all" for row in rows):
-        ops = ", ".join(dict.fromkeys(one.op for one in shaped))
+        ops = ", ".join(dict.fromkeys(unit.op for unit in shaped))
         count = "1 decision" if len(shaped) == 1 else f"{len(shaped)} decisions"
         told.append(
             f"{count} about xpuruntime kernels ({ops}) hold for the shapes of this pass: other sizes are decided anew"

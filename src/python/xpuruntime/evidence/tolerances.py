@@ -157,7 +157,7 @@ def compare_within(
         for name, node in drawn.items()
     ]
     flat, other = (
-        _flatten({name: one for name, one in side.items() if name not in drawn}) for side in (reference, candidate)
+        _flatten({name: value for name, value in side.items() if name not in drawn}) for side in (reference, candidate)
     )
     for name, expected in flat.items():
         if name not in other:
@@ -300,24 +300,24 @@ def differing(want: Mapping[str, Array], got: Mapping[str, Array]) -> tuple[str,
     return tuple(name for name in want if name in got and not same_bits(want[name], got[name]))
 
 
-def ulp_distance(one: Array, other: Array) -> int | None:
+def ulp_distance(array: Array, other: Array) -> int | None:
     """Return the largest distance of two elements, in units in the last place; of integers, in steps of one.
 
     ``None`` where elements are no numbers, shapes differ, or of two different elements one is not finite.
     """
-    if one.dtype != other.dtype or one.shape != other.shape:
+    if array.dtype != other.dtype or array.shape != other.shape:
         return None
-    if one.dtype.kind in "iub":
-        wide = np.uint64 if one.dtype == np.uint64 else np.int64
-        return _largest_step(one.astype(wide), other.astype(wide))
-    bits = _BITS.get(one.dtype.itemsize)
-    if bits is None or one.dtype.name not in ("float16", "float32", "float64", "bfloat16"):
+    if array.dtype.kind in "iub":
+        wide = np.uint64 if array.dtype == np.uint64 else np.int64
+        return _largest_step(array.astype(wide), other.astype(wide))
+    bits = _BITS.get(array.dtype.itemsize)
+    if bits is None or array.dtype.name not in ("float16", "float32", "float64", "bfloat16"):
         return None
-    left, right = (np.ascontiguousarray(array).view(bits) for array in (one, other))
+    left, right = (np.ascontiguousarray(array).view(bits) for array in (array, other))
     moved = left != right
     if not moved.any():
         return 0
-    finite = np.isfinite(one[moved].astype(np.float64)) & np.isfinite(other[moved].astype(np.float64))
+    finite = np.isfinite(array[moved].astype(np.float64)) & np.isfinite(other[moved].astype(np.float64))
     if not finite.all():
         return None
     return _largest_step(_ordered(left[moved]), _ordered(right[moved]))

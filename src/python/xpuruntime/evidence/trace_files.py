@@ -35,7 +35,7 @@ def chrome_trace(
     recording: DeviceRecording, marks: Iterable[Mark] = (), metadata: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return a trace."""
-    return _Trace(recording).made(marks, dict(metadata or {}))
+    return _Trace(recording).document(marks, dict(metadata or {}))
 
 
 class _Trace:
@@ -46,7 +46,7 @@ class _Trace:
         self._events: list[dict[str, Any]] = []
         self._flows = 0
 
-    def made(self, marks: Iterable[Mark], metadata: dict[str, Any]) -> dict[str, Any]:
+    def document(self, marks: Iterable[Mark], metadata: dict[str, Any]) -> dict[str, Any]:
         self._ranges()
         self._calls()
         self._work()
@@ -89,18 +89,18 @@ class _Trace:
         threads: dict[int, list[Range]] = defaultdict(list)
         for range_ in self._recording.ranges:
             threads[range_.thread].append(range_)
-        more = _ROWS
+        next_row = _ROWS
         for thread, held in threads.items():
             for number, row in enumerate(_rows(held)):
-                track = more if number else thread
+                track = next_row if number else thread
                 if number:  # ranges of tasks that take turns on one thread
-                    self._named("thread_name", self._host, more, name=f"thread {thread}, row {number + 1}")
-                    more += 1
-                for one in row:
-                    args: dict[str, Any] = {"range": one.id}
-                    if not one.finished:
+                    self._named("thread_name", self._host, next_row, name=f"thread {thread}, row {number + 1}")
+                    next_row += 1
+                for range in row:
+                    args: dict[str, Any] = {"range": range.id}
+                    if not range.finished:
                         args["unfinished"] = True
-                    self._slice(self._host, track, one.category, one.name, one.start_ns, one.end_ns, args)
+                    self._slice(self._host, track, range.category, range.name, range.start_ns, range.end_ns, args)
 
     def _calls(self) -> None:
         known = {range_.thread for range_ in self._recording.ranges}
@@ -113,7 +113,7 @@ class _Trace:
             self._slice(self._host, call.thread, "cuda", call.name, call.start_ns, call.end_ns, args)
 
     def _work(self) -> None:
-        calls = {one.correlation: one for one in self._recording.calls}
+        calls = {call.correlation: call for call in self._recording.calls}
         names = {range_.id: range_.name for range_ in self._recording.ranges}
         tracks: dict[tuple[int, int], set[str]] = defaultdict(set)
         for work in self._recording.work:
@@ -164,25 +164,25 @@ class _Trace:
             for row in _rows(held):
                 number += 1
                 self._named("thread_name", _ENGINES, number, name=track)
-                for one in row:
-                    self._slice(_ENGINES, number, track, one.name, one.start_ns, one.end_ns, one.details)
+                for entry in row:
+                    self._slice(_ENGINES, number, track, entry.name, entry.start_ns, entry.end_ns, entry.details)
 
 
 def _rows(spans: Iterable[_Span]) -> list[list[_Span]]:
     """Return spans of time in rows: on one, each is after the one before, or inside it. Others cannot be drawn."""
     rows: list[list[_Span]] = []
     open_: list[list[int]] = []
-    for one in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
+    for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
         for row, ends in zip(rows, open_, strict=True):
-            while ends and ends[-1] <= one.start_ns:
+            while ends and ends[-1] <= span.start_ns:
                 ends.pop()
-            if not ends or one.end_ns <= ends[-1]:
-                row.append(one)
-                ends.append(one.end_ns)
+            if not ends or span.end_ns <= ends[-1]:
+                row.append(span)
+                ends.append(span.end_ns)
                 break
         else:
-            rows.append([one])
-            open_.append([one.end_ns])
+            rows.append([span])
+            open_.append([span.end_ns])
     return rows
 
 

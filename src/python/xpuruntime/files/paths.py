@@ -180,7 +180,7 @@ def _printable(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
-        return {_printable(key): _printable(one) for key, one in value.items()}
+        return {_printable(key): _printable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_printable(item) for item in value]
     return value

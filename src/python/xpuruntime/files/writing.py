@@ -252,7 +252,7 @@ def _rename_two() -> Callable[[bytes, bytes], int] | None:
     except (OSError, AttributeError):
         return None
     call.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
-    return lambda one, other: int(call(_AT_CWD, one, _AT_CWD, other, _EXCHANGE))
+    return lambda path, other: int(call(_AT_CWD, path, _AT_CWD, other, _EXCHANGE))
 
 
 def _exchange(path: Path, other: Path) -> bool:

@@ -132,9 +132,9 @@ class SessionLogprobs:
         logits = next((info for info in rows if info.name == "logits"), rows[0] if len(rows) == 1 else None)
         unknown = [name for name in self._inputs if name not in _MADE and (ids is None or name != ids.name)]
         if ids is None or logits is None or unknown:
-            more = f", and the inputs {', '.join(unknown)} cannot be made of token ids" if ids and unknown else ""
+            note = f", and the inputs {', '.join(unknown)} cannot be made of token ids" if ids and unknown else ""
             raise UnsupportedOperationError(
-                f"{model.path} does not compute logits, in 3 dimensions, of token ids, in 2, without a cache{more}",
+                f"{model.path} does not compute logits, in 3 dimensions, of token ids, in 2, without a cache{note}",
                 fix="export the decoder without a cache (use_cache=False), or leave verify.generation out",
             )
         self._ids, self._logits = ids, logits

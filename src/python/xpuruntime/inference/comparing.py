@@ -122,8 +122,8 @@ def compare_engines(
     types = {
         "runs": COUNT, "engines": NAMES, "inputs": ARRAYS, "machine": MACHINE, "search": FLAG, "layers": FLAG,
     }  # fmt: skip
-    given = {**locals(), "engines": None if isinstance(engines, str) else engines}
-    check_types(types, given, optional=("engines", "inputs", "machine"))
+    arguments = {**locals(), "engines": None if isinstance(engines, str) else engines}
+    check_types(types, arguments, optional=("engines", "inputs", "machine"))
     if runs < 1:
         msg = f"runs must be at least 1, got {runs}"
         raise InputError(msg)
@@ -144,8 +144,8 @@ def compare_engines(
     if info.format != "onnx":
         msg = f"{info.path} is of the format {info.format}, and engines are compared on ONNX models; export it first"
         raise ModelError(msg)
-    asked = request.on("cpu", base)
-    reference = make_reference(asked, None, machine or machine_snapshot(), inputs)
+    on_cpu = request.on("cpu", base)
+    reference = make_reference(on_cpu, None, machine or machine_snapshot(), inputs)
     bench = _Bench(request, base, known, machine, reference, runs, search, layers)
     return Comparison(
         model=info.path,
@@ -250,7 +250,7 @@ class _Bench(NamedTuple):
                 except XpuRuntimeError as error:  # the table stands without it
                     notes = (*notes, f"the first node could not be looked for: {error}")
         judged = [output for output in result.outputs if output.name not in self.request.model.random_outputs]
-        worst = max(judged, key=lambda one: (not one.passed, one.max_rel), default=None)
+        worst = max(judged, key=lambda figures: (not figures.passed, figures.max_rel), default=None)
         return EngineRow(
             **named,
             status="differs" if not result.passed else "inconclusive" if result.inconclusive else "agrees",

@@ -98,7 +98,9 @@ class Comparison(Page, frozen=True, kw_only=True):
         counts = [(sum(row.status == "differs" for row in ran), "differ", "differs")]
         counts.append((sum(row.status == "failed" for row in ran), "failed", "failed"))
         counts.append((sum(row.status == "inconclusive" for row in ran), "are inconclusive", "is inconclusive"))
-        words = " and ".join(f"{number} {one if number == 1 else many}" for number, many, one in counts if number)
+        words = " and ".join(
+            f"{number} {singular if number == 1 else many}" for number, many, singular in counts if number
+        )
         return f"of {len(ran)} engines, {words}" if len(ran) > 1 else f"the engine {words.removeprefix('1 ')}"
 
     def to_html(self) -> str:

@@ -90,8 +90,8 @@ def compile_model(
     check_types({"overwrite": FLAG}, {"overwrite": overwrite})
     path = user_path(output, "the artifact")
     engines = known_engines(registry)
-    asked = SessionArguments(policy, device, engine, precision, lock, frozen).with_aliases(aliases, "compile_model")
-    planned = plan_session(model, asked, engines, machine, calibration=calibration, purpose="compile")
+    arguments = SessionArguments(policy, device, engine, precision, lock, frozen).with_aliases(aliases, "compile_model")
+    planned = plan_session(model, arguments, engines, machine, calibration=calibration, purpose="compile")
     plan = planned.plan
     warn_of(plan, stacklevel=3)
     wanted = planned.request.on(plan.device, planned.policy)

@@ -135,8 +135,8 @@ def compare_kernels(info: ModelInfo, plan: Plan, arch: str | None, units: Sequen
     if not others:
         return (f"{compared} units ran the kernels that the lock has for their operation",) if compared else ()
     shown = list(others)[:_NAMED]
-    more = f"; and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-    return (f"other kernels than in the lock: {'; '.join(shown)}{more}",)
+    tail = f"; and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    return (f"other kernels than in the lock: {'; '.join(shown)}{tail}",)
 
 
 def _operation(operator: str) -> str | None:

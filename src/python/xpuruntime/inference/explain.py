@@ -75,7 +75,7 @@ def explain_session(
     else:
         feeds = inputs
     watch = MemoryWatch(loaded.memory, session.plan.device)
-    with probing(session.model, feeds, made=inputs is None):
+    with probing(session.model, feeds, generated=inputs is None):
         observed, latency = _watched_runs(session, loaded, feeds, runs, watch, notes)
     log_step("comparing with the policy", 3, _STEPS)
     observed = msgspec.structs.replace(observed, keys=_keys(session, loaded, inputs, observed, notes))

@@ -89,12 +89,12 @@ def _copy(
     if request.artifact is not None:
         msg = f"{request.artifact.folder} is compiled, and gives no tensors inside of it; open the model {info.path}"
         raise UnsupportedOperationError(msg, engine=engine.name, device=request.device)
-    more = msgspec.structs.replace(request, model=_with_outputs(info, names))
-    judgement = judge(engine, more, machine)
+    extended = msgspec.structs.replace(request, model=_with_outputs(info, names))
+    judgement = judge(engine, extended, machine)
     if not judgement.verdict.accepted:
         msg = f"{info.path} was refused with more outputs: {judgement.verdict.reason}"
         raise UnsupportedOperationError(msg, engine=engine.name, device=request.device)
-    copy = engine.load(more, judgement, machine)
+    copy = engine.load(extended, judgement, machine)
     try:
         yield copy.run
     finally:
@@ -110,8 +110,8 @@ def _with_outputs(info: ModelInfo, names: Sequence[str]) -> ModelInfo:
     wanted = [name for name in dict.fromkeys(names) if name not in already]
     types = _types(info, proto, wanted)
     proto.graph.output.extend(types[name] for name in wanted)
-    more = inspect_edited(info, proto)
-    return msgspec.structs.replace(more, path=info.path, inputs=info.inputs)
+    extended = inspect_edited(info, proto)
+    return msgspec.structs.replace(extended, path=info.path, inputs=info.inputs)
 
 
 def _types(info: ModelInfo, proto: Any, names: Sequence[str]) -> dict[str, Any]:
@@ -276,7 +276,7 @@ class _Search:
         self.inside = Inside(info, feeds)
         self.nodes, self.outputs = self.inside.nodes, self.inside.outputs
         self.order = self._ancestors()
-        self.found: dict[int, OutputFigures] = {}
+        self.worst: dict[int, OutputFigures] = {}
         self.steps = 0
         self.blocked: dict[int, str] = {}
 
@@ -302,7 +302,7 @@ class _Search:
                 break
             low, high = (low, at) if verdict else (at, high)
         span = [self.nodes[self.order[i]] for i in range(low + 1, high + 1)]
-        figures = self.found.get(high) or next((self.wrong[name] for name in self.wrong if name in self.targets), None)
+        figures = self.worst.get(high) or next((self.wrong[name] for name in self.wrong if name in self.targets), None)
         if figures is None:
             return None
         note = ""
@@ -357,7 +357,7 @@ class _Search:
         bad = [figures for figures in seen.outputs if not figures.passed]
         if bad:
             own = set(self.nodes[self.order[index]].output)
-            self.found[index] = next((figures for figures in bad if figures.name in own), bad[0])
+            self.worst[index] = next((figures for figures in bad if figures.name in own), bad[0])
             return True
         if missing:
             self.blocked[index] = missing

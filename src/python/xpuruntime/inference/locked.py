@@ -250,8 +250,8 @@ def lock_seen(in_force: LockInForce, units: Sequence[Unit], decisions: Sequence[
     identity = in_force.lock.identity
     drifts = compare_observed(identity, units, decisions)
     if drifts:
-        more = f"; and {len(drifts) - _NAMED} more" if len(drifts) > _NAMED else ""
-        reason = "; ".join(str(drift) for drift in drifts[:_NAMED]) + more
+        tail = f"; and {len(drifts) - _NAMED} more" if len(drifts) > _NAMED else ""
+        reason = "; ".join(str(drift) for drift in drifts[:_NAMED]) + tail
         return KeySeen(observed=f"{len(drifts)} differences", status="substituted", reason=reason)
     blind = identity.unobservable
     reason = f"{len(identity.entries)} units ran as locked"

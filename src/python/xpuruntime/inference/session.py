@@ -279,7 +279,7 @@ class InferenceSession:
     def run_async(
         self,
         inputs: Mapping[str, Any] = None,  # type: ignore[assignment]  # noqa: RUF013
-        *more: Never,
+        *extra: Never,
         stream: Any = None,
         queue: int | None = None,
         timeout: float | None = None,
@@ -321,7 +321,7 @@ class InferenceSession:
         CUDA arrays are run by the calling thread, which only queues the work: such a future is done at once, and its
         arrays are ready in the order of the caller's stream. None of these waits, so `queue` and `timeout` hold.
         """
-        check_call(inputs, unknown, "run_async", more)
+        check_call(inputs, unknown, "run_async", extra)
         limits = _limits(queue, timeout)
         start = instrumented_method(self._open(), "run_async")
         future: Future[dict[str, Any]] = (

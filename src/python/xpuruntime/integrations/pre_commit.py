@@ -66,7 +66,7 @@ def _of_lock(file: Path) -> Iterator[str]:
     except XpuRuntimeError as error:
         yield str(error)
         return
-    failed = [one for one in worst_first(result.claims) if result.effect(one) in ("fail", "undecided")]
+    failed = [claim for claim in worst_first(result.claims) if result.effect(claim) in ("fail", "undecided")]
     for claim in failed:
         fix = f" Fix: {claim.fix}" if claim.fix else ""
         yield f"{place_text(result, claim) or file}: {claim.id}: {claim.reason}.{fix}"

@@ -144,18 +144,18 @@ class TrainingPolicy:
         if not isinstance(lock, Lock):
             file = Path(lock)
             file = file / LOCK_FILE if file.is_dir() else file
-            found, where = load_lock(file), str(file)
+            held, where = load_lock(file), str(file)
         else:
-            found, where = lock, lock.digest
-        locked = found.identity.policy
+            held, where = lock, lock.digest
+        locked = held.identity.policy
         if self._policy is not None and locked is not None and policy_record(self._policy).sha256 != locked.sha256:
             raise LockError(
                 f"{where} was made under another policy than this training has. Fix: give the policy of the lock, or "
                 "remove the lock from the checkpoint to train under the new one"
             )
-        replay = kernel_policy(root=self._model, lock=found)
-        log_decision("train", "INFO", "lock", f"{where} holds, and is replayed", lock=where, digest=found.digest)
-        self._resumed, before = (found, where), self._scope
+        replay = kernel_policy(root=self._model, lock=held)
+        log_decision("train", "INFO", "lock", f"{where} holds, and is replayed", lock=where, digest=held.digest)
+        self._resumed, before = (held, where), self._scope
         if before is not None:
             replay.__enter__()
             self._scope = replay

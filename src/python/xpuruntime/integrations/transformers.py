@@ -50,7 +50,7 @@ class PolicyCallback(transformers.TrainerCallback):  # type: ignore[misc]
         trainer = _caller()
         train = trainer.train
 
-        def train_under_policy(resume_from_checkpoint: str | bool | None = None, *more: Any, **options: Any) -> Any:
+        def train_under_policy(resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
             # With model_init the model is made inside of the call.
             model = None if trainer.model_init is not None else trainer.model
             folder = resume_from_checkpoint
@@ -59,7 +59,7 @@ class PolicyCallback(transformers.TrainerCallback):  # type: ignore[misc]
             self._logged = False
             self.run = TrainingPolicy(self._policy, model, evidence_step=self._evidence_step, resume=resume)
             with self.run:
-                return train(resume_from_checkpoint, *more, **options)
+                return train(resume_from_checkpoint, *args, **options)
 
         trainer.train, self._trainer, self._wrapped = train_under_policy, trainer, True
 

@@ -112,7 +112,7 @@ def _contradictions(identity: Identity) -> Iterator[str]:
         yield from _of_validator(validator, identity.plan)
     known = {validator.id for validator in identity.validators}
     depending = [(entry.unit, entry.depends_on) for entry in identity.entries]
-    depending += [(one.op, one.depends_on) for one in identity.calls]
+    depending += [(call.op, call.depends_on) for call in identity.calls]
     for name, ids in depending:
         missing = [id_ for id_ in ids if id_ not in known]
         if missing:

@@ -63,7 +63,7 @@ def compare_entries(locked: tuple[UnitEntry, ...], observed: tuple[UnitEntry, ..
             drifts.append(_gone(expected, observed))
         else:
             drifts += _compare_unit(expected, other)
-    grouped = {source for one in locked for source in one.sources}
+    grouped = {source for entry in locked for source in entry.sources}
     for key, other in now.items():
         if key not in before and not grouped.intersection(other.sources):
             drifts.append(_entry_drift(other, DriftCode.NEW, "no such unit", _describe(other)))
@@ -160,12 +160,12 @@ def compare_outputs(
     now = {(output.input, output.at, output.name): output for output in observed}
     drifts = []
     for key in sorted({*before, *now}):
-        one, other = before.get(key), now.get(key)
-        if one == other:
+        locked_output, other = before.get(key), now.get(key)
+        if locked_output == other:
             continue
-        expected, got = _output(one), _output(other)
-        if expected == got and one is not None and other is not None:
-            expected, got = f"sha256 {one.sha256[:16]}", f"sha256 {other.sha256[:16]}"
+        expected, got = _output(locked_output), _output(other)
+        if expected == got and locked_output is not None and other is not None:
+            expected, got = f"sha256 {locked_output.sha256[:16]}", f"sha256 {other.sha256[:16]}"
         drifts.append(
             Difference(
                 code=DriftCode.OUTPUT,
@@ -189,8 +189,8 @@ def unseen(identity: Identity) -> list[str]:
 
 
 def _listed(suspects: Sequence[str]) -> str:
-    more = f" and {len(suspects) - _SUSPECTS} more" if len(suspects) > _SUSPECTS else ""
-    return ", or ".join(suspects[:_SUSPECTS]) + more
+    tail = f" and {len(suspects) - _SUSPECTS} more" if len(suspects) > _SUSPECTS else ""
+    return ", or ".join(suspects[:_SUSPECTS]) + tail
 
 
 def _output(output: LockedOutput | None) -> str:

@@ -98,7 +98,7 @@ def shown(value: Any) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, dict):
-        return ", ".join(f"{name} {shown(one)}" for name, one in sorted(value.items())) or "none"
+        return ", ".join(f"{name} {shown(item)}" for name, item in sorted(value.items())) or "none"
     if isinstance(value, (list, tuple)):
         return " ".join(str(item) for item in value) or "none"
     return str(value) or "''"

@@ -120,7 +120,7 @@ def locked_policy(policy: Policy, engine: str, device: str, calls: Iterable[Call
             **{op: _without_auto(getattr(kernels, op)) for op in OPS},
         )
         stated = ((rule, _without_auto(rule.use)) for rule in rules)
-        rules = tuple(one.replace(use=use) for one, use in stated if use or one.precision is not None)
+        rules = tuple(rule.replace(use=use) for rule, use in stated if use or rule.precision is not None)
     return policy.replace(
         execution=policy.execution.replace(engine=engine, device=device, fallback="error", lock=None),
         kernels=kernels.replace(rules=(*rules_of_calls(calls), *rules)),

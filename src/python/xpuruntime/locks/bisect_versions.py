@@ -396,11 +396,11 @@ def judge(claim: VersionClaim, diff: Diff) -> tuple[Judgement, str]:
         return "skipped", f"{level.verdict}: {level.reason}"
     if claim.kind == "accuracy":
         return _judge_accuracy(claim, diff)
-    first, more = level.rows[0], len(level.rows) - 1
+    first, remaining = level.rows[0], len(level.rows) - 1
     if first.figures:
         return "bad", f"{first.subject}: {first.code}"
     subject = f"{first.code}: {', '.join(first.nodes[:2]) or first.subject}" if first.code else first.subject
-    return "bad", f"{subject}: {first.before} -> {first.after}" + (f" and {more} more" if more else "")
+    return "bad", f"{subject}: {first.before} -> {first.after}" + (f" and {remaining} more" if remaining else "")
 
 
 def _judge_unit(claim: VersionClaim, diff: Diff) -> tuple[Judgement, str]:

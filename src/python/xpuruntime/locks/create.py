@@ -70,7 +70,7 @@ def create_lock(
         source = first.policy
         feeds = _feeds(first, shapes, inputs, before)
         at = LockedShapes(id=SHAPES_ID, inputs={name: _shape(array) for name, array in sorted(feeds.items())})
-        with probing(first.model, feeds, made=inputs is None):
+        with probing(first.model, feeds, generated=inputs is None):
             observed = first.explain(feeds, runs=1)
         calls = _preferred(call_entries(observed.decisions, ()), pins)
         probes = _probes(first, at)
@@ -94,7 +94,7 @@ def create_lock(
             policy=stated_keys(source),
             settings=session.plan.settings,
         )
-        validators = collect_validators(here, kernels=[one.kernel for one in calls])
+        validators = collect_validators(here, kernels=[call.kernel for call in calls])
         outputs, samples = _outputs(runs, source, session.model.random_outputs)
         measured = Measured(samples=samples)
         if measure:

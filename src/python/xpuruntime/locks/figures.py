@@ -89,7 +89,7 @@ def measure_ratios(
     return ratios
 
 
-def _ratio(comparison: RatioComparison, control: Control, **more: float) -> LockedRatio:
+def _ratio(comparison: RatioComparison, control: Control, **fields: float) -> LockedRatio:
     return LockedRatio(
         control=control,
         ratio=comparison.ratio,
@@ -97,7 +97,7 @@ def _ratio(comparison: RatioComparison, control: Control, **more: float) -> Lock
         high=comparison.high,
         confidence=comparison.confidence,
         rounds=comparison.rounds,
-        **more,
+        **fields,
     )
 
 
@@ -128,8 +128,8 @@ def time_start(
         block=0.0,
         warm=0.0,
         expected=expected,
-        settled=lambda found: all(
-            comparison.within_limit or comparison.verdict is RatioVerdict.SLOWER for comparison in found.values()
+        settled=lambda comparisons: all(
+            comparison.within_limit or comparison.verdict is RatioVerdict.SLOWER for comparison in comparisons.values()
         ),
     )
 

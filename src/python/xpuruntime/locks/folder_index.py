@@ -234,7 +234,7 @@ def index_folder(folder: str | os.PathLike[str], *, page: str | os.PathLike[str]
     root = user_path(folder, "the folder")
     if kind_of(root) != "folder":
         raise InputError(f"{folder} is not a folder. Fix: give the folder that the reports and locks lie in")
-    read = [found for path in sorted(root.rglob("*")) if (found := _read(path, root)) is not None]
+    read = [entry for path in sorted(root.rglob("*")) if (entry := _read(path, root)) is not None]
     if not read:
         raise InputError(
             f"{folder} has no report, lock or verification. Fix: save some there, such as with `xrt explain -o`"

@@ -131,7 +131,7 @@ def lock_history(path: str | os.PathLike[str], *, limit: int = 20) -> LockHistor
     # One more than is shown, which the last one is compared with.
     commits = _commits(file, limit + 1)
     contents = [_git(file, "cat-file", "blob", f"{commit.commit}:{commit.name}", check=False) for commit in commits]
-    found = [
+    recorded = [
         _Revision(commit.commit, commit.date, commit.title, data)
         for commit, data in zip(commits, contents, strict=True)
     ]
@@ -140,11 +140,11 @@ def lock_history(path: str | os.PathLike[str], *, limit: int = 20) -> LockHistor
     except OSError:
         now = None
     if now is not None and now != contents[0]:
-        found.insert(0, _Revision("", "", "not committed", now))
+        recorded.insert(0, _Revision("", "", "not committed", now))
     revisions: list[LockRevision] = []
     before: Lock | None = None
-    for one in reversed(found):
-        revision, before = _compared(one, before, str(path))
+    for entry in reversed(recorded):
+        revision, before = _compared(entry, before, str(path))
         revisions.insert(0, revision)
     return LockHistory(path=str(path), revisions=tuple(revisions[:limit]))
 

@@ -175,7 +175,11 @@ def lock(
         raise InputError(f"'{path}' is a lock of {old.identity.subject}, not of inference. Fix: give another file")
     if policy is None and not any(options.get(name) is not None for name in ("device", "engine", "precision")):
         policy = policy_of(old.identity.policy, str(path))
-    kept = [] if upgrade else [one for one in old.identity.calls if not _matches(upgrade_units, (one.node, one.module))]
+    kept = (
+        []
+        if upgrade
+        else [call for call in old.identity.calls if not _matches(upgrade_units, (call.node, call.module))]
+    )
     if check and batches:
         raise InputError("check writes nothing, so no batches are timed: leave one of the two out")
     sizes = batches or [batch.rows for batch in old.measured.batches]
@@ -195,8 +199,8 @@ def lock(
     )
     _check_upgraded(upgrade_units, upgrade_packages, (old, provenance))
     compared = compare_identities(old.identity, provenance.identity)
-    unlocked = tuple(one for one in compared if lacking(one))
-    drifts = tuple(one for one in compared if one not in unlocked)
+    unlocked = tuple(drift for drift in compared if lacking(drift))
+    drifts = tuple(drift for drift in compared if drift not in unlocked)
     measured = provenance.measured.ratios or provenance.measured.memory_peak is not None or provenance.measured.batches
     if check or (not drifts and not (upgrade and (measured or unlocked or not old.sealed)) and not batches):
         return LockResult(lock=old, path=str(path), drifts=drifts, lacking=unlocked)
@@ -238,16 +242,16 @@ def _check_codes(accept: Sequence[str], why: str) -> None:
 
 def _check_upgraded(units: Sequence[str], packages: Sequence[str], locks: Sequence[Lock]) -> None:
     """Refuse patterns that match no unit or node, and packages that nothing depends on."""
-    identities = [one.identity for one in locks]
+    identities = [lock.identity for lock in locks]
     calls = [name for identity in identities for call in identity.calls for name in (call.node, call.module, call.name)]
     nodes = [name for identity in identities for unit in identity.entries for name in unit.sources]
     entries = [unit.unit for identity in identities for unit in identity.entries]
     for pattern in units:
         if not _matches([pattern], (*calls, *nodes, *_with_parts(entries))):
-            names = list(dict.fromkeys(one for one in (*calls, *nodes, *entries) if one))
+            names = list(dict.fromkeys(name for name in (*calls, *nodes, *entries) if name))
             some = f"; they have {', '.join(names[:5])}{', …' if len(names) > 5 else ''}" if names else ""
             raise InputError(f"upgrade_units: {pattern!r} matches no unit or node of the lock or the model{some}")
-    known = {"xpuruntime"}.union(*(_packages_of(one) for one in locks))
+    known = {"xpuruntime"}.union(*(_packages_of(lock) for lock in locks))
     for name in packages:
         if _normalized(name) not in known:
             raise InputError(

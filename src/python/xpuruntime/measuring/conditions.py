@@ -162,10 +162,10 @@ def _gpus() -> tuple[GpuClock, ...]:
             gpus = nvml.gpus()
             seen = {gpu.pci_id.lower(): gpu.index for gpu in machine_snapshot().cuda}
             indices = seen or {address: index for index, address in enumerate(gpus)}
-            found = [_gpu(nvml, gpus[address], index) for address, index in indices.items() if address in gpus]
+            counters = [_gpu(nvml, gpus[address], index) for address, index in indices.items() if address in gpus]
     except NvmlError:
         return ()
-    return tuple(counter for counter in found if counter is not None)
+    return tuple(counter for counter in counters if counter is not None)
 
 
 def _gpu(nvml: Nvml, gpu: Any, index: int) -> GpuClock | None:

@@ -145,7 +145,7 @@ def measure(
     looks = look_rounds(*rounds, confidence=confidence, family=family)
     sizes = {name: _size(sampler, block, warm) for name, sampler in variants.items()}
     turns = [control, *others, None]  # None is the control's second turn
-    found: dict[str, list[float]] = {name: [] for name in variants}
+    times: dict[str, list[float]] = {name: [] for name in variants}
     calls: dict[str, list[float]] = {name: [] for name in variants}
     twin: list[float] = []
     comparisons: dict[str, RatioComparison] = {}
@@ -157,13 +157,13 @@ def measure(
         nonlocal looked
         looked = len(twin)
         comparisons.update(
-            (name, compare(found[name], [expected * one for one in found[control]],
-                           twin=[expected * one for one in twin], margin=margin, confidence=confidence,
+            (name, compare(times[name], [expected * sample for sample in times[control]],
+                           twin=[expected * sample for sample in twin], margin=margin, confidence=confidence,
                            looks=len(looks) + 1, family=family, seed=seed, widen=widen))
             for name in others
         )  # fmt: skip
         for name, other in pairs.items():
-            paired[name] = compare(found[name], found[other], margin=margin, confidence=confidence,
+            paired[name] = compare(times[name], times[other], margin=margin, confidence=confidence,
                                    looks=len(looks) + 1, family=family, seed=seed, widen=widen)  # fmt: skip
         if progress is not None:
             progress(Progress(len(twin), looks[-1], time.monotonic() - began, comparisons))
@@ -182,7 +182,7 @@ def measure(
         if ended is not None:
             break
         for name in variants:
-            found[name].append(this_round[name])
+            times[name].append(this_round[name])
         twin.append(this_round[None])
         if len(twin) in looks:
             look()
@@ -194,7 +194,7 @@ def measure(
             ended = "budget"
     if looked < len(twin):
         look()
-    return RoundTimes(control, found, twin, calls, comparisons, ended, between(before, moment()), paired)
+    return RoundTimes(control, times, twin, calls, comparisons, ended, between(before, moment()), paired)
 
 
 def rounds_of(
@@ -320,33 +320,35 @@ def replacing(candidates: list[KernelTiming], *, rounds: int, seconds: float, ca
             candidate.ratio if candidate.verdict == "faster" else candidate.microseconds,
         ),
     )
-    undecided = order[0].verdict == "control" and any(one.verdict == "inconclusive" for one in order)
+    undecided = order[0].verdict == "control" and any(timing.verdict == "inconclusive" for timing in order)
     return Replacement(tuple(order), rounds, seconds, undecided, cancelled)
 
 
-def alike(found: Replacement, rule: TuningPolicy) -> list[KernelTiming]:
+def alike(replacement: Replacement, rule: TuningPolicy) -> list[KernelTiming]:
     """Return the candidates whose memory may decide: those that surely take about as long as the first, or all."""
     if rule.objective == "memory":
-        return list(found.candidates)
-    most = found.chosen.ratio * (1 + rule.min_effect)
+        return list(replacement.candidates)
+    most = replacement.chosen.ratio * (1 + rule.min_effect)
     return [
         candidate
-        for candidate in found.candidates
-        if candidate is found.chosen or (candidate.verdict != "control" and candidate.high <= most)
+        for candidate in replacement.candidates
+        if candidate is replacement.chosen or (candidate.verdict != "control" and candidate.high <= most)
     ]
 
 
-def by_memory(found: Replacement, peaks: Mapping[str, int], rule: TuningPolicy) -> Replacement:
+def by_memory(replacement: Replacement, peaks: Mapping[str, int], rule: TuningPolicy) -> Replacement:
     """Return what was measured, with the bytes that kernels hold at most, and the one first that is to run by these."""
-    rows = [candidate._replace(peak_bytes=peaks.get(candidate.kernel) or None) for candidate in found.candidates]
-    known = [(row.peak_bytes, row) for row in alike(found._replace(candidates=tuple(rows)), rule) if row.peak_bytes]
+    rows = [candidate._replace(peak_bytes=peaks.get(candidate.kernel) or None) for candidate in replacement.candidates]
+    known = [
+        (row.peak_bytes, row) for row in alike(replacement._replace(candidates=tuple(rows)), rule) if row.peak_bytes
+    ]
     if not known:
-        return found
+        return replacement
     most = min(peak for peak, _ in known) / (1 - rule.min_effect)
     chosen = next(row for peak, row in known if peak <= most)
     if rows[0].peak_bytes is None or chosen is rows[0]:
-        return found._replace(candidates=tuple(rows))
-    return found._replace(candidates=(chosen, *(row for row in rows if row is not chosen)), undecided=False)
+        return replacement._replace(candidates=tuple(rows))
+    return replacement._replace(candidates=(chosen, *(row for row in rows if row is not chosen)), undecided=False)
 
 
 def _settled(comparisons: Mapping[str, RatioComparison]) -> bool:

@@ -158,14 +158,14 @@ def look_rounds(first: int, last: int, *, most: int = 0, confidence: float = 0.9
     One look more, at whatever round the budget ends, is allowed for. No look is after `most` rounds, or after `last`
     where that is more.
     """
-    found: list[int] = []
+    previous: list[int] = []
     while True:
-        looks = growing_rounds(max(first, len(found) and _least(len(found) + 1, confidence, family)), last)
+        looks = growing_rounds(max(first, len(previous) and _least(len(previous) + 1, confidence, family)), last)
         while looks[-1] < most:
             looks.append(min(2 * looks[-1], most))
-        if len(looks) <= len(found) or looks == found:
+        if len(looks) <= len(previous) or looks == previous:
             return tuple(looks)
-        found = looks
+        previous = looks
 
 
 def median_interval(values: Sequence[float], *, confidence: float = 0.99) -> Interval | None:

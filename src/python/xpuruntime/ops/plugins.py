@@ -205,13 +205,13 @@ def plugin_facts(backend: str) -> dict[str, str] | None:
 
 def facts_of_kernel(kernel: TorchKernel) -> dict[str, str]:
     """Return what a result of a kernel holds for: packages with versions and contents, code, variables and adapter."""
-    found = {name: " ".join((distribution_facts(name) or {}).values()) for name in packages_of_kernel(kernel.id)}
-    found |= source_of(kernel.id) or {}
+    versions = {name: " ".join((distribution_facts(name) or {}).values()) for name in packages_of_kernel(kernel.id)}
+    versions |= source_of(kernel.id) or {}
     kind = type(kernel)
-    found["adapter"] = f"{kind.__module__}.{kind.__qualname__} {module_digest(kind.__module__)}"
+    versions["adapter"] = f"{kind.__module__}.{kind.__qualname__} {module_digest(kind.__module__)}"
     if (facts := plugin_facts(kernel.id.partition(".")[0])) is not None:
-        found["plugin"] = " ".join(facts.values())
-    return found | environment_values(kernel)
+        versions["plugin"] = " ".join(facts.values())
+    return versions | environment_values(kernel)
 
 
 def _code_of(source: Any) -> Iterator[str]:

@@ -87,11 +87,11 @@ class SharedTimes:
             return entry, ""
         if self._cache is None or not self._exchange.measures(key):
             return None, ""
-        found, note = self._cache.find(key, validators)
-        if found is None or found.get("undecided"):  # which one rank alone would measure again
+        record, note = self._cache.find(key, validators)
+        if record is None or record.get("undecided"):  # which one rank alone would measure again
             return None, note
-        self._exchange.give(key, found)
-        return found, note
+        self._exchange.give(key, record)
+        return record, note
 
     def settle(self, key: str) -> None:
         """Pass on that nothing was measured, where this rank was to."""

@@ -103,7 +103,7 @@ def _primary(
             pairs.append(EngineCandidate(engine=key, device=device))
         else:
             offered = devices_of(engines[key], machine) or ("auto",)
-            pairs.extend(EngineCandidate(engine=key, device=one) for one in offered)
+            pairs.extend(EngineCandidate(engine=key, device=device) for device in offered)
     if everything and device == "auto":
         pairs.sort(key=lambda pair: pair.device.startswith("cpu") or pair.device == "auto")
     return pairs

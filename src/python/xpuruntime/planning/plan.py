@@ -412,7 +412,7 @@ def execution_facts(engine: Engine, device: str, machine: Machine) -> ExecutionF
     facts = machine.engines.get(engine.name)
     kind, _, index = device.partition(":")
     driver: str | None = None
-    gpu = next((one for one in machine.cuda if kind == "cuda" and one.index == int(index or 0)), None)
+    gpu = next((device for device in machine.cuda if kind == "cuda" and device.index == int(index or 0)), None)
     if gpu is not None:
         driver = "{}.{}".format(*gpu.driver_version)
         architecture = "sm{}{}".format(*gpu.compute_capability)

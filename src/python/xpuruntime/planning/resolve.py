@@ -63,7 +63,7 @@ def decide(request: PlanRequest, policy: Policy, machine: Machine, engines: Mapp
     candidates = list_candidates(policy, machine, engines, request.model.format)
     unknown = [candidate for candidate in candidates if not candidate.known and candidate.engine not in KNOWN_EXTRAS]
     if unknown:  # a mistake in the policy, whether or not it would be tried
-        raise refusal(unknown, [_unknown(one, engines) for one in unknown], {}, str(request.model.path))
+        raise refusal(unknown, [_unknown(candidate, engines) for candidate in unknown], {}, str(request.model.path))
     for name in policy.execution.provider_options:
         if find_engine(name, engines) is None and name not in default_registry():
             reason, written, other = _misspelt(name, engines)
@@ -304,7 +304,7 @@ def _text(value: object) -> str:
     if isinstance(value, str):
         return value
     plain = msgspec.to_builtins(value.to_plain() if hasattr(value, "to_plain") else value, enc_hook=str)
-    if isinstance(plain, (list, tuple)) and all(isinstance(one, str) for one in plain):
+    if isinstance(plain, (list, tuple)) and all(isinstance(item, str) for item in plain):
         return ", ".join(plain)
     return json_bytes(plain, order="sorted").decode()
 

@@ -166,14 +166,14 @@ class Refused(Exception):  # noqa: N818 - read as a sentence: `raise Refused(...
             self.node = node
         return self
 
-    def message(self, root: str = "", whole: str = "the policy") -> str:
+    def message(self, root: str = "", subject: str = "the policy") -> str:
         """Return the sentence with the dotted key, which starts with `root`, but without the place in a file.
 
         `whole` names the document where there is no key.
         """
         where = dotted((root, *self.path) if root else self.path)
         if self.unknown_key is not None:
-            return f"unknown key {quote(self.unknown_key)} in {where or whole}{self.reason}"
+            return f"unknown key {quote(self.unknown_key)} in {where or subject}{self.reason}"
         return f"{where}: {self.reason}" if where else self.reason
 
 

@@ -265,7 +265,7 @@ class ExecutionPolicy(PolicySection, frozen=True, kw_only=True):
     def fallback_candidates(self) -> tuple[EngineOnDevice, ...]:
         """What `fallback` lists, in order; empty for ``"error"``."""
         listed = () if self.fallback == "error" else self.fallback
-        return tuple(EngineOnDevice(engine, device) for engine, _, device in (one.partition("@") for one in listed))
+        return tuple(EngineOnDevice(engine, device) for engine, _, device in (entry.partition("@") for entry in listed))
 
     def _check_together(self) -> None:
         """Refuse fields that contradict each other."""

@@ -34,11 +34,11 @@ class Document(msgspec.Struct):
         return isinstance(self.root, MappingNode) and key in self.root.entries
 
 
-def policy_error(refused: Refused, name: str, whole: str = "the policy") -> PolicyError:
+def policy_error(refused: Refused, name: str, subject: str = "the policy") -> PolicyError:
     """Return the public error: ``file:line:column: message``. `whole` says what kind of document it is."""
     node = refused.node
     text = f"{name}:{node.line}:{node.column}" if node is not None and node.line else name
-    return PolicyError(f"{text}: {refused.message(whole=whole)}")
+    return PolicyError(f"{text}: {refused.message(subject=subject)}")
 
 
 def loads(text: str, format: str, name: str) -> Document:

@@ -196,13 +196,13 @@ def ops_of(use: str | Sequence[str] | None) -> frozenset[str]:
 
 def computed_by(use: str | Sequence[str] | None) -> frozenset[str]:
     """Return the operations that kernels compute: those of arrays for a kernel of which nothing else is known."""
-    found: set[str] = set()
+    op_names: set[str] = set()
     for kernel in (use,) if isinstance(use, str) else use or ():
         name = kernel.partition("@")[0]
         if name not in ("auto", "torch", "inductor"):
             named = {*KERNEL_IDS.get(name, ((), ""))[0], *(op for op in OPS if name in FAMILIES[op])}
-            found.update(named or ARRAY_OPS)
-    return frozenset(found)
+            op_names.update(named or ARRAY_OPS)
+    return frozenset(op_names)
 
 
 def check_kernel(kernel: str, op: str | None) -> str:

@@ -67,14 +67,14 @@ class ByteSize(Text):
         match = re.fullmatch(_SIZE, text)
         if match is None:
             raise Refused(f"{quote(text)} is not a size; expected {self.expects()}")
-        whole, fraction, unit = match[1], match[2] or "", match[3]
+        integer, fraction, unit = match[1], match[2] or "", match[3]
         if unit not in _UNITS:
             near = nearest(f"{unit}B" if len(unit) == 1 else unit, _UNITS)
             question = f"; did you mean '{text.removesuffix(unit).strip()}{near}'?" if near and unit else "."
             what = f"unit {unit!r} is not known" if unit else "no unit is given"
             raise Refused(f"{quote(text)} is not a size: {what}{question} Valid units: {', '.join(_UNITS)}.")
         size: int
-        size, rest = divmod(int(whole + fraction) * _UNITS[unit], 10 ** len(fraction))
+        size, rest = divmod(int(integer + fraction) * _UNITS[unit], 10 ** len(fraction))
         if rest:
             raise Refused(f"{quote(text)} is not a whole number of bytes")
         return size

@@ -64,13 +64,13 @@ def distributions(paths: Sequence[str] | None = None) -> Iterator[Distribution]:
         location = str(Path(path or "."))
         try:
             real = os.path.realpath(location)
-            found = _in_folder(location, os.stat(location).st_mtime_ns)  # noqa: PTH116 - in every run
+            folder = _in_folder(location, os.stat(location).st_mtime_ns)  # noqa: PTH116 - in every run
         except OSError:
             continue
         if real in seen:
             continue
         seen.add(real)
-        yield from found
+        yield from folder
 
 
 @functools.lru_cache(maxsize=256)

@@ -68,7 +68,7 @@ def open_sessions() -> list[HoldsMemory]:
 def open_bindings() -> list[tuple[HoldsMemory, Any]]:
     """Return sessions and their bindings that still exist; some may be closed."""
     with _lock:
-        return [(session, one) for one, known in _bound.items() if (session := known()) is not None]
+        return [(session, binding) for binding, known in _bound.items() if (session := known()) is not None]
 
 
 def set_open_hook(hook: Callable[[Any, Any], None] | None) -> None:

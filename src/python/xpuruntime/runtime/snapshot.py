@@ -218,7 +218,7 @@ def _cuda_libraries(own: dict[str, Library]) -> tuple[Library, ...]:
                 continue
             seen.add(soname)
             library = next(
-                (one for name, one in loaded.items() if name == soname or name.startswith(soname + ".")), None
+                (library for name, library in loaded.items() if name == soname or name.startswith(soname + ".")), None
             )
             if library is None:
                 index = index or LibraryIndex()

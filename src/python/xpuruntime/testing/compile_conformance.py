@@ -118,9 +118,9 @@ class CompileSuite:
         engine = self.registry().get(self.engine)
         plain, count = type(engine).compile, []
 
-        def counted(self: Any, *given: Any) -> Any:
+        def counted(self: Any, *args: Any) -> Any:
             count.append(1)
-            return plain(self, *given)
+            return plain(self, *args)
 
         monkeypatch.setattr(type(engine), "compile", counted)
         path = models.save(models.conv(batch=2), tmp_path)

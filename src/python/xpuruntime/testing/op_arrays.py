@@ -187,7 +187,8 @@ def dropout_factors(p: float, seed: int, offset: int, shape: tuple[int, int, int
     column = np.arange(columns, dtype=np.uint64)
     even = column & ~np.uint64(1)
     counter = [
-        np.broadcast_to(one, shape).copy() for one in (even, row & ~np.uint64(8), head, np.uint64(offset & 0xFFFFFFFF))
+        np.broadcast_to(factor, shape).copy()
+        for factor in (even, row & ~np.uint64(8), head, np.uint64(offset & 0xFFFFFFFF))
     ]
     key = [seed & 0xFFFFFFFF, (seed >> 32 & 0xFFFFFFFF) ^ (offset >> 32 & 0xFFFFFFFF)]
     for _ in range(10):

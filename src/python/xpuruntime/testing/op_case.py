@@ -35,7 +35,7 @@ class OpCall:
     @property
     def empty(self) -> bool:
         """Whether no result has an element, so that no kernel is needed."""
-        return all(one.values.size == 0 for one in self.expected)
+        return all(tensor.values.size == 0 for tensor in self.expected)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def cases_of(kernel: str, arrays: Arrays) -> tuple[OpCase, ...]:
     known = ops.kernels()
     mine = {row.op for row in known if row.id == kernel}
     if not mine:
-        raise InputError(f"there is no kernel {kernel!r}; there are {', '.join(sorted({one.id for one in known}))}")
+        raise InputError(f"there is no kernel {kernel!r}; there are {', '.join(sorted({row.id for row in known}))}")
     return tuple(case for case in op_cases() if case.op in mine and (arrays.reverses or "/backwards/" not in case.name))
 
 

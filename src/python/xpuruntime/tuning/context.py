@@ -126,7 +126,8 @@ class SearchContext:
         values = {value for tunable in self.space.tunables.values() for key in tunable if key.key == _PRECISION
                   for value in key.values}  # fmt: skip
         policies = [
-            self.base.replace(execution=execution.replace(precision=one)) for one in {execution.precision, *values}
+            self.base.replace(execution=execution.replace(precision=precision))
+            for precision in {execution.precision, *values}
         ]
         if self.calibration is None or any(uses_calibration(policy, model) for policy in policies):
             return
@@ -175,7 +176,7 @@ class SearchContext:
         engine = None if self.request.model.format == "onnx" else self.registry.get(self.plan.engine)
         undecided: dict[str, str] = {}
         exact = Tolerance(rtol=0.0, atol=0.0, cosine=0.0)
-        with probing(self.request.model, samples.feeds[0], made=samples.origin == GENERATED):
+        with probing(self.request.model, samples.feeds[0], generated=samples.origin == GENERATED):
             references = make_references(arguments, engine, self.machine, samples.feeds)
         for index, reference in enumerate(references):
             write_arrays(room / f"inputs-{index}", reference.feeds)
@@ -238,7 +239,7 @@ def _planned(
 def _call_mode(spec: TuneSpec, policy: Policy, device: str) -> tuple[str, tuple[str, ...]]:
     """Return how candidates are called, and why where nobody states it."""
     stated, batch, padded = spec.objective.call, spec.objective.batch, policy.execution.static_batch
-    graphs = policy.execution.cuda_graph != "off" or any(one != "off" for one in spec.space.cuda_graph)
+    graphs = policy.execution.cuda_graph != "off" or any(mode != "off" for mode in spec.space.cuda_graph)
     call = stated or ("bind" if graphs and device.startswith("cuda") else "run")
     if call == "bind" and padded is not None and padded != batch:
         raise PolicyError(
@@ -324,10 +325,10 @@ def _given(data: Any, model: ModelInfo, batch: int) -> tuple[list[dict[str, Any]
     rows = 0  # of all samples; those that no batch needs are counted, and not kept
     try:
         source = open_source(data, model)
-        for one in _checked(source, model):
+        for sample in _checked(source, model):
             if rows < _MOST * batch:
-                samples.append(one)
-            rows += one[first].shape[axes[first]] if batch > 1 else 1
+                samples.append(sample)
+            rows += sample[first].shape[axes[first]] if batch > 1 else 1
     except SampleError as error:
         raise InputError(f"inputs: {error.reason}") from None
     if not samples:

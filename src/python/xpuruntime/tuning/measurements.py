@@ -127,7 +127,7 @@ class Measurements:
         changed.wait_for(lambda: bool(failed) or ended == len(jobs))
         if failed:
             raise failed[0]
-        return [one.result() for one in doing]
+        return [future.result() for future in doing]
 
     def _stop(self) -> None:
         self._stopped = True

@@ -118,10 +118,10 @@ class Race:
         margin = math.log1p(self._decide.min_effect)
         ratios = {name: ratio for name in self.live[1:] if (ratio := self.ratio(name, self.incumbent))}
         faster = {name: ratio.ratio for name, ratio in ratios.items() if math.log(ratio.high) < -margin}
-        for name, one in ratios.items():
-            if math.log(one.low) > -margin:
-                code: CandidateCode = CandidateCode.SLOWER if one.low > 1 else CandidateCode.NOT_FASTER
-                self.exits[name] = RaceExit(code, self.incumbent, one, self.rounds)
+        for name, interval in ratios.items():
+            if math.log(interval.low) > -margin:
+                code: CandidateCode = CandidateCode.SLOWER if interval.low > 1 else CandidateCode.NOT_FASTER
+                self.exits[name] = RaceExit(code, self.incumbent, interval, self.rounds)
         if faster:
             best, old = min(faster, key=faster.__getitem__), self.incumbent
             self.exits[old] = RaceExit(CandidateCode.BEATEN, best, self.ratio(old, best), self.rounds)

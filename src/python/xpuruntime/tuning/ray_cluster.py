@@ -205,7 +205,7 @@ class RayCluster:
         """Return how many trials the cluster has room for at once."""
         names = {"num_cpus": "CPU", "num_gpus": "GPU"}
         wanted = {names.get(name, name): value for name, value in self.resources.items()}
-        count = sum(min(int(one.get(name, 0) // value) for name, value in wanted.items()) for one in self._alive())
+        count = sum(min(int(node.get(name, 0) // value) for name, value in wanted.items()) for node in self._alive())
         if not count:
             shown = ", ".join(f"{name} {value:g}" for name, value in self.resources.items())
             raise UnsupportedOperationError(f"ray: no node of the cluster has {shown}. Fix: state other ray.resources")

@@ -138,7 +138,7 @@ def _data(result: TuneResult) -> dict[str, Any]:
         "objective": result.objective,
         "least": 1 + result.min_effect,
         "known": [list(pair) for pair in known if pair[1]],
-        "candidates": [_candidate(result, one) for one in ranked(result)],
+        "candidates": [_candidate(result, candidate) for candidate in ranked(result)],
         "policy": Policy.coerce(result.policy).dumps("yaml") if result.policy else "",
         "notes": list(result.notes),
     }

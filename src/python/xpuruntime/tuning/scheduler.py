@@ -251,8 +251,8 @@ class TrialScheduler:
                 state.estimate = base * ratio.ratio
             out = race.exits.get(name)
             if out is None and name != race.incumbent:
-                found = race.ratio(name, race.incumbent)
-                state.gain = gain_from_ratio(found, race.incumbent, race.rounds)
+                gained = race.ratio(name, race.incumbent)
+                state.gain = gain_from_ratio(gained, race.incumbent, race.rounds)
                 state.reason = f"undecided after {race.rounds} rounds against {race.incumbent}"
             if name == race.incumbent and name != start:
                 state.gain = gain_from_ratio(ratio, start, race.rounds)
@@ -300,7 +300,7 @@ class TrialScheduler:
         """Try candidates that were skipped, while nothing leads for which time must be kept back."""
         while self._leader() in (None, CONTROL):
             self._reserve = 0.0
-            heat = [one for one in self._skipped_for_time() if not one.late][:_AT_ONCE]
+            heat = [state for state in self._skipped_for_time() if not state.late][:_AT_ONCE]
             for state in heat:
                 state.code, state.reason, state.late = CandidateCode.UNDECIDED, "", True
             self._untried -= len(heat)

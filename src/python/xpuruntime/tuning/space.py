@@ -183,7 +183,7 @@ def build_space(
         options = wanted.options.get(engine)
         mine = [*tunables, *(Tunable(key=key, values=()) for key in replaced)]
         if options is not None:
-            mine = [one for one in mine if not one.key.startswith(OPTIONS)]
+            mine = [tunable for tunable in mine if not tunable.key.startswith(OPTIONS)]
             mine += [
                 Tunable(key=f"{OPTIONS}{engine}.{name}", values=(None, *values)) for name, values in options.items()
             ]
@@ -209,7 +209,7 @@ def _threads(values: Sequence[Any], cores: CpuCores) -> Iterator[Any]:
 
 
 def _needed(keys: Sequence[Tunable], stated: Mapping[str, Any]) -> bool:
-    return all(stated.get(key) in values for one in keys for key, values in one.needs.items())
+    return all(stated.get(key) in values for tunable in keys for key, values in tunable.needs.items())
 
 
 def kernel_values(wanted: SearchSpace, families: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:

@@ -110,14 +110,14 @@ class SessionExecutor(Executor):
         """Open a candidate and compare its outputs; it stays open where it keeps the constraints."""
         began = time.monotonic()
         try:
-            found = self._checked(candidate)
+            checked = self._checked(candidate)
         except CandidateFailed as failed:
             self.close(candidate)
             return Trial(code=failed.code, reason=failed.reason, seconds=time.monotonic() - began)
         except OutOfTime:
             self.close(candidate)
             raise
-        trial = check_constraints(found, self._constraints, time.monotonic() - began)
+        trial = check_constraints(checked, self._constraints, time.monotonic() - began)
         if trial.code is not None or self._job_of(candidate).objective in FRESH_PROCESS_OBJECTIVES:
             self.close(candidate)
         return trial
@@ -279,14 +279,14 @@ class ProcessExecutor(SessionExecutor):
         order = (*candidates, *reversed(candidates))
         objective = self._job_of(candidates[0]).objective
         if objective in FRESH_PROCESS_OBJECTIVES:
-            return [self._fresh(one, objective) for one in order]
+            return [self._fresh(candidate, objective) for candidate in order]
         with ThreadPoolExecutor(len(candidates)) as threads:
             opening = [threads.submit(self._started, candidate) for candidate in candidates]
         try:
             workers = {candidate.id: each.result()[0] for candidate, each in zip(candidates, opening, strict=True)}
             for candidate in candidates:
                 self._called(workers[candidate.id], "prepare", _TURN)
-            return [self._steady(workers[one.id]) for one in order]
+            return [self._steady(workers[candidate.id]) for candidate in order]
         finally:
             self.close()
 

@@ -162,8 +162,8 @@ def tune(
             cluster = stack.enter_context(RayCluster(stated.ray, cuda=cuda))
             machine = machine if machine is not None else cluster.machine
         context = SearchContext(model, arguments, stated, known, machine, calibration, cluster)
-        for one in context.devices[: 1 if cluster is not None else None]:
-            _refuse_unmeasurable(stated, one, cluster)
+        for target in context.devices[: 1 if cluster is not None else None]:
+            _refuse_unmeasurable(stated, target, cluster)
         if stated.space.batch and isinstance(data, Iterator):
             data = list(data)  # read once for each batch
         samples = read_samples(data, context.request.model, batch=stated.objective.batch, seed=stated.seed)

@@ -235,12 +235,12 @@ class Search(TrialScheduler):
             duels[name] = self._duel(name, family)
             if self._go_on(name, duels[name], most, ended):
                 return self._winner(name, f"{name} won the final duel in fresh processes", ended[name].gain)
-        for name in [one for one, found in ended.items() if found.won is None]:  # in what is left of the budget
+        for name in [key for key, outcome in ended.items() if outcome.won is None]:  # in what is left of the budget
             if self._go_on(name, duels[name], self._spec.decide.most_duel_rounds, ended):
                 return self._winner(name, f"{name} won the final duel in fresh processes", ended[name].gain)
         if not kept:
             return self._outcome("none", "no candidate keeps the constraints")
-        gain = next((found.gain for found in ended.values()), None)
+        gain = next((outcome.gain for outcome in ended.values()), None)
         for name, duel in ended.items():
             if duel.won is None:
                 led = f"{name} led" + ("" if duel.gain is None else f" by {duel.gain} so far")

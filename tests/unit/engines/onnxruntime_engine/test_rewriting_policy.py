@@ -310,8 +310,10 @@ def test_what_is_faster_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     def timed(model: Any, free: Any, *args: Any, **given: Any) -> list[loading.Timed]:
         times = real(model, free, *args, **given)
-        assert all(one.found and one.stock > 0 and one.xpuruntime > 0 for one in times), [str(one) for one in times]
-        return [one._replace(found=took(one, 9.9 if one.rewrite.node == "MatMul_y" else 5.0)) for one in times]
+        assert all(one.replacement and one.stock > 0 and one.xpuruntime > 0 for one in times), [
+            str(one) for one in times
+        ]
+        return [one._replace(replacement=took(one, 9.9 if one.rewrite.node == "MatMul_y" else 5.0)) for one in times]
 
     monkeypatch.setattr(loading, "measure_free", timed)
     model, x = fixed(), normal(8, 64)
@@ -377,7 +379,7 @@ def test_equal_operations_are_measured_once_and_not_again() -> None:
     assert len(times) == 4
     assert len(opened) == 2
     assert {time_.rewrite.node for time_ in times} == {f"MatMul_t{i}" for i in range(4)}
-    assert [one.found for one in measure()] == [time_.found for time_ in times]
+    assert [one.replacement for one in measure()] == [time_.replacement for time_ in times]
     assert len(opened) == 2, "what was measured is replayed"
     measure(place="cpu;another machine")
     measure(versions={"onnxruntime": "2"})

@@ -362,7 +362,7 @@ def _executed(name: str, mentioned: list[tuple[int, bool]], rng: np.random.Gener
         writes="fp32",
         layout=None,
         size=None,
-        made=None,
+        output_bytes=None,
         time_us=int(rng.integers(9)) if rng.integers(2) else None,
         still=bool(rng.integers(5) == 0),
         above=(),

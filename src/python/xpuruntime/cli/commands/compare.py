@@ -171,8 +171,8 @@ def _compare_folders(
     if wrong:
         raise InputError(f"{wrong[0]} has no effect on two language models", fix=f"leave {wrong[0]} out")
     with working("comparing", as_json=as_json):
-        more = {} if new_tokens is None else {"new_tokens": new_tokens}
-        generations = compare_generations(reference, candidate, policy, device=device, texts=texts, **more)
+        options = {} if new_tokens is None else {"new_tokens": new_tokens}
+        generations = compare_generations(reference, candidate, policy, device=device, texts=texts, **options)
     print_and_save(generations, {}, shown=str(generations), as_json=as_json)
     return ExitCode.OK if generations.agreed else ExitCode.NOT_HONOURED
 

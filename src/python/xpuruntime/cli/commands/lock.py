@@ -169,7 +169,7 @@ def _shapes(values: Sequence[str] | None) -> dict[str, tuple[int, ...]] | None:
 
 def _batches(text: str) -> tuple[int, ...]:
     """Read ``1,2,4,8``."""
-    parts = [one.strip() for one in text.split(",")] if text else []
+    parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isascii() and part.isdigit() and len(part) < 8 for part in parts):
         raise InputError(f"--batches {text}: write numbers of rows, such as 1,2,4,8")
     return tuple(int(part) for part in parts)

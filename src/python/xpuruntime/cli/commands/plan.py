@@ -144,7 +144,7 @@ def explain(
     check_target("--output", output)
     check_target("--html", html)
     if given_reports(models, baseline):
-        given = {
+        arguments = {
             "--input": input,
             "--dim": dim,
             "--output": output,
@@ -154,7 +154,7 @@ def explain(
             **{f"--{name}": value for name, value in session_options.arguments().items()},
         }
         limits = {"noise": noise, "noise_us": noise_us}
-        return show_reports(models, given, baseline=baseline, html=html, **limits, summary=summary, as_json=json)
+        return show_reports(models, arguments, baseline=baseline, html=html, **limits, summary=summary, as_json=json)
     model = models[0]
     locks = [] if lock is None else [("the lock", lock)]
     check_outputs({"--output": output, "--html": html}, model, session_options, input, locks)

@@ -236,7 +236,7 @@ def _check_loaded(server: Server, *, single: bool) -> None:
     """Raise where no model could be loaded, with the error of the first; warn of others."""
     from xpuruntime.cli.output import error_line
 
-    names = list(dict.fromkeys(one["name"] for one in server.models.index()))
+    names = list(dict.fromkeys(model["name"] for model in server.models.index()))
     if not names:
         raise InputError("the file names no model. Fix: state one under models")
     failed = {name: error for name in names if (error := server.models.failure(name)) is not None}
@@ -249,7 +249,7 @@ def _check_loaded(server: Server, *, single: bool) -> None:
 def _say(server: Server, *, as_json: bool) -> None:
     from xpuruntime.cli.output import print_json, print_plain, results
 
-    names = list(dict.fromkeys(one["name"] for one in server.models.index()))
+    names = list(dict.fromkeys(model["name"] for model in server.models.index()))
     grpc = server.grpc_address
     if as_json:
         record = {"schema": "xpuruntime.serve.listening/1", "http": server.url or None, "grpc": grpc or None}
@@ -372,7 +372,7 @@ def oip_check(
     from xpuruntime.serving.conformance.checking import check_server
     from xpuruntime.serving.transport.options import read_token
 
-    shapes = dict(_shape(one) for one in shape or ())
+    shapes = dict(_shape(text) for text in shape or ())
     token = None if token_file is None else read_token(token_file, "the token file")
     with working("asking the server", as_json=json):
         result = check_server(

@@ -154,7 +154,7 @@ def tune(
                 call=call,
                 inputs=input,
                 budget=seconds,
-                devices=None if devices is None else [one.strip() for one in devices.split(",")],
+                devices=None if devices is None else [device.strip() for device in devices.split(",")],
                 ray=ray,
                 journal=kept,
                 resume=resume,

@@ -137,9 +137,9 @@ def verify(
     for option, path in named.items():
         check_target(option, path)
     check_outputs(named, model, session_options, input)
-    read = [("the file of a metric", f"{one.partition('.py:')[0]}.py") for one in metric or ()]
+    read = [("the file of a metric", f"{source.partition('.py:')[0]}.py") for source in metric or ()]
     refuse_overwriting(named, read if lock is None else [*read, ("the lock", lock)])
-    refuse_other_kinds({f"--out {one}={path}": (path, f"verification as {one}") for one, path in outputs})
+    refuse_other_kinds({f"--out {kind}={path}": (path, f"verification as {kind}") for kind, path in outputs})
     seconds = None if budget is None else read_duration(budget, "--budget")
     feeds = prepare(model, input, dim, trust=session_options.trust)[1]
     with working("verifying", as_json=json), feeds.running():
@@ -147,7 +147,7 @@ def verify(
             model,
             lock=lock,
             inputs=feeds.arrays,
-            only=None if only is None else [one.strip() for one in only.split(",")],
+            only=None if only is None else [section.strip() for section in only.split(",")],
             metrics=metric or (),
             metric_timeout=read_duration(metric_timeout, "--metric-timeout"),
             metric_memory=None if metric_memory is None else read_size(metric_memory, "--metric-memory"),
@@ -158,7 +158,7 @@ def verify(
         )
     if (note := feeds.note()) is not None:
         result = msgspec.structs.replace(result, notes=(note, *result.notes))
-    saves: dict[Callable[[str], object], str | None] = {partial(result.save, format=one): to for one, to in outputs}
+    saves: dict[Callable[[str], object], str | None] = {partial(result.save, format=kind): to for kind, to in outputs}
     print_and_save(result, saves, as_json=json)
     if github:
         _github(result, as_json=json)

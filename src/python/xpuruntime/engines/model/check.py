@@ -286,23 +286,23 @@ def _unknown(op: str, domain: str, version: int | None) -> str | None:
 
 
 def _check_single_assignment(graph: onnx.GraphProto, where: str, notes: list[str], outer: str = "") -> None:
-    made: dict[str, str] = {value.name: "a graph input" for value in graph.input}
+    makers: dict[str, str] = {value.name: "a graph input" for value in graph.input}
     for tensor in graph.initializer:
-        if made.get(tensor.name) == "an initializer":
+        if makers.get(tensor.name) == "an initializer":
             notes.append(f"tensor {tensor.name!r} is defined by two initializers{outer}; engines take the last")
-        made[tensor.name] = "an initializer"
+        makers[tensor.name] = "an initializer"
     for node in graph.node:
         maker = f"node {node.name!r} ({node.op_type})" if node.name else f"a {node.op_type} node"
         for output in node.output:
             if not output:
                 continue
-            if output in made:
+            if output in makers:
                 raise refuse(
                     where,
-                    f"tensor {output!r} is made twice{outer}, by {made[output]} and by {maker}",
+                    f"tensor {output!r} is made twice{outer}, by {makers[output]} and by {maker}",
                     "rename one of the two",
                 )
-            made[output] = maker
+            makers[output] = maker
         for name, inner in subgraphs(node):
             _check_single_assignment(inner, where, notes, f" in {name!r} of {maker}")
 

@@ -83,8 +83,8 @@ def model_digest(info: ModelInfo) -> str:
     if not info.external_files:
         return info.sha256
     digest = hashlib.sha256(info.sha256.encode())
-    for location, found in external_digests(info).items():
-        digest.update(f"{location}\0{found}\0".encode())
+    for location, external_digest in external_digests(info).items():
+        digest.update(f"{location}\0{external_digest}\0".encode())
     return digest.hexdigest()
 
 

@@ -203,8 +203,8 @@ def _nodes_with_constants(
 def _zero_point(node: onnx.NodeProto, constants: Mapping[str, int]) -> str:
     if len(node.input) > 2 and node.input[2] in constants:
         return dtype_name(constants[node.input[2]])
-    given = next((a.i for a in node.attribute if a.name == "output_dtype"), 0)
-    return dtype_name(given) if given else "uint8"
+    dtype = next((a.i for a in node.attribute if a.name == "output_dtype"), 0)
+    return dtype_name(dtype) if dtype else "uint8"
 
 
 def random_outputs(model: onnx.ModelProto, places: Iterable[NamedNode]) -> dict[str, str]:
@@ -235,8 +235,8 @@ class _Draws:
             (normal_domain(function.domain), function.name): list(_inner_nodes(function.node))
             for function in model.functions
         }
-        while more := {key for key in bodies.keys() - self.functions if any(map(self, bodies[key]))}:
-            self.functions |= more
+        while drawing := {key for key in bodies.keys() - self.functions if any(map(self, bodies[key]))}:
+            self.functions |= drawing
 
     def __call__(self, node: onnx.NodeProto) -> bool:
         domain, op = normal_domain(node.domain), node.op_type
@@ -265,10 +265,10 @@ class _Draws:
                     stored += [
                         (node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value"
                     ]
-        found: dict[str, list[onnx.TensorProto]] = {}
+        protos: dict[str, list[onnx.TensorProto]] = {}
         for name, tensor in stored:
-            found.setdefault(name, []).append(tensor)
-        return found
+            protos.setdefault(name, []).append(tensor)
+        return protos
 
 
 def _inner_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:

@@ -198,7 +198,7 @@ def without_weights(model: onnx.ModelProto, *, keep: int = -1) -> onnx.ModelProt
 
 def fix_shapes(proto: onnx.ModelProto, fixed: Mapping[str, tuple[int | None, ...]]) -> None:
     """Put sizes into a graph, in place: into its inputs, and wherever the main graph uses the name of a dimension."""
-    found: list[tuple[str, int]] = []
+    pairs: list[tuple[str, int]] = []
     for value in proto.graph.input:
         sizes = fixed.get(value.name)
         if sizes is None:
@@ -212,9 +212,9 @@ def fix_shapes(proto: onnx.ModelProto, fixed: Mapping[str, tuple[int | None, ...
             if size is None:
                 continue
             if dim.dim_param:
-                found.append((dim.dim_param, size))
+                pairs.append((dim.dim_param, size))
             dim.dim_value = size
-    symbols = agreed_sizes(found)
+    symbols = agreed_sizes(pairs)
     for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
             if dim.dim_param in symbols:
@@ -223,8 +223,8 @@ def fix_shapes(proto: onnx.ModelProto, fixed: Mapping[str, tuple[int | None, ...
 
 def agreed_sizes(sizes: Iterable[tuple[int | str | None, int | None]]) -> dict[str, int]:
     """Return the name of each dimension with its one size, without those that have several or none."""
-    found: dict[str, set[int | None]] = {}
+    known: dict[str, set[int | None]] = {}
     for name, size in sizes:
         if isinstance(name, str):
-            found.setdefault(name, set()).add(size)
-    return {name: one for name, (one, *more) in found.items() if one is not None and not more}
+            known.setdefault(name, set()).add(size)
+    return {name: size for name, (size, *others) in known.items() if size is not None and not others}

@@ -93,7 +93,7 @@ def open_dimensions(info: ModelInfo) -> dict[str, str]:
 def shape_fits(shape: Sequence[int], declared: Sequence[int | str | None]) -> bool:
     """Whether a shape has the rank of a declared one, and its fixed sizes."""
     return len(shape) == len(declared) and all(
-        not isinstance(size, int) or given == size for given, size in zip(shape, declared, strict=True)
+        not isinstance(size, int) or actual == size for actual, size in zip(shape, declared, strict=True)
     )
 
 
@@ -107,9 +107,9 @@ def with_shapes(info: ModelInfo, policy: Policy) -> ModelInfo:
     if stated:
         settled = _settle(info, stated)
         symbols = agreed_sizes(
-            (size, None if one is None or not one.fixed else one.min)
+            (size, None if bounds is None or not bounds.fixed else bounds.min)
             for tensor in _all_inputs(info)
-            for size, one in zip(tensor.shape or (), settled.get(tensor.name, ()), strict=False)
+            for size, bounds in zip(tensor.shape or (), settled.get(tensor.name, ()), strict=False)
         )
         fixed = {tensor.name: _changed(tensor, settled.get(tensor.name, ())) for tensor in _all_inputs(info)}
         info = msgspec.structs.replace(
@@ -163,21 +163,21 @@ def _settle(info: ModelInfo, stated: Mapping[str, tuple[int | str, ...]]) -> _Ra
     symbols: dict[str, tuple[ShapeRange, str]] = {}
     several: set[str] = set()
     for name, sizes in stated.items():
-        for axis, (size, one) in enumerate(_pairs(tensors[name], sizes)):
-            if isinstance(size, int) and not (one.fixed and one.min == size):
-                raise PolicyError(f"{_KEY}.{name}[{axis}]: {one} contradicts the model, which fixes it to {size}")
+        for axis, (size, bounds) in enumerate(_pairs(tensors[name], sizes)):
+            if isinstance(size, int) and not (bounds.fixed and bounds.min == size):
+                raise PolicyError(f"{_KEY}.{name}[{axis}]: {bounds} contradicts the model, which fixes it to {size}")
             if isinstance(size, str):
-                first, by = symbols.setdefault(size, (one, f"{_KEY}.{name}[{axis}]"))
-                if first == one:
+                first, by = symbols.setdefault(size, (bounds, f"{_KEY}.{name}[{axis}]"))
+                if first == bounds:
                     continue
                 several.add(size)
                 if info.format != "onnx":  # elsewhere a name is no promise
                     raise PolicyError(
-                        f"{_KEY}.{name}[{axis}]: {one}, but this is the dimension {size!r} of the model, which is "
+                        f"{_KEY}.{name}[{axis}]: {bounds}, but this is the dimension {size!r} of the model, which is "
                         f"{first} in {by}; give it the same size in both"
                     )
     settled: _Ranges = {}
-    ranges = {size: one for size, (one, _) in symbols.items() if size not in several}
+    ranges = {size: bounds for size, (bounds, _) in symbols.items() if size not in several}
     for tensor in info.inputs:
         if tensor.name not in stated and tensor.kind == "tensor" and tensor.shape is not None:
             settled[tensor.name] = tuple(
@@ -199,8 +199,8 @@ def _pairs(tensor: TensorInfo, sizes: tuple[int | str, ...]) -> Iterator[tuple[i
         raise PolicyError(
             f"{_KEY}.{tensor.name}: {len(sizes)} dimensions are stated, and the model has {len(shape)}: [{expected}]"
         )
-    for size, given in zip(shape, sizes, strict=True):
-        yield size, ShapeRange(*split_size(given))
+    for size, stated in zip(shape, sizes, strict=True):
+        yield size, ShapeRange(*split_size(stated))
 
 
 def _all_inputs(info: ModelInfo) -> tuple[TensorInfo, ...]:

@@ -147,7 +147,7 @@ class _CpuBuffers(HostBuffers):
 
     def in_place(self, source: str, name: str) -> bool:
         """Say so of a cache that its attention writes in place."""
-        mine, theirs = self.given.get(name), self.inputs[source]
+        mine, theirs = self.buffers.get(name), self.inputs[source]
         same = mine is not None and mine.ctypes.data == theirs.ctypes.data and mine.nbytes == theirs.nbytes
         return same and not self._copies and writes_cache(self._model._info, source, name)
 
@@ -164,7 +164,7 @@ class _CpuBuffers(HostBuffers):
                 self._io.bind_output(name, "cpu")
             else:
                 self._io.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(self.outputs[name], "cpu", 0))
-        self._unproven = self.fixed.difference(self.given, {name for _, name in self._loose})
+        self._unproven = self.fixed.difference(self.buffers, {name for _, name in self._loose})
 
     def _made_there(self, name: str) -> bool:
         array = self.outputs.get(name)

@@ -52,7 +52,7 @@ class Executed:
     writes: str | None
     layout: str | None
     size: int | None
-    made: int | None
+    output_bytes: int | None
     time_us: int | None
     still: bool
     above: tuple[str, ...]
@@ -90,7 +90,7 @@ def executed_nodes(operations: Sequence[Mapping[str, Any]]) -> list[Executed]:
                 writes=writes,
                 layout=_layout(facts["outputLayouts"]) if kind in _SPATIAL else None,
                 size=_size(operation["sizes"][:1]),
-                made=_size(operation["sizes"]),
+                output_bytes=_size(operation["sizes"]),
                 time_us=int(time) if time.isdigit() else None,
                 still=kind in _STILL,
                 above=above,

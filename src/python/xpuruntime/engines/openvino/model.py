@@ -279,7 +279,7 @@ class OpenVinoBuffers(HostBuffers):
                 self._fresh.append((index, name))
             elif name in self._static and name not in self.copied:
                 self._request.set_output_tensor(index, share(self.outputs[name]))
-            elif name in self.given or name in self.copied:
+            elif name in self.buffers or name in self.copied:
                 if name not in self._sized:
                     self._sized[name] = self._tensor(name, self.outputs[name].shape)
                 self._request.set_output_tensor(index, self._sized[name])

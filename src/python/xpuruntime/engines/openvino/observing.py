@@ -95,10 +95,10 @@ def _live(executed: Sequence[Executed], ran: Sequence[tuple[Executed, str]]) -> 
     for node, unit in ran:
         if node.time_us is None and node.kernel is None and node.above:
             steps.append(UnitMemory(unit=unit, reads=node.above, views={node.name: node.above[0]}))
-        elif node.made is None:
+        elif node.output_bytes is None:
             return ()
         else:
-            steps.append(UnitMemory(unit=unit, reads=node.above, makes={node.name: node.made}))
+            steps.append(UnitMemory(unit=unit, reads=node.above, makes={node.name: node.output_bytes}))
     outputs = {name for node in executed if node.kind in ("Output", "Result") for name in node.above}
     return live_bytes(steps, outputs)
 

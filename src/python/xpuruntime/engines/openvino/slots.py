@@ -117,7 +117,7 @@ class Generation:
         self.compiled = compiled
         self.free: deque[Slot] = deque()
         #: Requests made and not dropped, also those of bindings.
-        self.made = 0
+        self.created = 0
         #: Whether a run has failed.
         self.broken = False
         #: Whether it is not to be used again: broken, or closed.
@@ -126,7 +126,7 @@ class Generation:
     @property
     def busy(self) -> int:
         """Requests that may be running."""
-        return self.made - len(self.free)
+        return self.created - len(self.free)
 
 
 class Slot:
@@ -249,13 +249,13 @@ class SlotPool:
             if self._generation.broken:
                 self._generation = Generation(self._reopen())
                 self.free = self._generation.free
-            self._generation.made += 1
+            self._generation.created += 1
             return self._generation
 
     def drop(self, generation: Generation) -> None:
         """Count one request less."""
         with self._lock:
-            generation.made -= 1
+            generation.created -= 1
 
     def spoil(self, generation: Generation) -> bool:
         """Give up a compiled model in which a run has failed; say whether another run may have been the cause."""

@@ -52,10 +52,10 @@ class ProbeRefusedError(InputError):
 
 
 @contextmanager
-def probing(model: ModelInfo, feeds: Mapping[str, Any], *, made: bool = True) -> Iterator[None]:
+def probing(model: ModelInfo, feeds: Mapping[str, Any], *, generated: bool = True) -> Iterator[None]:
     """Run a model on inputs that were generated, of which an error says that they are the likely cause.
 
-    Without `made`, the inputs are somebody's own, and every error is passed on.
+    Without `generated`, the inputs are somebody's own, and every error is passed on.
     """
     try:
         yield
@@ -63,7 +63,7 @@ def probing(model: ModelInfo, feeds: Mapping[str, Any], *, made: bool = True) ->
         raise
     except (EngineFailed, InputError) as error:
         free = any(not isinstance(size, int) for tensor in model.inputs for size in tensor.shape or (None,))
-        if made and (free or not all("float" in tensor.dtype for tensor in model.inputs)):
+        if generated and (free or not all("float" in tensor.dtype for tensor in model.inputs)):
             raise probe_refused(model, feeds, error) from error
         raise
 

@@ -248,7 +248,7 @@ class Cancel:
         self._asked = True
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         """Whether somebody said so."""
         return self._asked
 
@@ -269,7 +269,7 @@ class Cancel:
 
             def step_complete(self, phase_name: str, step: int) -> bool:
                 del phase_name, step
-                return not cancel.asked
+                return not cancel.requested
 
         return Monitor()
 

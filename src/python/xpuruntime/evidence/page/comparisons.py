@@ -161,9 +161,9 @@ def _labels(rows: list[dict[str, Any]]) -> list[str]:
     return labels
 
 
-def _row(row: dict[str, Any], label: str, asked: bool) -> dict[str, Any]:
+def _row(row: dict[str, Any], label: str, requested: bool) -> dict[str, Any]:
     drift = row["drift"]
-    why, how = _missing(row, asked)
+    why, how = _missing(row, requested)
     return {
         "label": label,
         **{key: row[key] for key in ("engine", "device", "precision", "status", "reason", "tolerance", "notes")},
@@ -188,12 +188,12 @@ def _divergence(divergence: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _missing(row: dict[str, Any], asked: bool) -> tuple[str, str]:
+def _missing(row: dict[str, Any], requested: bool) -> tuple[str, str]:
     """Return why there is no drift of layers, empty where there is, and how to get what is missing."""
     drift = row["drift"]
     if row["status"] in ("rejected", "failed"):
         return f"the engine did not run ({row['status']}): {row['reason']}", "make it run first: see the reason"
-    if not asked:
+    if not requested:
         return "it was not asked for", _ASK
     if drift is None:
         return (row["notes"] or ["the reference gave no layers"])[-1], _OTHER
@@ -218,7 +218,7 @@ def _points(rows: list[dict[str, Any]]) -> dict[str, Any]:
         drift = row["drift"] or {"layers": (), "first": None}
         for at, layer in enumerate(drift["layers"]):
             figures = layer["figures"]
-            found = {
+            values = {
                 "row": index,
                 "layer": order[layer["place"]],
                 "tensor": strings.setdefault(figures["name"], len(strings)),
@@ -229,7 +229,7 @@ def _points(rows: list[dict[str, Any]]) -> dict[str, Any]:
                 **_figures(figures),
             }
             for name in names:
-                points[name].append(found[name])
+                points[name].append(values[name])
     ordered = [layers[layer] for layer in sorted(layers)]
     return {
         "layers": {
@@ -242,8 +242,8 @@ def _points(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _figures(one: dict[str, Any]) -> dict[str, float | str | None]:
-    return {key: _number(one[key]) for key in _FIGURES}
+def _figures(record: dict[str, Any]) -> dict[str, float | str | None]:
+    return {key: _number(record[key]) for key in _FIGURES}
 
 
 def _number(value: float | None) -> float | str | None:

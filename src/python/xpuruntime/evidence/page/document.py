@@ -36,13 +36,13 @@ def assemble(template: str, kind: str, scripts: tuple[str, ...], title: str, dat
         "policy": html.escape(_content_policy(style, script)),
         "title": html.escape(title),
         "style": style,
-        "data": re.sub("[<>&\u2028\u2029]", lambda found: _ESCAPES[found.group()], json_bytes(data).decode()),
+        "data": re.sub("[<>&\u2028\u2029]", lambda match: _ESCAPES[match.group()], json_bytes(data).decode()),
         "script": script,
         "fragment": fragment,
     }
     body = (_HERE / template).read_text(encoding="utf-8").removeprefix(_LICENCE)
     text = (_HERE / "frame.html").read_text(encoding="utf-8").replace("{{body}}", body)
-    return printable(re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], text))
+    return printable(re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], text))
 
 
 @functools.cache

@@ -161,12 +161,12 @@ def _model(plan: dict[str, Any]) -> dict[str, Any]:
 
 def _kinds(report: Report) -> list[dict[str, Any]]:
     """Return each kind of time with its unit; times of different ones are never added up."""
-    found: dict[tuple[str, str], int] = {}
+    counts: dict[tuple[str, str], int] = {}
     for unit in report.units:
         if unit.time is not None:
             key = (unit.time.unit, unit.time.kind)
-            found[key] = max(found.get(key, 0), unit.time.runs)
-    return [{"unit": unit, "kind": kind, "runs": runs} for (unit, kind), runs in found.items()]
+            counts[key] = max(counts.get(key, 0), unit.time.runs)
+    return [{"unit": unit, "kind": kind, "runs": runs} for (unit, kind), runs in counts.items()]
 
 
 def _units(report: Report, names: _Names) -> dict[str, list[Any]]:
@@ -280,9 +280,9 @@ def _live(report: Report) -> dict[str, list[int]]:
     """Return columns: the place of the unit in the report, -1 for one that is not in it, and the bytes around it."""
     places = {unit.id: index for index, unit in enumerate(report.units)}
     return {
-        "unit": [places.get(one.unit, -1) for one in report.live],
-        "during": [one.during for one in report.live],
-        "after": [one.after for one in report.live],
+        "unit": [places.get(memory.unit, -1) for memory in report.live],
+        "during": [memory.during for memory in report.live],
+        "after": [memory.after for memory in report.live],
     }
 
 

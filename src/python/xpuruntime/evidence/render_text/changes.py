@@ -45,11 +45,11 @@ def headline(comparison: ReportComparison) -> str:
     """Return one sentence: what moved, what else differs in what ran, and how the speed changed."""
     moved = len(comparison.nodes_that("placement"))
     said = [f"{moved} {'node' if moved == 1 else 'nodes'} moved" if moved else "nothing moved"]
-    for what, one, many in _COUNTED:
+    for what, singular, many in _COUNTED:
         count = len(comparison.nodes_that(what))
         if count:
             node = "" if moved else " node" if count == 1 else " nodes"
-            said.append(f"{count}{node} {one if count == 1 else many}")
+            said.append(f"{count}{node} {singular if count == 1 else many}")
     inserted = [op for group in comparison.groups for op in group.what.get("inserted", ())]
     if inserted:
         said.append(f"other {', '.join(inserted[:2])} inserted" + (" and more" if len(inserted) > 2 else ""))
@@ -163,7 +163,7 @@ def _groups(comparison: ReportComparison) -> list[RenderableType]:
     rows = map(row, sorted(comparison.groups, key=weight))
     columns = ("nodes", "what", "before", "after", ">time")
     parts = rows_table(
-        "source nodes about which something differs", columns, rows, most=_ROWS, more="more groups of nodes"
+        "source nodes about which something differs", columns, rows, most=_ROWS, noun="more groups of nodes"
     )
     parts.append(Text(f"about {comparison.unchanged} other source nodes nothing differs"))
     return parts

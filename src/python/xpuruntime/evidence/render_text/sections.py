@@ -67,7 +67,7 @@ def decision_tables(decisions: Sequence[KernelDecision], title: str) -> list[Ren
         for call in order
     ]
     columns = ("call", "asked", "ran", "why", ">calls")
-    return [*rows_table(title, columns, rows, more="more kinds of calls"), *_others(order)]
+    return [*rows_table(title, columns, rows, noun="more kinds of calls"), *_others(order)]
 
 
 def changed_decisions(changes: Sequence[DecisionChange]) -> list[RenderableType]:
@@ -118,11 +118,11 @@ def _others(decisions: Sequence[KernelDecision]) -> list[RenderableType]:
         for other in decision.candidates:
             if other.reason or other.measured_us is not None:
                 others[other.kernel, decision.op, other.reason or "ran", other.measured_us] = None
-    asked = {word.partition("@")[0] for decision in decisions for word in decision.asked}
+    names = {word.partition("@")[0] for decision in decisions for word in decision.asked}
 
     def weight(row: tuple[str, str, str, float | None]) -> tuple[bool, bool]:
         kernel = row[0].partition("@")[0]
-        return row[3] is None, not {kernel, kernel.partition(".")[0]} & asked
+        return row[3] is None, not {kernel, kernel.partition(".")[0]} & names
 
     rows = [
         (kernel, op, reason, "-" if spent is None else f"{spent:,.2f}")
@@ -211,7 +211,7 @@ def shape_tables(coverage: ShapeCoverage | None) -> list[RenderableType]:
         for name, _, allowed, observed, covered, reason in shape_rows(coverage)
     ]
     columns = ("input", "allowed", "observed", "all of them", "why")
-    parts = rows_table("shapes that this report covers", columns, rows, more="more inputs")
+    parts = rows_table("shapes that this report covers", columns, rows, noun="more inputs")
     return [*parts, *(Text(text) for text in coverage.by_shape)]
 
 

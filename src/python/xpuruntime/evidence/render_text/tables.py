@@ -68,7 +68,7 @@ def rows_table(
     rows: Iterable[Sequence[Cell]],
     *,
     most: int | None = ROWS,
-    more: str = "more",
+    noun: str = "more",
     widths: Mapping[str, int] = _WIDTHS,
 ) -> list[RenderableType]:
     """Return a table of rows, and where these are more than `most` how many are left out; nothing without any row.
@@ -84,7 +84,7 @@ def rows_table(
     for row in every[:most]:
         shown.add_row(*(Text(cell) if isinstance(cell, str) else Text(*cell) for cell in row))
     left = 0 if most is None else len(every) - most
-    return [shown, *([Text(f"and {left} {more}: all of them are in the JSON")] if left > 0 else [])]
+    return [shown, *([Text(f"and {left} {noun}: all of them are in the JSON")] if left > 0 else [])]
 
 
 #: Characters of a value that a table shows.
@@ -99,17 +99,17 @@ def cut_text(text: str) -> str:
 def difference_table(
     title: str,
     differences: Sequence[Difference],
-    *more: str,
+    *fields: str,
     most: int | None = None,
     cut: bool = False,
     widths: Mapping[str, int] = _WIDTHS,
 ) -> list[RenderableType]:
     """Return a table of differences: what differs, both values, and more fields by name."""
-    rows = difference_rows(differences, *more)
+    rows = difference_rows(differences, *fields)
     if cut:
         rows = [tuple(map(cut_text, row)) for row in rows]
-    columns = ("what", "before", "after", *(_HEADS[name] for name in more))
-    return rows_table(title, columns, rows, most=most, more="more rows", widths=widths)
+    columns = ("what", "before", "after", *(_HEADS[name] for name in fields))
+    return rows_table(title, columns, rows, most=most, noun="more rows", widths=widths)
 
 
 @functools.cache

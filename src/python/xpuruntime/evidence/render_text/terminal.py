@@ -71,8 +71,8 @@ def render(report: Report, *, summary: bool = False, brief: bool = False) -> Ren
     if brief:
         parts += [_hot_units(timed, _instrumented(report), _FEW)] if timed else []
         parts += [_accounting(report)] if report.units else []
-        more = "For notes, memory, boundaries, shapes and all units, pipe it into less, or add --html FILE."
-        return Group(*parts, Text(more, "dim"))
+        hint = "For notes, memory, boundaries, shapes and all units, pipe it into less, or add --html FILE."
+        return Group(*parts, Text(hint, "dim"))
     if timed:
         parts.append(_hot_units(timed, _instrumented(report)))
         if len(timed) > _MANY:
@@ -253,12 +253,17 @@ def _precisions(units: list[Unit]) -> RenderableType:
     for unit in units:
         groups[(unit.device, unit.precision_run or "?", unit.precision_requested or "-")].append(unit)
     table = _table("precision", ("on", "ran in", "asked", ">units", ">time", "as asked"))
-    for (device, ran, asked), members in sorted(groups.items()):
+    for (device, ran, wanted), members in sorted(groups.items()):
         time = sum(u.time.value for u in members if u.time)
         unlike = sum(u.status == "substituted" for u in members)
         word = "yes" if not unlike else f"no: {unlike}"
         table.add_row(
-            Text(device), Text(ran), Text(asked), str(len(members)), f"{time:,.1f}", Text(word, "red" if unlike else "")
+            Text(device),
+            Text(ran),
+            Text(wanted),
+            str(len(members)),
+            f"{time:,.1f}",
+            Text(word, "red" if unlike else ""),
         )
     return table
 

@@ -99,10 +99,10 @@ def find_batch(
         return NoBatch(f"the policy allows one row alone in the dimension {name!r}")
     permuted = max((size for size in wanted if size <= _PERMUTED), default=wanted[0])
     count = max(wanted)
-    present = {feeds[one].shape[axis] for one, axis in axes.items()}
+    present = {feeds[name].shape[axis] for name, axis in axes.items()}
     if len(present) != 1:
         return NoBatch(f"the inputs have different sizes {sorted(present)} in the dimension {name!r}")
-    rows = {one: _rows(array, axes[one], count) if one in axes else array for one, array in feeds.items()}
+    rows = {name: _rows(array, axes[name], count) if name in axes else array for name, array in feeds.items()}
     return Batch(name, axes, rows, count, wanted, permuted)
 
 

@@ -115,14 +115,14 @@ def locate(info: ModelInfo, mismatch: Mismatch, repeat: Repeat, compared: Collec
     if not makers:
         return msgspec.structs.replace(output, note="the model shows no nodes")
     search = _Search(repeat)
-    found = search.first(list(makers))
-    if found is None:
+    divergence = search.first(list(makers))
+    if divergence is None:
         why = search.refused or (
             "no tensor inside differs while all are outputs too, which keeps the engine from fusing nodes: the "
             "difference is in nodes that it fuses"
         )
         return msgspec.structs.replace(output, note=why)
-    tensor, ulp = found
+    tensor, ulp = divergence
     node, note = makers[tensor], f"some tensors were not seen: {search.refused}" if search.refused else ""
     hidden = None if compared is None else _first_hidden(info, tensor, makers, compared)
     if hidden is not None:

@@ -155,7 +155,7 @@ def session_determinism(
     testing = _Testing(session, inputs, (trials, processes), batch_sizes, batch_dimension, trust=trust)
     from xpuruntime.engines.precision import probing
 
-    with probing(session.model, testing.feeds, made=inputs is None):
+    with probing(session.model, testing.feeds, generated=inputs is None):
         session.determinism_tests = testing.run(wanted, last)
     return session.determinism_tests
 

@@ -120,7 +120,7 @@ def compare_environments(
         measured = _times(opened, budget, margin, confidence, progress) if both else None
         levels = (
             Level(name="environment", verdict="differs" if environment else "same", rows=environment),
-            _level("plan", plan_rows(comparison, [one.defaults for one in opened], environment)),
+            _level("plan", plan_rows(comparison, [side.defaults for side in opened], environment)),
             _placement(comparison, environment),
             _kernels(comparison, environment, opened),
             numerics,
@@ -252,7 +252,7 @@ def _kernels(comparison: ReportComparison, environment: tuple[Difference, ...], 
         )
         for decision in comparison.decisions
     ]
-    ran = [[unit for unit in one.report.units if unit.relation != "folded"] for one in opened]
+    ran = [[unit for unit in side.report.units if unit.relation != "folded"] for side in opened]
     silent = max(sum(unit.kernel_source == "unknown" for unit in units) for units in ran)
     units = max(map(len, ran))
     reason = f"the engine does not report the kernels of {silent} of {units} units" if silent else ""
@@ -308,7 +308,7 @@ def _caused(comparison: ReportComparison, environment: tuple[Difference, ...]) -
 
 
 def _numerics(opened: list[_Opened], comparison: ReportComparison, environment: tuple[Difference, ...]) -> Level:
-    before, after = (one.call("outputs", folder=str(one.folder)) for one in opened)
+    before, after = (side.call("outputs", folder=str(side.folder)) for side in opened)
     causes, restore = _caused(comparison, environment)
     rows = []
     for name in dict.fromkeys((*before, *after)):
@@ -333,7 +333,9 @@ def _numerics(opened: list[_Opened], comparison: ReportComparison, environment: 
         return Level(
             name="numerics", verdict="same", reason=f"the bits of {len(before)} output{'s' * (len(before) > 1)}"
         )
-    first, reason = _first_node([one.call("intermediates", folder=str(one.folder)) for one in opened], causes, restore)
+    first, reason = _first_node(
+        [side.call("intermediates", folder=str(side.folder)) for side in opened], causes, restore
+    )
     return _level("numerics", (*rows, *first), reason)
 
 

@@ -164,11 +164,11 @@ class _Rows:
         return causes, restoring(causes, self._all)
 
 
-def _kernels(rows: _Rows, one: Identity, other: Identity) -> Level:
+def _kernels(rows: _Rows, base: Identity, other: Identity) -> Level:
     changed = (*rows.of(_KERNELS), *rows.of(_PLACEMENT, calls=True))
     silent, units = max(
         (identity.unobservable, sum(entry.relation != "folded" for entry in identity.entries))
-        for identity in (one, other)
+        for identity in (base, other)
     )
     reason = ""
     if silent:
@@ -192,11 +192,11 @@ def _numerics(before: RecordedSide, after: RecordedSide, rows: _Rows) -> Level:
     causes, restore = rows.caused()
     changed, untold = [], []
     for name in sorted({*sides[0], *sides[1]}):
-        one, other = sides[0].get(name), sides[1].get(name)
+        base, other = sides[0].get(name), sides[1].get(name)
         samples = [side.samples.get(name) for side in (before, after)]
-        if one is not None and other is not None and "tolerance" == one.grade == other.grade and None in samples:
+        if base is not None and other is not None and "tolerance" == base.grade == other.grade and None in samples:
             untold.append(name)
-        elif (said := _output(one, other, samples)) is not None:
+        elif (said := _output(base, other, samples)) is not None:
             row = Difference(
                 subject=f"output {name}", code=said[0], before=said[1], after=said[2], causes=causes, restore=restore
             )

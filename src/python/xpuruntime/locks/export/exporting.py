@@ -51,7 +51,7 @@ _PORTABLE: tuple[type[NativeExporter], ...] = (TritonPythonExporter, KServeExpor
 def export_targets(registry: EngineRegistry | None = None) -> dict[str, tuple[str, ...]]:
     """Return what locks can be exported as, each with the engines whose sessions have such a form."""
     engines = known_engines(registry)
-    targets = {target: tuple(engines.engines()) for one in _PORTABLE for target in one.targets}
+    targets = {target: tuple(engines.engines()) for form in _PORTABLE for target in form.targets}
     for engine in engines:
         exporter = engine.exporter()
         for target in () if exporter is None else exporter.targets:
@@ -120,19 +120,19 @@ def export_lock(
     engines = known_engines(registry)
     exporter = _exporter(locked, source, target, engines)
     job = _job(locked, source, model, calibration, trust=trust)
-    made = exporter(job)
-    if prove and target not in made.proved:
+    exported = exporter(job)
+    if prove and target not in exported.proved:
         raise UnsupportedOperationError(
             f"{target} is not run here, so nothing is proved. Fix: leave prove (--prove) out; those that can be proved "
-            f"are {', '.join(made.proved) or 'none'}"
+            f"are {', '.join(exported.proved) or 'none'}"
         )
-    result = _write(made, target, job, path, strict=strict, overwrite=overwrite)
+    result = _write(exported, target, job, path, strict=strict, overwrite=overwrite)
     if not prove:
         return result
     from xpuruntime.locks.export.result import prove_export
 
     interpreter = None if python is None else os.fspath(python)
-    return msgspec.structs.replace(result, proof=prove_export(made, target, path, locked, str(source), interpreter))
+    return msgspec.structs.replace(result, proof=prove_export(exported, target, path, locked, str(source), interpreter))
 
 
 def _exporter(lock: Lock, where: Path, target: str, engines: EngineRegistry) -> type[NativeExporter]:
@@ -147,7 +147,7 @@ def _exporter(lock: Lock, where: Path, target: str, engines: EngineRegistry) -> 
             f"{where} is a lock of a compiled artifact, which only xpuruntime opens. Fix: lock the model itself"
         )
     *_, plan = records
-    portable = next((one for one in _PORTABLE if target in one.targets), None)
+    portable = next((form for form in _PORTABLE if target in form.targets), None)
     if portable is not None:
         return portable
     exporter = engines.get(plan.engine).exporter()
@@ -205,7 +205,7 @@ def _job(lock: Lock, where: Path, model: Any, calibration: Any, *, trust: bool) 
             if validator.kind == ValidatorKind.ENVIRONMENT and isinstance(validator.expect, dict)
             for name, value in validator.expect.items()
         },
-        shapes={name: shape for one in identity.shapes for name, shape in one.inputs.items()},
+        shapes={name: shape for locked_shapes in identity.shapes for name, shape in locked_shapes.inputs.items()},
     )
 
 
@@ -281,9 +281,9 @@ def _refuse_less(outcomes: tuple[KeyOutcome, ...], target: str) -> None:
     if not less:
         return
     lines = "; ".join(f"{control.key} is {control.outcome}: {control.reason}" for control in less[:_NAMED])
-    more = f"; and {len(less) - _NAMED} more" if len(less) > _NAMED else ""
+    tail = f"; and {len(less) - _NAMED} more" if len(less) > _NAMED else ""
     raise UnsupportedOperationError(
-        f"{target} does not keep every key of the policy: {lines}{more}. Fix: take these keys out of the policy and "
+        f"{target} does not keep every key of the policy: {lines}{tail}. Fix: take these keys out of the policy and "
         "lock again, or leave strict (--strict) out"
     )
 

@@ -184,17 +184,21 @@ def _surroundings(exporter: NativeExporter, ran: NativeRun) -> Iterator[Claim]:
 def _outputs(lock: Lock, at: LockedShapes, ran: NativeRun, model: ModelInfo) -> Iterator[Claim]:
     locked = tuple(output for output in lock.identity.outputs if output.at == at.id)
     drifts = {result.subject: result for result in compare_results(locked, lock, ran.outputs, at.id, model)}
-    for one in locked:
-        id = f"accuracy.outputs.{one.name}"
-        drift = drifts.pop(one.name, None)
+    for output in locked:
+        id = f"accuracy.outputs.{output.name}"
+        drift = drifts.pop(output.name, None)
         if drift is not None:
-            yield _claim(id, drift.before, drift.after, "fail", f"{one.grade} for probe inputs", section="accuracy")
-        elif one.grade == "random":
-            reason = f"random numbers of node {model.random_outputs[one.name]} are in it"
+            yield _claim(id, drift.before, drift.after, "fail", f"{output.grade} for probe inputs", section="accuracy")
+        elif output.grade == "random":
+            reason = f"random numbers of node {model.random_outputs[output.name]} are in it"
             yield _claim(id, "-", "-", "unobservable", reason, section="accuracy")
         else:
-            how = "the same bits" if one.grade == "bitwise" else f"within rtol {one.rtol:g} and atol {one.atol:g}"
-            yield _claim(id, one.grade, how, "pass", "of the probe inputs of the lock", section="accuracy")
+            how = (
+                "the same bits"
+                if output.grade == "bitwise"
+                else f"within rtol {output.rtol:g} and atol {output.atol:g}"
+            )
+            yield _claim(id, output.grade, how, "pass", "of the probe inputs of the lock", section="accuracy")
     for name, drift in drifts.items():
         yield _claim(
             f"accuracy.outputs.{name}",

@@ -158,7 +158,7 @@ def determinism_claims(subject: Subject) -> Iterator[Claim]:
     key, grade = max(stated.items(), key=lambda item: DETERMINISM_GRADES.index(item[1]))
     if grade == "none":
         return
-    inputs = subject.feeds if subject.given else None
+    inputs = subject.feeds if subject.own_inputs else None
     determinism = session_determinism(subject.session, grade, inputs=inputs, trust=subject.trust)
     broken = any(test.verdict == "failed" for test in determinism.tests)
     for test in determinism.tests:

@@ -237,11 +237,11 @@ class Subject(NamedTuple):
     model: Any
     document: Document | None
     feeds: dict[str, Any]
-    given: bool
+    own_inputs: bool
     reopen: Callable[[], InferenceSession]
     opened_s: float
     metrics: tuple[Metric | FileMetric, ...]
-    asked: frozenset[str]
+    sections: frozenset[str]
     budget: float | None
     against: str | None
     lock: str | None

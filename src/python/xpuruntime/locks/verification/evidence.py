@@ -58,7 +58,7 @@ def lock_claims(subject: Subject) -> Iterator[Claim]:
         )
     elsewhere = not groups.keys().isdisjoint(MACHINE)
     for code, drifts in groups.items():
-        first, more = drifts[0], len(drifts) - _NAMED
+        first, remaining = drifts[0], len(drifts) - _NAMED
         take = f"`xrt lock MODEL -o {shlex.quote(str(subject.lock))} --accept {code} --why TEXT`"
         if code == DriftCode.PLAN and DriftCode.POLICY in groups:
             take = "as for evidence.lock.policy, from which it follows"
@@ -70,7 +70,8 @@ def lock_claims(subject: Subject) -> Iterator[Claim]:
             observed=shown(first.after),
             verdict="inconclusive" if elsewhere else "fail",
             code=ClaimCode.OTHER_MACHINE if elsewhere else differs,
-            reason="; ".join(drift.text for drift in drifts[:_NAMED]) + (f"; and {more} more" if more > 0 else ""),
+            reason="; ".join(drift.text for drift in drifts[:_NAMED])
+            + (f"; and {remaining} more" if remaining > 0 else ""),
             fix=first.restore or take,
             figures={"differences": float(len(drifts))},
             line=_line_of(first, subject.lock),
@@ -239,7 +240,7 @@ def _whole(report: Report) -> Iterator[Claim]:
         )
 
 
-def _named(units: list[Unit], more: object = None) -> str:
-    shown = [f"{unit.id!r} ({unit.op}{f', {more(unit)}' if callable(more) else ''})" for unit in units[:_UNITS]]
+def _named(units: list[Unit], detail: object = None) -> str:
+    shown = [f"{unit.id!r} ({unit.op}{f', {detail(unit)}' if callable(detail) else ''})" for unit in units[:_UNITS]]
     rest = f" and {len(units) - _UNITS} more" if len(units) > _UNITS else ""
     return (", ".join(shown) or "the engine reported no units") + rest

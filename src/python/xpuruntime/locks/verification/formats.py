@@ -227,9 +227,11 @@ def to_in_toto(result: VerificationResult) -> str:
         {
             "result": {"pass": "PASSED", "warn": "WARNED", "inconclusive": "WARNED", "fail": "FAILED"}[result.verdict],
             "configuration": [descriptor(file or what, digest) for what, file, digest in configuration if digest],
-            "passedTests": [printable(one.id) for one in result.of("pass")],
+            "passedTests": [printable(claim.id) for claim in result.of("pass")],
             "warnedTests": [
-                printable(one.id) for one in result.of("inconclusive", "unobservable") if result.effect(one) != "fail"
+                printable(claim.id)
+                for claim in result.of("inconclusive", "unobservable")
+                if result.effect(claim) != "fail"
             ],
             "failedTests": [printable(claim.id) for claim in result.claims if result.effect(claim) == "fail"],
         },
@@ -251,7 +253,7 @@ def workflow_commands(result: VerificationResult, default: Place | None = None) 
     claims = worst_first(result.claims)
     kinds = {"error": [claim for claim in claims if result.effect(claim) == "fail"]}
     kinds["warning"] = [claim for claim in claims if result.effect(claim) in ("undecided", "warn")]
-    return [line for kind, found in kinds.items() for line in _lines(kind, found, result, default)]
+    return [line for kind, claims in kinds.items() for line in _lines(kind, claims, result, default)]
 
 
 def _lines(kind: str, claims: list[Claim], result: VerificationResult, default: Place | None) -> Iterable[str]:

@@ -176,7 +176,9 @@ def speed_claims(subject: Subject) -> Iterator[Claim]:
     with ExitStack() as stack:
         try:
             pair = open_pair(subject, stack)
-            findings = [_found(one, pair, checks, ends - time.monotonic(), ratios.get(one)) for one in checks.metric]
+            findings = [
+                _found(metric, pair, checks, ends - time.monotonic(), ratios.get(metric)) for metric in checks.metric
+            ]
         except (ControlError, WorkerFailure) as error:
             for metric in checks.metric:
                 claim = _unmeasured(metric, error.reason, checks, "the control")
@@ -194,15 +196,15 @@ def speed_claims(subject: Subject) -> Iterator[Claim]:
 def _found(metric: str, pair: Pair, checks: VerifySpeed, left: float, locked: LockedRatio | None) -> TimedMetric:
     if locked is None:
         return time_metric(metric, pair.session, pair.control, checks, left)
-    found = time_metric(metric, pair.session, pair.control, checks, left, expected=locked.high)
-    return found._replace(locked=locked, figures={**found.figures, "locked_ratio": locked.ratio})
+    timed = time_metric(metric, pair.session, pair.control, checks, left, expected=locked.high)
+    return timed._replace(locked=locked, figures={**timed.figures, "locked_ratio": locked.ratio})
 
 
 def decide(findings: Sequence[TimedMetric], checks: VerifySpeed, control: str, lock: str = "") -> list[Claim]:
     """Return the claims. All of them are decided together, by the method of Holm."""
     known = {finding.metric: finding.comparison for finding in findings if finding.comparison is not None}
-    slower = holm([one.p_slower for one in known.values()], confidence=checks.confidence)
-    within = holm([one.p_within_limit for one in known.values()], confidence=checks.confidence)
+    slower = holm([ratio.p_slower for ratio in known.values()], confidence=checks.confidence)
+    within = holm([ratio.p_within_limit for ratio in known.values()], confidence=checks.confidence)
     flags = dict(zip(known, zip(slower, within, strict=True), strict=True))
     return [_claim(finding, flags.get(finding.metric, (False, False)), checks, control, lock) for finding in findings]
 
@@ -220,16 +222,16 @@ def _unmeasured(metric: str, reason: str, checks: VerifySpeed, control: str) -> 
     )
 
 
-def _claim(found: TimedMetric, flags: tuple[bool, bool], checks: VerifySpeed, control: str, lock: str) -> Claim:
-    locked = found.locked
+def _claim(timed: TimedMetric, flags: tuple[bool, bool], checks: VerifySpeed, control: str, lock: str) -> Claim:
+    locked = timed.locked
     if locked is not None:
         control = f"{locked.ratio:.3f} [{locked.low:.3f}, {locked.high:.3f}] of {control}, as locked"
-    claim = _unmeasured(found.metric, found.reason, checks, control)
-    comparison = found.comparison
+    claim = _unmeasured(timed.metric, timed.reason, checks, control)
+    comparison = timed.comparison
     if comparison is None:
-        return msgspec.structs.replace(claim, figures=found.figures)
+        return msgspec.structs.replace(claim, figures=timed.figures)
     figures = {
-        **found.figures,
+        **timed.figures,
         "ratio": comparison.ratio,
         "low": comparison.low,
         "high": comparison.high,
@@ -243,14 +245,14 @@ def _claim(found: TimedMetric, flags: tuple[bool, bool], checks: VerifySpeed, co
     if comparison.margin > checks.max_slowdown:
         smallest = f"or {SMALLEST * 1e6:g} us, which are {share_text(comparison.margin)} here, slower"
         claim = msgspec.structs.replace(claim, requested=claim.requested.replace("slower", smallest, 1))
-    limit, remarks = 1 + comparison.margin, "".join(f"; {remark}" for remark in found.remarks)
+    limit, remarks = 1 + comparison.margin, "".join(f"; {remark}" for remark in timed.remarks)
     if comparison.too_noisy and comparison.verdict is not RatioVerdict.SLOWER and not comparison.within_limit:
         split = comparison.control_split
         apart = "" if split is None else f", {split.ratio:.3f} [{split.low:.3f}, {split.high:.3f}]"
         reason = f"the control differs from itself by more than half of the margin{apart}{remarks}"
         return msgspec.structs.replace(claim, code=ClaimCode.NOISY, reason=reason, fix=_QUIETER)
-    if found.busy:
-        reason = f"the medians and the fastest calls lie on different sides of {limit:.3f}: {found.busy}{remarks}"
+    if timed.busy:
+        reason = f"the medians and the fastest calls lie on different sides of {limit:.3f}: {timed.busy}{remarks}"
         return msgspec.structs.replace(claim, code=ClaimCode.NOISY, reason=reason, fix=_QUIETER)
     if flags[0] and comparison.low > limit:
         reason = (
@@ -260,13 +262,13 @@ def _claim(found: TimedMetric, flags: tuple[bool, bool], checks: VerifySpeed, co
         if locked is not None:
             fix = f"find what changed: `xrt diff {lock} here MODEL`"
         return msgspec.structs.replace(claim, verdict="fail", code=ClaimCode.SLOWER, reason=reason, fix=fix)
-    if locked is not None and (doubt := locked.doubt(found.metric, comparison.margin)):
+    if locked is not None and (doubt := locked.doubt(timed.metric, comparison.margin)):
         return msgspec.structs.replace(claim, code=ClaimCode.NOISY, reason=doubt, fix=_MEASURED_AGAIN)
     if flags[1] and comparison.high < limit:
         what = "the control" if locked is None else "what was locked"
         reason = f"within {share_text(comparison.margin)} of {what} at a confidence of {checks.confidence:g}{remarks}"
         return msgspec.structs.replace(claim, verdict="pass", code=ClaimCode.OK, reason=reason)
-    reason = f"after {comparison.rounds} rounds ({found.ended}) the interval still holds the limit {limit:.3f}{remarks}"
+    reason = f"after {comparison.rounds} rounds ({timed.ended}) the interval still holds the limit {limit:.3f}{remarks}"
     fix = "state a longer verify.speed.budget, or run on a quieter machine"
     return msgspec.structs.replace(claim, reason=reason, fix=fix)
 

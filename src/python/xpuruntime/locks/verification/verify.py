@@ -204,11 +204,11 @@ def verify(
             model=model,
             document=stated.document,
             feeds=feeds,
-            given=inputs is not None,
+            own_inputs=inputs is not None,
             reopen=lambda: _opened(model, options),
             opened_s=opened_s,
             metrics=functions,
-            asked=sections,
+            sections=sections,
             budget=None if budget is None else min(budget, _FOREVER),
             against=None if against is None else os.fspath(against),
             lock=result.lock,
@@ -296,7 +296,7 @@ def _first_run(session: InferenceSession, inputs: Mapping[str, Any] | None) -> t
     from xpuruntime.engines.precision import probing
 
     feeds, notes = _feeds(session, inputs)
-    with probing(session.model, feeds, made=inputs is None):
+    with probing(session.model, feeds, generated=inputs is None):
         session.run(feeds)
     return feeds, notes
 
@@ -420,7 +420,7 @@ def _feeds(session: InferenceSession, inputs: Mapping[str, Any] | None) -> tuple
 
 def _claims(subject: Subject) -> Iterator[Claim]:
     """Yield the claims of all sections that are asked for."""
-    sections = [section for section in SECTIONS if not subject.asked or section in subject.asked]
+    sections = [section for section in SECTIONS if not subject.sections or section in subject.sections]
     for number, section in enumerate(sections, 1):
         timed = subject.limits.speed if section == sections[-1] == "speed" else None
         log_step(
@@ -439,7 +439,7 @@ def _of_section(section: Section, subject: Subject) -> Iterator[Claim]:
     except Exception as error:  # an engine of someone else's may raise anything
         yield _raised(section, error)
         return
-    if nothing and section in subject.asked:
+    if nothing and section in subject.sections:
         yield Claim(
             id=section,
             section=section,

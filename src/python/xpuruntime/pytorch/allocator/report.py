@@ -243,7 +243,7 @@ def _torch_holder(name: str, absent: list[str]) -> list[Holder]:
         absent.append(f"PyTorch's pools on {name}: allocator backend {backend!r} does not list them")
         return [Holder("PyTorch", backend, reserved, allocated)]
     segments = [segment for segment in torch.cuda.memory_snapshot() if segment["device"] == _index(name)]
-    from_us = {identity for bridge in all_bridges() for identity in bridge.made}
+    from_us = {identity for bridge in all_bridges() for identity in bridge.pool_ids}
     bridged = [segment for segment in segments if tuple(segment["segment_pool_id"]) in from_us]
     private = sum(
         segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) not in {(0, 0), *from_us}

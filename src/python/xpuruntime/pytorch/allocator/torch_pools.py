@@ -70,13 +70,13 @@ class PoolBridge:
         self.device = int(pool.device.rpartition(":")[2])
         self.users = 0
         self.last_failure: str | None = None
-        self.made: set[tuple[int, int]] = set()
+        self.pool_ids: set[tuple[int, int]] = set()
 
     def make_pool(self) -> Any:
         """Return a new ``torch.cuda.MemPool`` that gets its memory here."""
         with torch.cuda.device(self.device):
             pool = torch.cuda.MemPool(pluggable(self.allocator))
-        self.made.add(tuple(pool.id))
+        self.pool_ids.add(tuple(pool.id))
         return pool
 
     def take_failure(self) -> str | None:

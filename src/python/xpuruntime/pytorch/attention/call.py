@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.attention.sdpa_backends import whole
+from xpuruntime.pytorch.attention.sdpa_backends import static_size
 from xpuruntime.pytorch.dispatch.context import DTYPES
 from xpuruntime.pytorch.dispatch.route import facts_of_call
 
@@ -82,7 +82,7 @@ def last_of_range(length: int) -> int:
 def sizes_of(x: Tensor) -> list[int]:
     """Return the sizes of a tensor as numbers; 0 for one in which the parts of a nested tensor differ."""
     if not (x.is_nested and x.layout is torch.strided):
-        return [whole(n) for n in x.shape]
+        return [static_size(n) for n in x.shape]
     parts = _private_api.nested_sizes(x).tolist()  # such a tensor has no shape
     return [len(parts), *(sizes[0] if len(set(sizes)) == 1 else 0 for sizes in zip(*parts, strict=True))]
 
@@ -100,5 +100,5 @@ def _sizes(sizes: Any) -> Any:
     """Return sizes as what a key can hold; a symbol, which stands for any, is apart from the number of the example."""
     for n in sizes:
         if type(n) is not int:
-            return tuple(n if type(n) is int else (whole(n),) for n in sizes)
+            return tuple(n if type(n) is int else (static_size(n),) for n in sizes)
     return sizes

@@ -209,7 +209,7 @@ def _unknown(kernel: str) -> str:
     return f"PyTorch finds that {kernel} cannot serve these arguments"
 
 
-def whole(size: Any) -> int:
+def static_size(size: Any) -> int:
     """Return a size as a number, also while code is traced for any size: then the one of the example, unguarded."""
     if isinstance(size, int):
         return size
@@ -222,7 +222,7 @@ def _like(x: torch.Tensor) -> torch.Tensor:
 
     Its memory is never touched.
     """
-    size, stride = ([whole(n) for n in numbers] for numbers in (x.shape, x.stride()))
+    size, stride = ([static_size(n) for n in numbers] for numbers in (x.shape, x.stride()))
     return torch.empty_strided(size, stride, dtype=x.dtype, device="cpu").requires_grad_(x.requires_grad)
 
 

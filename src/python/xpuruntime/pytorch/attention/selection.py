@@ -17,7 +17,7 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention import advised, sdpa_backends
 from xpuruntime.pytorch.attention.call import AttentionCall, last_of_range
 from xpuruntime.pytorch.attention.entry_points import SDPA, EntryPoint
-from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, is_enabled, rejection, whole
+from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, is_enabled, rejection, static_size
 from xpuruntime.pytorch.dispatch import context, tuning
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
@@ -293,10 +293,10 @@ _NAMES = {
 def _operand(x: Tensor, *, strided: bool = True) -> dict[str, Any]:
     description: dict[str, Any] = {
         "dtype": _NAMES.get(x.dtype, str(x.dtype)),
-        "shape": tuple(whole(n) for n in x.shape),
+        "shape": tuple(static_size(n) for n in x.shape),
     }
     if strided:
-        description["strides"] = tuple(whole(n) for n in x.stride())
+        description["strides"] = tuple(static_size(n) for n in x.stride())
     return description
 
 
@@ -412,7 +412,7 @@ def _xpuruntime_kernels_for(call: AttentionCall, exact: bool) -> list[str]:
 def _text_of(call: AttentionCall) -> str:
     """Return what is measured once; of an inference, for all lengths of keys in one range, however they lie."""
     q, k, v = (four(x) for x in call[:3])
-    ranged = not call.needs_grad and whole(q.shape[2]) != whole(k.shape[2])
+    ranged = not call.needs_grad and static_size(q.shape[2]) != static_size(k.shape[2])
     shapes = ",".join((_layout_of(q), _layout_of(k, -2 if ranged else None), _layout_of(v, -2 if ranged else None)))
     mask = "" if call.mask is None else _layout_of(call.mask, -1 if ranged else None) + str(call.mask.dtype)
     return f"sdpa;{shapes};{call.q.dtype};mask={mask};causal={call.is_causal};grad={call.needs_grad}"
@@ -420,7 +420,7 @@ def _text_of(call: AttentionCall) -> str:
 
 def _layout_of(x: Tensor, length: int | None = None) -> str:
     """Return sizes and strides, of which the dimension `length` counts by its range alone."""
-    sizes, strides = [whole(n) for n in x.shape], [whole(n) for n in x.stride()]
+    sizes, strides = [static_size(n) for n in x.shape], [static_size(n) for n in x.stride()]
     if length is None:
         return f"{sizes}{strides}"
     sizes[length] = last_of_range(sizes[length])

@@ -180,7 +180,7 @@ class CapturedStep(Generic[R]):
         if not self._spread:
             leaves = on_device(leaves, self._device)
         args, kwargs = unflatten(leaves, structure)
-        return self._work.whole(args, kwargs)
+        return self._work.run(args, kwargs)
 
     def _places(self) -> list[int]:
         return list(map(torch.Tensor.data_ptr, self._tensors))  # of hundreds of tensors, at each call

@@ -64,7 +64,7 @@ class StepProgram:
         if self.optimizer is not None and not self.steps_inside:
             self.update()
 
-    def whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run all of the step, eagerly. Returns as `captured_part`."""
         outputs = self.captured_part(args, kwargs)
         self.rest()

@@ -326,10 +326,10 @@ class _Joining:
                 if op == "attention" or _SCORES.search(seen.name):
                     at = id(_module_around(seen))
                     self._scores[at] = min(seen.start, self._scores.get(at, seen.start))
-        for made in (node, self._timeline.forward_of(node)):
-            around = None if made is None else _module_around(made)
-            if made is not None and around is not None:
-                return made.start < self._scores.get(id(around), made.start + 1)
+        for event in (node, self._timeline.forward_of(node)):
+            around = None if event is None else _module_around(event)
+            if event is not None and around is not None:
+                return event.start < self._scores.get(id(around), event.start + 1)
         return True
 
     def _other(self, name: str, around: tuple[str, ...] = ()) -> AttributedTime:

@@ -96,7 +96,7 @@ class RequestedKernels:
                     sentences[f"{rule.source} ({words}) decided no call that was seen"] = None
         return tuple(sentences)
 
-    def asked(self, facts: CallFacts) -> tuple[tuple[str, ...], str, bool]:
+    def requested(self, facts: CallFacts) -> tuple[tuple[str, ...], str, bool]:
         """Return what is asked for a call, the key that asks, and whether that is sure.
 
         Nothing and ``"default"`` where what is asked for is what PyTorch does anyway.

@@ -324,7 +324,7 @@ def _of_rest(key: UnattributedCalls, share: AttributedTime, kind: str, asking: R
         if not key.module:  # the profiler names none: it is not known whether there is one
             facts = facts._replace(module=UNKNOWN, node=UNKNOWN)
         left = products_of_any_type(key.operator) and is_no_float(key.dtypes)
-        requested, source, sure = ((), "default", True) if left else asking.asked(facts)
+        requested, source, sure = ((), "default", True) if left else asking.requested(facts)
         follows = _follows(key)
         chosen = _of_flex(key, requested)
         if chosen is not None:

@@ -111,8 +111,8 @@ def canary_rejection(kernel: TorchKernel, call: TorchCall, describe: Callable[..
             tuning.log_long("comparison", f"comparing {kernel.id} with float64", seconds, result=verdict or _PASSED)
             if lasting or late:
                 timing = KernelTiming(kernel.id, verdict or _PASSED, seconds * 1e6)
-                found = Replacement((timing,), 1, seconds, undecided=False)
-                tuned_records.keep(of_late if late else key, held_by, found)
+                replacement = Replacement((timing,), 1, seconds, undecided=False)
+                tuned_records.keep(of_late if late else key, held_by, replacement)
         _verdicts.update({(kernel, key, way): verdict for way in ((True,) if late else (False, True))})
         return verdict
 

@@ -232,7 +232,7 @@ def build(variant: Variant, parts: StepParts, args: tuple[Any, ...]) -> VariantS
     if variant.launch in _MODES:
         fn = torch.compile(fn, mode=_MODES[variant.launch])
     program = StepProgram(fn, parts.optimizer, parts.scaler, parts.before_step, parts.parameters)
-    return VariantStep(lambda *inputs: program.whole(inputs, {}), _MODES.get(variant.launch))
+    return VariantStep(lambda *inputs: program.run(inputs, {}), _MODES.get(variant.launch))
 
 
 class VariantStep:

@@ -162,7 +162,7 @@ def check_libraries(facts: Facts) -> Iterator[Finding]:
     for soname in (*facts.ort.linked, *facts.ort.later):
         name, _, rest = soname.removeprefix("lib").partition(".so.")
         major = rest.split(".")[0]
-        everything = facts.found.get(name, ())
+        everything = facts.libraries.get(name, ())
         fitting = [library for library in everything if _major(library) == major]
         if not fitting:
             yield _missing(facts, soname, name, major, everything)

@@ -99,7 +99,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     requirements: tuple[str, ...] = ()
     ort: OrtFacts | None = None
     driver: DriverFacts = DriverFacts()
-    found: dict[str, tuple[Library, ...]] = {}
+    libraries: dict[str, tuple[Library, ...]] = {}
     loaded: tuple[Library, ...] = ()
     environment: dict[str, str] = {}
     core_error: str | None = None
@@ -128,7 +128,7 @@ def gather(
         requirements=own_requirements(),
         ort=ort,
         driver=driver_facts(),
-        found={name: tuple(index.find(name)) for name in sorted(names)},
+        libraries={name: tuple(index.find(name)) for name in sorted(names)},
         loaded=loaded_libraries(),
         environment={key: value for key, value in sorted(env.items()) if key in _PATHS or _OVERRIDES.match(key)},
         core_error=core_error,

@@ -36,7 +36,7 @@ def mapped_libraries() -> dict[str, str]:
 
 def path_in_packages(path: str) -> str:
     """Return the path of a library relative to the folder of `sys.path` that it is in, else its absolute path."""
-    for folder in sorted((one for one in sys.path if one), key=len, reverse=True):
+    for folder in sorted((entry for entry in sys.path if entry), key=len, reverse=True):
         prefix = os.path.join(folder, "")  # noqa: PTH118 - texts
         if path.startswith(prefix):
             return path[len(prefix) :]

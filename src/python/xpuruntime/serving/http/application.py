@@ -271,7 +271,7 @@ class Application:
             while (await receive())["type"] != "http.disconnect":
                 await asyncio.sleep(_PAUSE)  # a server may say again that the body has ended
 
-        rest_request.request.write = functools.partial(write_response, asked=rest_request)
+        rest_request.request.write = functools.partial(write_response, rest_request=rest_request)
         response = await response_of(self.respond(rest_request.request), gone)
         written = response.written or write_response(response, rest_request)
         answer = outputs_answer(written)

@@ -130,7 +130,7 @@ class DirectInfer:
                 entered = True
             rest_request = read_request(body, head.model, head.version, head.json_length, time.monotonic(), inline=True)
             rest_request.request.trace = head.trace
-            rest_request.request.write = partial(write_response, asked=rest_request)
+            rest_request.request.write = partial(write_response, rest_request=rest_request)
             outcome = self._respond(rest_request.request)
             if isinstance(outcome, Future):
                 if not outcome.done():

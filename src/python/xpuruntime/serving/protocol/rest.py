@@ -217,13 +217,13 @@ class RestResponse:
         return sum(map(len, self.chunks))
 
 
-def write_response(response: InferResponse, asked: RestRequest) -> RestResponse:
+def write_response(response: InferResponse, rest_request: RestRequest) -> RestResponse:
     """Return a response as bytes, with the outputs in binary that were asked for so."""
     outputs: list[dict[str, Any]] = []
     chunks: list[bytes | memoryview] = [b""]
     for tensor in response.outputs:
         entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-        if asked.binary_by_default or tensor.name in asked.binary:
+        if rest_request.binary_by_default or tensor.name in rest_request.binary:
             raw = raw_of(tensor)
             chunks.append(raw)
             entry["parameters"] = {**tensor.parameters, "binary_data_size": len(raw)}

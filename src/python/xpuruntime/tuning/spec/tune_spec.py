@@ -132,7 +132,7 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
         if self.isolation == "none" and (self.devices or self.ray is not None):
             what = "devices" if self.devices else "ray"
             raise Refused(f"contradicts {what}: each candidate needs a process of its own", "isolation")
-        if self.objective.call == "run" and any(one != "off" for one in self.space.cuda_graph):
+        if self.objective.call == "run" and any(mode != "off" for mode in self.space.cuda_graph):
             why = "contradicts objective.call: run, since plain runs use no CUDA graph; state bind there"
             raise Refused(why, "cuda_graph").under("space")
         if self.space.batch and self.objective.name != "throughput":

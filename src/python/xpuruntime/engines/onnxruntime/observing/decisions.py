@@ -76,12 +76,12 @@ def _by_own(
 def _all(rewriting: Rewriting, decisions: Mapping[str, Sequence[Decision]], device: str) -> Iterator[KernelDecision]:
     from xpuruntime.ops.decision_log import as_record
 
-    timed = {measured.rewrite.node: measured for measured in rewriting.timed if measured.found is not None}
+    timed = {measured.rewrite.node: measured for measured in rewriting.timed if measured.replacement is not None}
     for rewrite in rewriting.rewrites:
         for decision in decisions.get(rewrite.node, ()):
             record = as_record(decision, (rewrite.node,))
             yield _with_own(record, timed[rewrite.node]) if rewrite.node in timed else record
-    for left in rewriting.found.left:
+    for left in rewriting.matches.left:
         yield _left(left, device)
     for loser in timed.values():
         if not loser.wins:

@@ -98,14 +98,14 @@ class DecidedKernels:
             for decision in ones:
                 match = policy.compiled_rules.match(facts_of_decision(decision, kinds[node], self._device, self._arch))
                 requested.setdefault(match.source, []).append((decision, match.use))
-        done, left = by_key(self._rewriting.rewrites), by_key(self._rewriting.found.left)
+        done, left = by_key(self._rewriting.rewrites), by_key(self._rewriting.matches.left)
         seen = {
             key: self._compare(requested.get(key, []), kinds, done.get(key, []), left.get(key, []))
             for key in sorted({*done, *left, *requested} - {"default"})
         }
         if policy.auto_strategy == "best_performance":
             tuned = sum(rewrite.key == "tuning" for rewrite in self._rewriting.rewrites)
-            text = f"{tuned} of {len(self._rewriting.found.free)} free nodes run as xpuruntime operators"
+            text = f"{tuned} of {len(self._rewriting.matches.free)} free nodes run as xpuruntime operators"
             seen["kernels.auto_strategy"] = KeySeen(
                 observed=text, status="honoured", reason="measured when the session was loaded; see its conversions"
             )

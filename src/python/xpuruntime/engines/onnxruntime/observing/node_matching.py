@@ -114,7 +114,7 @@ def match(source: GraphView, optimized: GraphView, facts: SourceFacts) -> dict[s
     """Return, for every tensor of the optimized graph that could be found, the key of its source tensor."""
     matcher = _Matcher(source, optimized, facts)
     matcher.run()
-    return matcher.found
+    return matcher.matched
 
 
 def is_carrier(node: NodeView, source: GraphView, facts: SourceFacts) -> bool:
@@ -154,7 +154,7 @@ def _base(name: str, facts: SourceFacts) -> str:
 class _Matcher:
     def __init__(self, source: GraphView, optimized: GraphView, facts: SourceFacts) -> None:
         self.source, self.optimized, self.facts = source, optimized, facts
-        self.found: dict[str, str] = {}
+        self.matched: dict[str, str] = {}
         self._reached: set[str] = set()
         self._carriers = {n.position for n in optimized.nodes if is_carrier(n, source, facts)}
         self._nodes = settled_order(optimized)
@@ -169,9 +169,9 @@ class _Matcher:
             self._settle()
 
     def _set(self, key: str, source_key: str) -> bool:
-        if not key or key in self.found or not source_key:
+        if not key or key in self.matched or not source_key:
             return False
-        self.found[key] = source_key
+        self.matched[key] = source_key
         self._reached.add(source_key)
         return True
 
@@ -188,7 +188,7 @@ class _Matcher:
                 changed |= self._same_place(node)
 
     def _open(self, node: NodeView) -> bool:
-        return any(k and k not in self.found for k in node.outputs)
+        return any(k and k not in self.matched for k in node.outputs)
 
     def _same_computation(self, node: NodeView) -> bool:
         """Match what a node writes: it has the operator and the inputs of a source node."""
@@ -205,7 +205,7 @@ class _Matcher:
     def _twin(self, node: NodeView) -> NodeView | None:
         numbers = []
         for key in node.inputs:
-            number = self.facts.number.get(self.found.get(key, ""), -2) if key else -1
+            number = self.facts.number.get(self.matched.get(key, ""), -2) if key else -1
             if number == -2:
                 return None
             numbers.append(number)
@@ -219,7 +219,7 @@ class _Matcher:
         """Match what a carrier reads: it has the value that the carrier writes."""
         if node.position not in self._carriers or not node.inputs or not node.outputs:
             return False
-        written = self.found.get(node.outputs[0])
+        written = self.matched.get(node.outputs[0])
         producer = self.optimized.producers.get(node.inputs[0])
         return written is not None and producer is not None and self._set(node.inputs[0], written)
 
@@ -227,14 +227,16 @@ class _Matcher:
         changed = False
         for node in self._nodes:
             if node.op in _CARRIERS and node.inputs and node.outputs and self._open(node):
-                changed |= self._set(node.outputs[0], self.found.get(node.inputs[0], ""))
+                changed |= self._set(node.outputs[0], self.matched.get(node.inputs[0], ""))
         return changed
 
     def _same_place(self, node: NodeView) -> bool:
         """Match what a node reads: the corresponding source node reads it at the same place."""
         if node.position in self._carriers or any(_EXPANDED.search(k) for k in (*node.inputs, *node.outputs)):
             return False
-        unknown = [i for i, k in enumerate(node.inputs) if k and k not in self.found and k in self.optimized.producers]
+        unknown = [
+            i for i, k in enumerate(node.inputs) if k and k not in self.matched and k in self.optimized.producers
+        ]
         if not unknown:
             return False
         twin = self._main(node)
@@ -246,7 +248,7 @@ class _Matcher:
                 continue
             source_key = twin.inputs[index]
             if node.op in _COMMUTATIVE and len(node.inputs) == 2 and len(twin.inputs) == 2:
-                other = self.found.get(node.inputs[1 - index])
+                other = self.matched.get(node.inputs[1 - index])
                 if other is not None and other == source_key:
                     source_key = twin.inputs[1 - index]
             source_key = self._quantized(node, source_key)
@@ -256,7 +258,7 @@ class _Matcher:
 
     def _quantized(self, node: NodeView, key: str) -> str:
         """Of a node that writes quantized numbers, the inputs are quantized too: skip the DequantizeLinear."""
-        written = self.source.producers.get(self.found.get(node.outputs[0], "")) if node.outputs else None
+        written = self.source.producers.get(self.matched.get(node.outputs[0], "")) if node.outputs else None
         read = self.source.producers.get(key)
         if written is not None and written.op == "QuantizeLinear" and node.op != "QuantizeLinear":
             return read.inputs[0] if read is not None and read.op == "DequantizeLinear" else key
@@ -264,7 +266,7 @@ class _Matcher:
 
     def _expanded(self, node: NodeView) -> bool:
         """Match what enters the steps of an expanded source node: it is what that source node reads."""
-        unknown = [k for k in node.inputs if k and k not in self.found and k in self.optimized.producers]
+        unknown = [k for k in node.inputs if k and k not in self.matched and k in self.optimized.producers]
         functions = {m.group(1) for k in (*node.inputs, *node.outputs) for m in [_EXPANDED.search(k)] if m}
         entering = [k for k in unknown if not _EXPANDED.search(k)]
         if len(entering) != 1 or len(functions) != 1:
@@ -272,7 +274,7 @@ class _Matcher:
         function = functions.pop()
         queue = list(node.outputs)
         for key in queue:
-            producer = self.source.producers.get(self.found.get(key, ""))
+            producer = self.source.producers.get(self.matched.get(key, ""))
             if producer is not None:
                 varying = [k for k in producer.inputs if k and k not in self.facts.constant]
                 return producer.op == function and len(varying) == 1 and self._set(entering[0], varying[0])
@@ -289,7 +291,7 @@ class _Matcher:
         normalized = _NORMALIZED.fullmatch(node.name.removeprefix(_CAST))
         if normalized is not None:  # a BatchNormalization run as a Conv in the blocked layout
             return self._nearest([_base(normalized.group(1), self.facts)], ("BatchNormalization",), "")
-        for start in (self._hinted(node), [self.found[k] for k in node.outputs if k in self.found]):
+        for start in (self._hinted(node), [self.matched[k] for k in node.outputs if k in self.matched]):
             above = self._nearest(start, wanted, node.domain)
             if above is not None:
                 return above

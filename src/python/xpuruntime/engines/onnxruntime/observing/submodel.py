@@ -47,7 +47,7 @@ def share_out(source: GraphView, optimized: GraphView, facts: SourceFacts, match
 
 class _Sharing:
     def __init__(self, source: GraphView, optimized: GraphView, facts: SourceFacts, matches: dict[str, str]) -> None:
-        self.source, self.optimized, self.facts, self.found = source, optimized, facts, matches
+        self.source, self.optimized, self.facts, self.matched = source, optimized, facts, matches
         self.shares = Shares(idle=dict(source.removed))
         self._owner: dict[int, int] = {}
         self._writers: dict[str, int] = {}
@@ -65,8 +65,8 @@ class _Sharing:
         duplicates: list[tuple[NodeView, str]] = []
         # What kept its name comes first: of a duplicated node, the copy under the source's own name owns it.
         for node in sorted(self._nodes, key=self._renamed):
-            written = [self.found[k] for k in node.outputs if k in self.found]
-            carried = bool(node.inputs) and self.found.get(node.inputs[0]) in written
+            written = [self.matched[k] for k in node.outputs if k in self.matched]
+            carried = bool(node.inputs) and self.matched.get(node.inputs[0]) in written
             if carried and node.inputs[0] and is_carrier(node, self.source, self.facts):
                 continue
             for key in written:
@@ -80,14 +80,14 @@ class _Sharing:
         self._helpers()
 
     def _renamed(self, node: NodeView) -> bool:
-        return not any(k and self.source.canonical(k) == self.found.get(k) for k in node.outputs)
+        return not any(k and self.source.canonical(k) == self.matched.get(k) for k in node.outputs)
 
     def _claimed(self, node: NodeView) -> bool:
         return node.position in self._owner or node.position in self.shares.idle
 
     def _walk(self, node: NodeView, written: list[str], duplicates: list[tuple[NodeView, str]]) -> list[int]:
         """Claim the source nodes above `written`, down to the nearest tensors of the optimized graph."""
-        reads = {self.found.get(k, k) for k in node.inputs if k}
+        reads = {self.matched.get(k, k) for k in node.inputs if k}
         own_numbers = {self.facts.number[k] for k in written}
         claimed: list[int] = []
         queue, seen = list(written), set(written)
@@ -145,7 +145,7 @@ class _Sharing:
                 continue
             if node.has_subgraph or any(k in useful for k in node.outputs):
                 useful.update(k for k in node.inputs if k)
-        fixed: set[str] = {k for k in (self.found.get(i) for i in self.optimized.initializers) if k}
+        fixed: set[str] = {k for k in (self.matched.get(i) for i in self.optimized.initializers) if k}
         for node in reversed(self.source.nodes):
             if self._claimed(node):
                 if self.shares.idle.get(node.position) in (ABSORBED, COMPUTED):
@@ -193,7 +193,7 @@ class _Sharing:
         for node in reversed(self._nodes):
             if node.position in self.shares.owned:
                 continue
-            written = [self.found[k] for k in node.outputs if k in self.found]
+            written = [self.matched[k] for k in node.outputs if k in self.matched]
             helped = self._original(written) if written else self._reader(node)
             if helped and not (written and is_carrier(node, self.source, self.facts)):
                 self.shares.serves[node.position] = sorted(set(helped))

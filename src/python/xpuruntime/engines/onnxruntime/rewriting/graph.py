@@ -379,7 +379,7 @@ def _made(edit: Rewrite, shared: dict[str, Any]) -> list[onnx.NodeProto]:
     import onnx
 
     make = onnx.helper.make_node
-    nodes = [make("Transpose", [t.source], [t.made], name=t.name, perm=list(t.perm)) for t in edit.before]
+    nodes = [make("Transpose", [t.source], [t.result], name=t.name, perm=list(t.perm)) for t in edit.before]
     attrs = {**edit.attributes, **shared, "node": edit.node}
     nodes.append(make(edit.op, list(edit.inputs), [edit.output], name=edit.node, domain=DOMAIN, **attrs))
     return nodes

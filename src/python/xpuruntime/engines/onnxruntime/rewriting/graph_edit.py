@@ -47,7 +47,7 @@ class Rewriting:
         settings: OnnxRuntimeSettings,
     ) -> None:
         self.before = before
-        self.found = found_rewrites
+        self.matches = found_rewrites
         self.policy = policy
         self._model: onnx.ModelProto | None = model
         self._settings = settings

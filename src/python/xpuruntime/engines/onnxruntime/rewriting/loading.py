@@ -46,7 +46,7 @@ __all__ = [
 def rewritten(request: Request, settings: OnnxRuntimeSettings, source: ModelSource, log: ConversionLog) -> Rewriting:
     """Return the model with xpuruntime operators as the plan says."""
     rewriting = begin(request, settings, source, log)
-    if settings.tune and rewriting.found.free:
+    if settings.tune and rewriting.matches.free:
         _tune(rewriting, request, settings, log)
     if not rewriting.rewrites:
         rewriting.release()
@@ -65,7 +65,7 @@ def _tune(rewriting: Rewriting, request: Request, settings: OnnxRuntimeSettings,
         return _runner(open_session(copy, source, request.device).session, request)
 
     times = measure_free(
-        rewriting.model, rewriting.found.free, rules.key, open_part, deterministic=settings.deterministic,
+        rewriting.model, rewriting.matches.free, rules.key, open_part, deterministic=settings.deterministic,
         rule=request.policy.kernels.tuning, place=_place(copy, request), versions={"onnxruntime": _ort_version()},
     )  # fmt: skip
     for time_ in times:
@@ -74,7 +74,7 @@ def _tune(rewriting: Rewriting, request: Request, settings: OnnxRuntimeSettings,
             str(time_),
         )
     rewriting.timed = tuple(times)
-    rewriting.use([*rewriting.found.rewrites, *(time_.rewrite for time_ in times if time_.wins)])
+    rewriting.use([*rewriting.matches.rewrites, *(time_.rewrite for time_ in times if time_.wins)])
 
 
 def _place(settings: OnnxRuntimeSettings, request: Request) -> str:
@@ -265,7 +265,7 @@ class Timed(NamedTuple):
     """One node and what was measured of its operation, or why nothing was."""
 
     rewrite: Rewrite
-    found: Replacement | None = None
+    replacement: Replacement | None = None
     reason: str = ""
 
     @property
@@ -281,20 +281,20 @@ class Timed(NamedTuple):
     @property
     def wins(self) -> bool:
         """Whether the xpuruntime operator is decided to be faster by more than the margin."""
-        return self.found is not None and self.found.chosen.kernel != STOCK
+        return self.replacement is not None and self.replacement.chosen.kernel != STOCK
 
     def _of(self, kernel: str) -> KernelTiming:
-        assert self.found is not None
-        return next(candidate for candidate in self.found.candidates if candidate.kernel == kernel)
+        assert self.replacement is not None
+        return next(candidate for candidate in self.replacement.candidates if candidate.kernel == kernel)
 
     def __str__(self) -> str:
         """Return what was measured in one line."""
-        if self.found is None:
+        if self.replacement is None:
             return f"not measured: {self.reason}"
         own = self._of(f"xpuruntime.{self.rewrite.op}")
         verdict = "the xpuruntime operator is used" if self.wins else "ONNX Runtime's own stays"
-        if self.found.undecided:
-            verdict += f", as it is not decided after {self.found.rounds} rounds"
+        if self.replacement.undecided:
+            verdict += f", as it is not decided after {self.replacement.rounds} rounds"
         return (
             f"{self.stock:.1f} us by ONNX Runtime, {self.xpuruntime:.1f} us by xpuruntime, {own.ratio:.3f} times as "
             f"long [{own.low:.3f}, {own.high:.3f}]: {verdict}"
@@ -332,8 +332,8 @@ def measure_free(
                 known[key] = Timed(free_rewrite, kept)
             else:
                 measured = _measure(part, free_rewrite, rules, open_session, rule, deterministic=deterministic)
-                if measured.found is not None:
-                    tuned_records.keep(text, held_by, measured.found)
+                if measured.replacement is not None:
+                    tuned_records.keep(text, held_by, measured.replacement)
                 known[key] = measured
         timings.append(known[key]._replace(rewrite=free_rewrite))
     return timings

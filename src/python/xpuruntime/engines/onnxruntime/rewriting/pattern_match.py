@@ -92,7 +92,7 @@ class _Finder:
         """Rewrite, leave or offer a node, as the policy says."""
         if candidate is None or candidate.node in self._taken:
             return
-        kernel_request = self.asking.asked(candidate)
+        kernel_request = self.asking.requested(candidate)
         if kernel_request is None:
             if self.tune and candidate.forms and self.asking.is_free(candidate):
                 self._open.append(candidate)

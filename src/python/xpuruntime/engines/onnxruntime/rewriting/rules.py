@@ -156,7 +156,7 @@ class RuleQuery:
         stated += [(rule.rule.match.op, rule.use) for rule in compiled.rules if rule.use]
         return any(self.names_kernel(op, use) for op, use in stated)
 
-    def asked(self, candidate: RewriteCandidate) -> KernelRequest | None:
+    def requested(self, candidate: RewriteCandidate) -> KernelRequest | None:
         """Return what the policy requests for a node; ``None`` where no kernel of this library for any size."""
         facts = facts_of_node(candidate, self.device, self.arch)
         self._queried[facts] = None
@@ -219,12 +219,12 @@ class KernelRequest(NamedTuple):
 
 
 class NewTranspose(msgspec.Struct, frozen=True):
-    """A Transpose that is put before a rewritten node: ``made = Transpose(source, perm)``."""
+    """A Transpose that is put before a rewritten node: ``result = Transpose(source, perm)``."""
 
     name: str
     source: str
     perm: tuple[int, ...]
-    made: str
+    result: str
 
 
 class Form(NamedTuple):

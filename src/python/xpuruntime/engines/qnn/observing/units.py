@@ -96,8 +96,8 @@ class _Joiner:
         self.types = model_precisions(model, self.source.dtypes)
         self.graph = view(_as_model(recorded.nodes, self.placed, self.source))
         facts = source_facts(self.source)
-        self.found = match(self.source, self.graph, facts)
-        self.shares: Shares = share_out(self.source, self.graph, facts, self.found)
+        self.matched = match(self.source, self.graph, facts)
+        self.shares: Shares = share_out(self.source, self.graph, facts, self.matched)
         self._id = UnitIds()
 
     def run(self) -> tuple[tuple[Unit, ...], tuple[str, ...], bool]:
@@ -145,7 +145,7 @@ class _Joiner:
         serves |= {i for position in helped for i in self.shares.owned.get(position, ())}
         names = tuple(self.source.nodes[i].name for i in owned)
         keys = (k for position in held for k in self.graph.nodes[position].outputs)
-        written = (self.found.get(k) for k in keys if not self._inside(k, held))
+        written = (self.matched.get(k) for k in keys if not self._inside(k, held))
         outputs = tuple(dict.fromkeys(k for k in written if k)) if names else ()
         ran = operation.precision if operation is not None else None
         wanted = None if not names and mapping.op in INSERTED_CASTS else self._wanted(owned or sorted(serves), ran)
@@ -182,7 +182,7 @@ class _Joiner:
             op=node.op,
             relation=("exact" if len(names) == 1 else "fused" if names else "inserted") if away else "folded",
             source_nodes=names,
-            outputs=tuple(dict.fromkeys(k for k in (self.found.get(k) for k in node.outputs) if k)),
+            outputs=tuple(dict.fromkeys(k for k in (self.matched.get(k) for k in node.outputs) if k)),
             engine="qnn",
             device="cpu" if away else "none",
             provider=placed.provider if placed is not None else None,

@@ -197,7 +197,7 @@ class CallDecisions:
 
 def _native(
     call: SeenCall,
-    asked: tuple[str, ...],
+    requested: tuple[str, ...],
     key: str,
     source: DecisionSource,
     chosen: str | None,
@@ -215,7 +215,7 @@ def _native(
         dtype=call.dtype,
         device=call.device,
         phase="infer",
-        asked=asked,
+        asked=requested,
         asked_by=key,
         source=source,
         chosen=chosen,

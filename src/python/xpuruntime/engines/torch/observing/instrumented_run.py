@@ -164,7 +164,7 @@ class _Watch:
         self._edges.append(time.perf_counter())
         self.kernels.at("")
         tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self.sizes.made(name, tensors)
+        self.sizes.note_results(name, tensors)
         kinds = {torch_precision(tensor.dtype) for tensor in tensors}
         self.precision[name] = "->".join(sorted(kinds))
         return result

@@ -30,7 +30,7 @@ class TensorSizes:
         """Forget the run before."""
         self._results.clear()
 
-    def made(self, name: str, results: Sequence[Any]) -> None:
+    def note_results(self, name: str, results: Sequence[Any]) -> None:
         """Note the results of an operator that has just run."""
         self._results[name] = [(_memory(result), int(result.untyped_storage().nbytes())) for result in results]
 

@@ -129,8 +129,8 @@ def _check_json_program(path: str, name: str, data: bytes) -> None:
         program = json.loads(data)
     try:
         check_program(program)
-    except Unsafe as found:
-        _untrusted(path, f"{found} ({name})")
+    except Unsafe as unsafe:
+        _untrusted(path, f"{unsafe} ({name})")
     except RecursionError:
         raise refuse(path, f"{name} is nested too deeply", _AGAIN) from None
 

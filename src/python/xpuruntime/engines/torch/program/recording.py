@@ -100,7 +100,7 @@ class ProgramRecorder:
         class Functions(TorchFunctionMode):  # type: ignore[misc]
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if func is scaled_dot_product_attention:
-                    return recorder.whole("aten.scaled_dot_product_attention", func, args, kwargs or {})
+                    return recorder.run_as_operator("aten.scaled_dot_product_attention", func, args, kwargs or {})
                 with recorder.inside(head_width(func, args, kwargs or {})):
                     return func(*args, **(kwargs or {}))
 
@@ -117,7 +117,7 @@ class ProgramRecorder:
         finally:
             self._width = before
 
-    def whole(self, op: str, func: Any, args: Any, kwargs: Any) -> Any:
+    def run_as_operator(self, op: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a function as one operator, as it runs without a recorder, and note none of those that it is made of."""
         from xpuruntime.pytorch import _private_api
 
