@@ -283,9 +283,10 @@ def test_inside_replayed_the_times_of_replays_decide(monkeypatch):
         return replacement({"torch.mm": 10.0, "auto": 20.0 if eager else 1.0})
 
     monkeypatch.setattr(tuning, "_measure", measure)
-    cuda = type("Device", (), {"type": "cuda"})()
+    cuda = type("Device", (), {"type": "cuda", "index": 0})()
     monkeypatch.setattr(tuning, "device_name", lambda device: "a GPU")
     monkeypatch.setattr(step_cost.StepLag, "observe", lambda *_: False)
+    monkeypatch.setattr(tuning.CONTEXT, "lags", {})
     candidates = [("torch.mm", lambda: None), ("auto", lambda: None)]
     assert tuning.pick("matmul", "x", candidates, cuda) == "torch.mm"
     with tuning.replayed():
@@ -297,31 +298,63 @@ def test_inside_replayed_the_times_of_replays_decide(monkeypatch):
     assert runs == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("behind", "kernel", "microseconds", "asked"),
-    [((False, True, True, False, True, True, True), "auto", 1.0, 8), ((True, True, False) * 8, "torch.mm", 10.0, 25)],
-)
-def test_where_the_device_is_behind_its_times_decide(behind, kernel, microseconds, asked, monkeypatch):
+@pytest.fixture
+def device_that_waits(monkeypatch):
+    """A CUDA device on which two kernels were measured, and a list of whether it is behind at the next observations."""
+
     def measure(candidates, device, eager, *_):
         return replacement({"torch.mm": 10.0, "auto": 20.0 if eager else 1.0})
 
-    answers = iter(behind)
+    answers = []
 
     class Event:
         def query(self):
-            return not next(answers)
+            return not answers.pop(0)
 
     monkeypatch.setattr(tuning, "_measure", measure)
     monkeypatch.setattr(tuning, "device_name", lambda device: "a GPU")
+    monkeypatch.setattr(tuning.CONTEXT, "lags", {})
     monkeypatch.setattr(step_cost, "_queued", lambda device: Event())
     monkeypatch.setattr(step_cost.time, "perf_counter", itertools.count().__next__)  # always later
-    cuda = type("Device", (), {"type": "cuda"})()
+    return type("Device", (), {"type": "cuda", "index": 0})(), answers
+
+
+def _picked(device, count, key="y"):
     candidates = [("torch.mm", lambda: None), ("auto", lambda: None)]
-    found = [tuning.pick("matmul", "y", candidates, cuda) for _ in range(70)]
-    assert found == [None] * (asked - 1) + [kernel] * (71 - asked)
-    times = {name: spent for name, spent, _ in tuning.measured("matmul", "y", cuda)}
-    assert times["auto"] == (1.0 if kernel == "auto" else 20.0)
-    assert times[kernel] == microseconds
+    return [tuning.pick("matmul", key, candidates, device) for _ in range(count)]
+
+
+def test_where_the_device_is_behind_its_times_decide(device_that_waits):
+    device, answers = device_that_waits
+    answers += [False, True, True, False, True, True, True]
+    assert _picked(device, 8) == ["torch.mm"] * 7 + ["auto"]
+    times = {name: spent for name, spent, _ in tuning.measured("matmul", "y", device)}
+    assert times == {"torch.mm": 10.0, "auto": 1.0}
+
+
+def test_what_follows_on_a_preparation_does_not_decide(device_that_waits):
+    device, answers = device_that_waits
+    answers += [True, True]
+    assert _picked(device, 3) == ["torch.mm"] * 3
+    answers += [True, True, True]
+    assert _picked(device, 4, "another") == ["torch.mm"] * 3 + ["auto"]  # the first call measures
+    assert not answers
+
+
+def test_a_step_that_changes_is_noticed_each_time_later(device_that_waits):
+    device, answers = device_that_waits
+    lag_of_step, changes = None, []
+    for behind in (True, False, True, False):
+        before = tuning.CONTEXT.lags[0].behind if tuning.CONTEXT.lags else False
+        count = 0
+        while (lag_of_step := tuning.CONTEXT.lags.get(0)) is None or lag_of_step.behind is before:
+            answers[:] = [behind]
+            _picked(device, 1)
+            count += 1
+        changes.append(count)
+    assert changes[0] < changes[2]
+    assert changes[1] < changes[3] <= 2 * changes[1]
+    assert lag_of_step.settled
 
 
 def test_routes_are_decided_anew_around_replayed(monkeypatch):

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from xpuruntime.ops.call_context import CallContext
-    from xpuruntime.pytorch.dispatch.route import Measured
 
 __all__ = [
     "call_by_backend",
@@ -356,7 +355,7 @@ def _settle(
     bound = {bound_kernel.kernel.id: bound_kernel for bound_kernel, reason in rejections.items() if not reason}
     others = [] if fixed or call.backward else [id_ for id_ in others_of_pytorch(call) if id_ != route.kernel]
     best: str | None = route.kernel
-    times: tuple[Measured, ...] = ()
+    text = ""
     if call.backward:  # of a graph that has the xpuruntime operator: the forward is done
         best = xrt_kernel[0] if xrt_kernel else route.kernel
     elif xrt_kernel or others or bound:
@@ -381,14 +380,13 @@ def _settle(
         passes = dict.fromkeys(others, 0 if fast_path().route == "addon" else 1)  # 0: fast kernels call it
         passes |= dict.fromkeys(places, 2 if call.needs_grad else 1)  # PyTorch's gradient is PyTorch's to call
         best = tuning.pick("attention", text, candidates, call.q.device, passes=passes, active=active)
-        times = tuning.measured("attention", text, call.q.device, active=active)
     if best is None:
         active.keep(key, None)
         return route
     target: CallContext | BoundKernel | None = bound.get(best)
     if best in xrt_kernel:
         target = active.place("attention", best, route.source, call.module, allow_tf32=False, deterministic=exact)
-    return tuning.keep_tuned(active, key, route, best, target, times)
+    return tuning.keep_tuned(active, key, route, best, target, text, call.q.device)
 
 
 def others_of_pytorch(call: AttentionCall) -> list[str]:

@@ -168,7 +168,9 @@ class DispatchContext:
         self.policies_by_call: dict[tuple[int, str], CompiledPolicy] = {}
         self.replays = 0
         self.times: dict[tuple[str, str, bool], Replacement] = {}
-        self.lags: dict[tuple[str, str, bool], StepLag] = {}
+        self.lags: dict[int, StepLag] = {}
+        #: How often something was prepared while the program waited: kernels measured, compared or compiled.
+        self.prepared = 0
         self.route_costs: dict[tuple[str, str, str], float] = {}
         self.unfused_convs: set[tuple[Any, ...]] = set()
         self.switch_claims: dict[str, Any] = {}

@@ -14,7 +14,7 @@ import torch
 
 from xpuruntime.measuring.rounds import time_calls
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.dispatch.context import thread_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, thread_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,7 +62,7 @@ class StepCost(NamedTuple):
     Where that one keeps the device for much longer than the host, the step waits for the device, and a call costs its
     time there, or so much of the host's as would end that. Otherwise a step may wait for the host, where a kernel that
     is faster on the device alone gains nothing: a call costs the host's time, and what it keeps the device for longer
-    than PyTorch's own. `StepLag` observes which of both a step does.
+    than PyTorch's own. `StepLag` observes which of both steps do.
     """
 
     native: float
@@ -147,36 +147,48 @@ def peak_bytes(run: Callable[[], Any], device: Any) -> int:
 
 
 class StepLag:
-    """Whether the device is behind the host where a program makes calls of one kind, observed at some of them.
+    """Whether the device is behind the host where a program makes its calls, observed at some of them.
 
-    It is where the device has not even got to a call when the host makes the next one, and has needed at least its time
-    for such a call meanwhile: then that costs the step nothing. Nothing waits for it.
+    It is where the device has not even got to a call when the host makes another one long after: then some time of the
+    host costs the step nothing. Nothing waits for it. What follows on the preparation of a kernel counts for nothing,
+    since the device was idle meanwhile. Steps that change are noticed, each time by twice as many observations.
 
     Attributes
     ----------
-    behind : bool or None
-        ``None`` until it is settled.
+    behind : bool
+    settled : bool
+        Whether enough was observed since the last preparation.
     """
 
-    #: Observations in a row that settle it, and how many are made before it is settled otherwise.
-    _ROW, _MOST = 3, 24
+    #: Seconds between observations at least.
+    _APART = 5e-4
 
-    def __init__(self, host: float) -> None:
-        self.behind: bool | None = None
-        self._host = host
-        self._row = self._count = 0
+    def __init__(self) -> None:
+        self.behind = self.settled = False
+        #: Observations in a row by which it is behind, and how many there are without such a row where it is not.
+        self._row, self._most = 3, 24
+        self._seen = self._count = 0
         self._last: tuple[float, Any] | None = None
+        self._prepared = -1
 
-    def observe(self, device: Any) -> bool | None:
-        """Observe the device at a call, while it is not settled, and return `behind`."""
-        now = time.perf_counter()
-        if self.behind is None and (self._last is None or now >= self._last[0] + self._host):
-            if self._last is not None:
-                self._count += 1
-                self._row = 0 if self._last[1].query() else self._row + 1
-                self.behind = True if self._row >= self._ROW else False if self._count >= self._MOST else None
-            self._last = now, _queued(device)
-        return self.behind
+    def observe(self, device: Any) -> bool:
+        """Observe the device at a call. Returns whether `behind` is another one now."""
+        now, before = time.perf_counter(), self.behind
+        if self._prepared != CONTEXT.prepared:
+            self._prepared, self._last, self._seen, self._count = CONTEXT.prepared, None, 0, 0
+            self.settled = self.behind
+        if self._last is not None and now < self._last[0] + self._APART:
+            return False
+        if self._last is not None:
+            self._count += 1
+            self._seen = 0 if self._last[1].query() else self._seen + 1
+            self.settled |= self._count >= self._most
+            if self._seen >= self._row:
+                self.behind, self.settled, self._count = True, True, 0
+            elif self.behind and self._count >= self._most:
+                self.behind, self._row, self._most = False, 2 * self._row, 2 * self._most
+        self._last = now, _queued(device)
+        return self.behind is not before
 
 
 def _queued(device: Any) -> Any:

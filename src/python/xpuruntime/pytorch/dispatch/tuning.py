@@ -55,7 +55,6 @@ __all__ = [
     "pick",
     "replayed",
     "settle",
-    "unsettled",
 ]
 
 _USUAL = TuningPolicy()
@@ -132,7 +131,7 @@ def settle(
     if best is None:
         active.keep(key, None)
         return route
-    return keep_tuned(active, key, route, best, places.get(best), measured(route.op, text, device, active=active))
+    return keep_tuned(active, key, route, best, places.get(best), text, device)
 
 
 def keep_tuned(
@@ -141,14 +140,24 @@ def keep_tuned(
     route: Route,
     kernel: str,
     target: CallContext | BoundKernel | None,
-    times: tuple[Measured, ...],
+    text: str,
+    device: Any,
+    *,
+    asked: bool = False,
 ) -> Route:
-    """Return a route by the kernel that measured times have chosen, kept unless that was for a graph."""
+    """Return a route by the kernel that measured times of `text` have chosen.
+
+    It is kept unless that was for a graph, or other calls are to be observed before. Of a route that is `asked` each
+    time the device is observed anyway; others may serve without Python.
+    """
     tuned = Route(
         route.op, route.asked, route.source, kernel, place=target, passed_over=route.passed_over, module=route.module,
-        phase=route.phase, tuned=True, times=times,
+        phase=route.phase, tuned=True, times=measured(route.op, text, device, active=active),
     )  # fmt: skip
-    active.keep(key, None if context.capturing() else tuned)
+    rule = active.policy.kernels.tuning
+    tuned.lag = _lag(_mark(route.op, text, device, rule), device, rule)
+    later = context.capturing() or not (asked or tuned.lag is None or tuned.lag.settled)
+    active.keep(key, None if later else tuned)
     return tuned
 
 
@@ -186,18 +195,11 @@ def pick(
             return None
     CONTEXT.times[mark] = times
     if (lag := _lag(mark, device, rule)) is not None:
-        behind = lag.observe(device)
-        if behind is None:
-            return None
-        times = CONTEXT.times[*mark[:2], not behind]
+        if lag.observe(device):
+            forget_tuned_routes()
+        times = CONTEXT.times[*mark[:2], not lag.behind]
     can = {name for name, _ in candidates}  # another process may have had more
     return next((candidate.kernel for candidate in times.candidates if candidate.kernel in can), candidates[0][0])
-
-
-def unsettled(op: str, key: str, device: Any, *, active: CompiledPolicy) -> StepLag | None:
-    """Return what observes the device before `pick` can choose; ``None`` where nothing does; its arguments."""
-    lag = CONTEXT.lags.get(_mark(op, key, device, active.policy.kernels.tuning))
-    return lag if lag is not None and lag.behind is None else None
 
 
 def _lag(mark: tuple[str, str, bool], device: Any, rule: TuningPolicy) -> StepLag | None:
@@ -207,13 +209,14 @@ def _lag(mark: tuple[str, str, bool], device: Any, rule: TuningPolicy) -> StepLa
     """
     if not mark[2] or device.type != "cuda" or tuned_records.SharedTimes.current() is not None:
         return None
-    times, other = CONTEXT.times[mark], (*mark[:2], False)
+    times, other = CONTEXT.times.get(mark), (*mark[:2], False)
     by_device = CONTEXT.times.get(other) or tuned_records.recall(_text(other), held_by(mark[0], device.type), rule)
-    costs = {candidate.kernel: candidate.microseconds * 1e-6 for candidate in times.candidates}
-    if by_device is None or by_device.chosen.kernel not in costs or by_device.chosen.kernel == times.chosen.kernel:
+    if times is None or by_device is None or by_device.chosen.kernel == times.chosen.kernel:
+        return None
+    if by_device.chosen.kernel not in {candidate.kernel for candidate in times.candidates}:
         return None
     CONTEXT.times[other] = by_device
-    return CONTEXT.lags.setdefault(mark, StepLag(costs[by_device.chosen.kernel]))
+    return CONTEXT.lags.setdefault(device.index or 0, StepLag())
 
 
 def _known(replacement: Replacement | None, rule: TuningPolicy) -> Replacement | None:
@@ -233,6 +236,7 @@ def _measured_once(
         begun = time.perf_counter()
         once = _known(CONTEXT.times.get(mark), rule)
         if once is None:
+            CONTEXT.prepared += 1
             with trace_events.mark("tuning", what, candidates=[name for name, _ in candidates]), as_tuning():
                 step = TuningStep("torch", what)
                 route: float | None = None if step(len(candidates), 0, 0, 0.0) else 0.0
@@ -312,7 +316,7 @@ def measured(op: str, key: str, device: Any, *, active: CompiledPolicy | None = 
     """Return what `pick` chooses by, as far as it is known; its arguments."""
     rule = _USUAL if active is None else active.policy.kernels.tuning
     mark = _mark(op, key, device, rule)
-    lag = CONTEXT.lags.get(mark)
+    lag = _lag(mark, device, rule)
     times = CONTEXT.times.get((*mark[:2], False) if lag is not None and lag.behind else mark)
     return (
         ()

@@ -102,6 +102,7 @@ def canary_rejection(kernel: TorchKernel, call: TorchCall, describe: Callable[..
             verdict = known.candidates[0].config.removeprefix(_PASSED)
         else:
             begun = time.perf_counter()
+            context.CONTEXT.prepared += 1
             ends = _Ends(kernel) if automatic else None
             verdict, lasting = _apart(lambda: _verdict(kernel, call, describe, cases, dtype, learns, ends), call.device)
             seconds = time.perf_counter() - begun

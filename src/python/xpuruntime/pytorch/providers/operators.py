@@ -190,7 +190,9 @@ def _route_of(
     )  # fmt: skip
     route = active.routes.get(known)
     like = tensors[0]
-    if route is not None and not (route.open and (route.lag is None or route.lag.observe(like.device) is not None)):
+    if route is not None and route.lag is not None and route.lag.observe(like.device):
+        context.forget_tuned_routes()
+    elif route is not None and not route.open:
         return route
     facts = facts_of_call(
         op, device=like.device, dtype=like.dtype, phase=phase if active.by_phase else "", module=module, sizes={}
@@ -254,13 +256,9 @@ def _settle(
     layouts = ",".join(f"{list(x.shape)}{list(x.stride())}{x.dtype}" for x in tensors)
     text = f"{names};{attributes};{layouts};grad={records};deterministic={exact}{part and f';part={part}'}"
     best = tuning.pick(op, text, candidates, device, passes=dict.fromkeys(places, 0), active=active)
-    if best is None:  # it could not be measured now, or later calls are observed before
-        route.lag = tuning.unsettled(op, text, device, active=active)
-        if route.lag is not None:
-            active.keep(known, route)
+    if best is None:  # it could not be measured now
         return route
-    times = tuning.measured(op, text, device, active=active)
-    return tuning.keep_tuned(active, known, route, best, places.get(best), times)
+    return tuning.keep_tuned(active, known, route, best, places.get(best), text, device, asked=True)
 
 
 def _kernel_of_part(op: str, tensors: Sequence[Tensor], names: str, attributes: str, records: bool) -> str | None:
