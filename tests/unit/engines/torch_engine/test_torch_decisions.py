@@ -152,6 +152,13 @@ def test_words_that_cannot_serve_have_their_reasons(tmp_path: Path) -> None:
     assert Report.load(tmp_path / "report.json") == report
 
 
+@pytest.mark.parametrize(("match", "absent"), [({"op": "conv"}, "conv"), ({"module": "*"}, "matmul or ")])
+def test_a_rule_for_operations_that_the_model_has_not_chooses_nothing(match: Any, absent: str) -> None:
+    rules = [{"match": match, "use": "cpu.reference"}]
+    with pytest.warns(xrt.XpuRuntimeWarning, match=rf"is advisory: no {absent}.*was found in the model"):
+        session(Of(lambda x: torch.softmax(x, -1)), X, {"rules": rules}).close()
+
+
 def test_a_key_that_the_plan_calls_unsupported() -> None:
     with pytest.warns(xrt.XpuRuntimeWarning, match=r"kernels\.matmul: cublasLt is unsupported"):
         report = explained(Block(), X, {"matmul": "cublasLt"}, mode="prefer")

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.torch.uncovered_calls import UncoveredCalls
     from xpuruntime.evidence.records import Control
-    from xpuruntime.policies.kernel_rules import KernelRule
 
 __all__ = [
     "ABSENT",
@@ -236,7 +235,12 @@ def resolve_kernels(request: Request, builder: ControlBuilder, *, compiled: bool
             reason = "no operator in a module, of an operation that kernels are chosen for, has such a name"
             builder.add(key, "-", "unsupported", reason, "correct match.node, or name the module by match.module")
             continue
-        _add(builder, key, _ops_of(rule, present), _tuple(rule.use), uncovered.get(key), cuda=cuda, compiled=compiled)
+        ops = [op for op in OPS if op in (rule.ops_of_kernels() or {rule.match.op})]
+        if not present.intersection(ops):
+            _absent(builder, key, " or ".join(ops), _tuple(rule.use), written_out(request.model.nodes))
+            continue
+        called = [op for op in ops if op in present]
+        _add(builder, key, called, _tuple(rule.use), uncovered.get(key), cuda=cuda, compiled=compiled)
     if policy.auto_strategy == "best_performance":
         builder.add(
             "kernels.auto_strategy",
@@ -259,12 +263,6 @@ def _absent(
         builder.add(key, ABSENT, "unsupported", reason, f"call the function of PyTorch for {op}")
     else:
         builder.add(key, ABSENT, "advisory", *absence(op, nodes_by_op))
-
-
-def _ops_of(rule: KernelRule, present: set[str]) -> tuple[str, ...]:
-    if rule.match.op is not None:
-        return (rule.match.op,)
-    return tuple(op for op in OPS if op in present) or OPS
 
 
 def _add(
