@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What each of several processes over gloo does in the tests of rank agreement, and how they are started."""
+"""What each of several processes does in the tests of rank agreement, and how they are started; over gloo or NCCL."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import multiprocessing
@@ -16,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Generous for what has to wait it out, and short enough for a test.
-RANK_TIMEOUT = 6.0
 WORLD_SECONDS = 60.0
 #: What takes seconds to import, in the process that others are forked from.
 PRELOADED = [
@@ -26,18 +25,43 @@ PRELOADED = [
 ]  # fmt: skip
 
 
-def run_ranks(program: str, folder: Path, ranks: int, *arguments: Any) -> list[dict[str, Any]]:
+class Device:
+    """Where a process of these has its tensors, and a timeout: short enough for a test, generous for its steps."""
+
+    kind, rank_timeout = "cpu", 6.0
+
+
+def run_ranks(program: str, folder: Path, ranks: int, *arguments: Any, backend: str = "gloo") -> list[dict[str, Any]]:
     """Return what a program of this module said on each rank, with its exit code, after all have ended."""
-    return start_ranks(program, folder, ranks, *arguments)()
+    return start_ranks(program, folder, ranks, *arguments, backend=backend)()
 
 
-def start_ranks(program: str, folder: Path, ranks: int, *arguments: Any) -> Callable[[], list[dict[str, Any]]]:
+def check_others_end(program: str, folder: Path, ranks: int, backend: str = "gloo") -> None:
+    """Have rank 1 fail in each way in a program of this module: the others name it, and nothing is stored."""
+    reasons = {"killed": ("has ended", "was silent"), "hangs": ("was silent",), "out_of_memory": ("OutOfMemoryError",)}
+    if program == "measured_kernel":  # an error of who watches it only ends the measuring
+        del reasons["out_of_memory"]
+    started = {kind: start_ranks(program, folder / kind, ranks, kind, backend=backend) for kind in reasons}
+    for kind, ended in started.items():
+        found = ended()
+        for number in {*range(ranks)} - {1}:
+            assert "saved" not in found[number]
+            assert "rank 1" in found[number]["error"], found
+            assert any(reason in found[number]["error"] for reason in reasons[kind]), found
+            assert program != "measured_kernel" or _measured(folder / kind, number) == [], found
+        assert not (folder / kind / "stored").exists()
+
+
+def start_ranks(
+    program: str, folder: Path, ranks: int, *arguments: Any, backend: str = "gloo"
+) -> Callable[[], list[dict[str, Any]]]:
     """Start a program of this module on each rank; returns a function that waits for them, as `run_ranks`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     folder.mkdir(exist_ok=True)
     processes = [
-        context.Process(target=_run, args=(program, str(folder), rank, ranks, arguments)) for rank in range(ranks)
+        context.Process(target=_run, args=(program, str(folder), rank, ranks, arguments, backend))
+        for rank in range(ranks)
     ]
     for process in processes:
         process.start()
@@ -58,7 +82,7 @@ def start_ranks(program: str, folder: Path, ranks: int, *arguments: Any) -> Call
     return ended
 
 
-def _run(program: str, folder: str, rank: int, ranks: int, arguments: tuple[Any, ...]) -> None:
+def _run(program: str, folder: str, rank: int, ranks: int, arguments: tuple[Any, ...], backend: str) -> None:
     import torch
 
     place = Path(folder)
@@ -66,7 +90,10 @@ def _run(program: str, folder: str, rank: int, ranks: int, arguments: tuple[Any,
     os.dup2(errors, 2)
     os.environ["XPURUNTIME_TUNING_CACHE"] = str(place / f"tuning-{rank}" / "tuning.json")  # each on a host of its own
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{place}/store", rank=rank, world_size=ranks)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+        Device.kind, Device.rank_timeout = "cuda", 15.0
+    torch.distributed.init_process_group(backend, init_method=f"file://{place}/store", rank=rank, world_size=ranks)
     try:
         said: dict[str, Any] = globals()[program](place, rank, *arguments) or {}
     except Exception as error:
@@ -83,7 +110,8 @@ def _products(count: int = 2) -> dict[str, str]:
 
     with xrt_torch.explain() as found:
         for size in range(1, count + 1):
-            torch.mm(torch.ones(16 * size, 32), torch.ones(32, 8, requires_grad=True)).sum().backward()
+            left = torch.ones(16 * size, 32, device=Device.kind)
+            torch.mm(left, torch.ones(32, 8, device=Device.kind, requires_grad=True)).sum().backward()
     return {f"{row.shapes} {row.phase}": row.resolved for row in found.rows if row.op == "matmul"}
 
 
@@ -131,7 +159,7 @@ def other_library(place: Path, rank: int) -> dict[str, Any]:
 
     if rank == 1:
         _load_as(place / "libcudnn.so.77")
-    with xrt_torch.RankAgreement(RANK_TIMEOUT), _auto():
+    with xrt_torch.RankAgreement(Device.rank_timeout), _auto():
         kernels = _products(1)
         time.sleep(WORLD_SECONDS)  # until another rank is found to differ
     return {"kernels": kernels}
@@ -148,6 +176,14 @@ def other_version(place: Path, rank: int) -> dict[str, Any]:
         return {"entered": True}
 
 
+def _of_all_ranks(net: Any) -> Any:
+    """Return the model that ranks train together; on a GPU, it sums gradients on a stream that a capture can have."""
+    import torch
+
+    with torch.cuda.stream(torch.cuda.Stream()) if Device.kind == "cuda" else contextlib.nullcontext():
+        return torch.nn.parallel.DistributedDataParallel(net.to(Device.kind))
+
+
 def _train(lock: Path | None, fault: Callable[[int], None], rank_timeout: float) -> Any:
     import torch
 
@@ -155,13 +191,13 @@ def _train(lock: Path | None, fault: Callable[[int], None], rank_timeout: float)
 
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-    model = torch.nn.parallel.DistributedDataParallel(net)
+    model = _of_all_ranks(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    policy = {"kernels": {"matmul": "cpu.blas"}}
+    policy = {"kernels": {"matmul": "torch.mm" if Device.kind == "cuda" else "cpu.blas"}}
     with TrainingPolicy(policy, net, resume=lock, rank_timeout=rank_timeout) as run:
         for step in range(4):
             optimizer.zero_grad()
-            loss = model(torch.ones(4, 8)).square().mean()
+            loss = model(torch.ones(4, 8, device=Device.kind)).square().mean()
             fault(step)
             loss.backward()
             optimizer.step()
@@ -182,8 +218,10 @@ def lock_for_all(place: Path, rank: int) -> dict[str, Any]:
 
 
 def odd_rank(place: Path, rank: int) -> dict[str, Any]:
-    """Train where rank 2 has loaded another BLAS beside the one of the others."""
-    if rank == 2:
+    """Train where the last rank has loaded another BLAS beside the one of the others."""
+    import torch
+
+    if rank == torch.distributed.get_world_size() - 1:
         _load_as(place / "libscipy_openblas.so.77")
     return {"report": _train(None, lambda _: None, WORLD_SECONDS).rank_report}
 
@@ -198,6 +236,8 @@ def _fault(kind: str, rank: int, at: int) -> Callable[[int], None]:
             os.kill(os.getpid(), signal.SIGKILL)
         elif kind == "hangs":
             time.sleep(WORLD_SECONDS)
+        elif Device.kind == "cuda":
+            torch.empty(1 << 50, dtype=torch.uint8, device=Device.kind)
         else:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
@@ -205,31 +245,63 @@ def _fault(kind: str, rank: int, at: int) -> Callable[[int], None]:
 
 
 def locked_step(place: Path, rank: int, kind: str) -> dict[str, Any]:
-    """Fail on rank 1 in the middle of a training under a policy, which writes its lock in the end."""
-    run = _train(None, _fault(kind, rank, 2), RANK_TIMEOUT)
+    """Fail on rank 1 in the middle of a training under the lock of another one; writes its own in the end."""
+    import torch
+
+    first = _train(None, lambda _: None, WORLD_SECONDS)
+    if rank == 0:
+        (place / "checkpoint").mkdir()
+        first.save(place / "checkpoint")
+    torch.distributed.barrier()
+    run = _train(place / "checkpoint", _fault(kind, rank, 2), Device.rank_timeout)
     (place / "stored").mkdir(exist_ok=True)
     run.save(place / "stored")
     return {"saved": True}
 
 
 def captured_step(place: Path, rank: int, kind: str) -> dict[str, Any]:
-    """Fail on rank 1 in a captured step, which runs eagerly on a CPU; what it has learned is written in the end."""
+    """Fail on rank 1 while a step is captured; on a CPU, which runs it eagerly, in its third step."""
     import torch
 
     import xpuruntime.pytorch as xrt_torch
 
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+    model = _of_all_ranks(torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     fault, steps = _fault(kind, rank, 2), iter(range(100))
 
     def loss(x: Any) -> Any:
-        fault(next(steps))
+        step = next(steps)
+        if Device.kind == "cpu" or torch.cuda.is_current_stream_capturing():
+            fault(step)
         return model(x).square().mean()
 
-    with xrt_torch.RankAgreement(RANK_TIMEOUT):
-        step = xrt_torch.capture_graph(loss, optimizer=optimizer, modules=[model], make_capturable=True)
+    with xrt_torch.RankAgreement(Device.rank_timeout):
+        step = xrt_torch.capture_graph(
+            loss, optimizer=optimizer, modules=[model], make_capturable=True, strict=Device.kind == "cuda"
+        )
         for _ in range(4):
-            step(torch.ones(4, 8))
+            step(torch.ones(4, 8, device=Device.kind))
+        (place / "stored").mkdir(exist_ok=True)
+    return {"saved": True}
+
+
+def measured_kernel(place: Path, rank: int, kind: str) -> dict[str, Any]:
+    """Fail on rank 1 while it measures a kernel for all."""
+    import xpuruntime as xrt
+    import xpuruntime.pytorch as xrt_torch
+
+    begun, fault = place / "measuring", _fault(kind, rank, 0)
+
+    def cancel() -> bool:
+        if rank == 1:
+            begun.touch()
+        fault(0)
+        return False
+
+    with xrt_torch.RankAgreement(Device.rank_timeout), _auto(), xrt.watch_tuning(cancel=cancel):
+        while rank != 1 and not begun.exists():
+            time.sleep(0.01)
+        _products(1)
         (place / "stored").mkdir(exist_ok=True)
     return {"saved": True}
 
@@ -240,7 +312,7 @@ def tuned_step(place: Path, rank: int, kind: str) -> dict[str, Any]:
 
     import xpuruntime.pytorch as xrt_torch
 
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+    model = _of_all_ranks(torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     fault, steps = _fault(kind, rank, 12), iter(range(10**9))
 
@@ -250,8 +322,8 @@ def tuned_step(place: Path, rank: int, kind: str) -> dict[str, Any]:
         return value
 
     tuned = xrt_torch.tune(
-        loss, (torch.ones(4, 8),), optimizer=optimizer, launches=["eager"], rounds=(3, 3), budget=2.0,
-        rank_timeout=RANK_TIMEOUT,
+        loss, (torch.ones(4, 8, device=Device.kind),), optimizer=optimizer, launches=["eager"], rounds=(3, 3),
+        budget=2.0, rank_timeout=Device.rank_timeout,
     )  # fmt: skip
     (place / "stored").mkdir(exist_ok=True)
     (place / "stored" / "name").write_text(tuned.name)

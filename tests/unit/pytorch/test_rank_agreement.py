@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rank_programs import run_ranks, start_ranks  # noqa: E402
+from rank_programs import check_others_end, run_ranks  # noqa: E402
 
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xrt_torch  # noqa: E402
@@ -76,17 +76,9 @@ def test_the_report_of_all_ranks_names_the_odd_one(tmp_path: Path) -> None:
         assert difference.endswith(", rank 0 nothing")
 
 
-@pytest.mark.parametrize("place", ["tuned_step", "captured_step", "locked_step"])
-def test_a_rank_that_fails_ends_the_others_with_its_name(place: str, tmp_path: Path) -> None:
-    reasons = {"killed": ("has ended", "was silent"), "hangs": ("was silent",), "out_of_memory": ("OutOfMemoryError",)}
-    started = {kind: start_ranks(place, tmp_path / kind, 3, kind) for kind in reasons}
-    for kind, ended in started.items():
-        ranks = ended()
-        for number in (0, 2):
-            assert "saved" not in ranks[number]
-            assert "rank 1" in ranks[number]["error"], ranks
-            assert any(reason in ranks[number]["error"] for reason in reasons[kind]), ranks
-        assert not (tmp_path / kind / "stored").exists()
+@pytest.mark.parametrize("program", ["measured_kernel", "tuned_step", "captured_step", "locked_step"])
+def test_a_rank_that_fails_ends_the_others_with_its_name(program: str, tmp_path: Path) -> None:
+    check_others_end(program, tmp_path, 3)
 
 
 def test_a_single_process_agrees_with_itself() -> None:
