@@ -285,6 +285,35 @@ def test_replays_have_the_rows_of_their_capture(llama: Any) -> None:
     assert rows() == []
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gates_judge_the_captured_steps(llama: Any, compiled: bool) -> None:
+    from xpuruntime.generation import check_gates
+
+    texts = torch.randint(2, 64, (3, 24), generator=torch.Generator().manual_seed(3)).tolist()
+    plain = copy.deepcopy(llama)
+    limits = {"kl": 1e-9, "top1": 0.9}
+    captured = on_stand_in(llama, compile=compiled)
+    for penalty in (1.0, 1.3):
+        for model in (plain, llama):
+            model.generation_config.repetition_penalty = penalty
+        before = captured.report
+        ours = xt.logprobs_of(llama, generate=captured.generate)
+        report = check_gates(xt.logprobs_of(plain), ours, limits, texts=texts)
+        assert report.verdict == "pass", report
+        assert captured.report.reasons == {}
+        assert captured.report.replays - before.replays == 3 * 11
+        assert captured.report.captures - before.captures == 2, "the graphs of both ranges serve all texts"
+    captures = captured.report.captures
+    with torch.no_grad():
+        llama.model.layers[1].mlp.down_proj.weight.mul_(1.05)
+    assert check_gates(xt.logprobs_of(plain), ours, limits, texts=texts).verdict == "fail"
+    assert captured.report.captures == captures
+    for graph in captured._graphs.values():
+        graph.recording.graph.replay = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(xrt.ModelError, match=r"generate has chosen token \[\d+\] where \d+ was forced"):
+        ours.logprobs(texts[0])
+
+
 def test_rows_of_the_policy_and_gates(llama: Any) -> None:
     from xpuruntime.generation import check_gates
 

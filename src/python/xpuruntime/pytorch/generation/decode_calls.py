@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import InputError
+from xpuruntime.pytorch.generation.logprobs import ForcedTokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,13 +67,17 @@ class Choice:
 
 def choice_of(processors: Any, criteria: Any, config: Any, mask: torch.Tensor | None, device: torch.device) -> Choice:
     """Return how `generate` chooses tokens. Raises `NotCapturedError` for what a graph cannot hold."""
-    keys = []
+    keys: list[tuple[Any, ...]] = []
     kept = type(processors)()
     held, least = None, 0
     for logits_processor in processors:
         name = type(logits_processor).__name__
         if name in _MINIMA and held is None:
             held, least = logits_processor.eos_token_id.reshape(-1).to(device), _MINIMA[name](logits_processor)
+            continue
+        if isinstance(logits_processor, ForcedTokens):
+            kept.append(logits_processor)
+            keys.append((name, id(logits_processor)))
             continue
         if name not in _DEVICE_ONLY or not type(logits_processor).__module__.startswith("transformers."):
             raise NotCapturedError(f"the logits processor {name} is not among those that a graph can hold")

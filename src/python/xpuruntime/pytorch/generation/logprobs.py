@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.inference.session_arguments import PolicyLike
 
-__all__ = ["TorchLogprobs", "logprobs_of"]
+__all__ = ["ForcedTokens", "TorchLogprobs", "logprobs_of"]
 
 _TOKENIZER = ArgumentType("a tokenizer with encode", lambda value: callable(getattr(value, "encode", None)))
 
@@ -41,7 +41,8 @@ def logprobs_of(
     policy : optional
         As for `kernel_policy`; holds while the model is asked. Default: whatever is in force then.
     generate : callable, optional
-        In place of ``model.generate``, with its arguments.
+        In place of ``model.generate``, with its arguments, ``streamer`` among them; such as that of `capture_decode`,
+        whose captured steps are asked then.
     tokenizer : optional
         With ``encode``, for texts that are strings.
 
@@ -74,6 +75,7 @@ class TorchLogprobs:
         self.model = model
         self._policy = policy
         self._generate = generate if generate is not None else getattr(model, "generate", None)
+        self._forced = ForcedTokens()
         if tokenizer is not None:
             self.encode = tokenizer.encode
 
@@ -105,9 +107,14 @@ class TorchLogprobs:
             logits = result if isinstance(result, torch.Tensor) else result["logits"]
             return logits[0, :-1].float().cpu().numpy()
         half = max(1, len(tokens) // 2)
-        forced = _Forced(tokens[half:])
-        self._run(tokens[:half], len(tokens) - half, logits_processor=[forced])
-        return torch.cat(forced.scores).numpy()
+        forced = self._forced
+        forced.begin(tokens[half:])
+        self._run(tokens[:half], len(tokens) - half, logits_processor=[forced], streamer=forced)
+        if len(forced.scores or ()) != len(tokens) - half:
+            raise ModelError(
+                "generate has not told its streamer of each token. Fix: give one that passes `streamer` on"
+            )
+        return torch.cat(forced.scores or []).numpy()
 
     def generate(self, tokens: Sequence[int], count: int) -> list[int]:
         """Return up to `count` greedy tokens after `tokens`."""
@@ -130,22 +137,53 @@ class TorchLogprobs:
             )
 
 
-class _Forced:
-    """A logits processor that keeps the scores, and has a certain token chosen."""
+class ForcedTokens:
+    """A logits processor that has certain tokens chosen, and a streamer that reads the scores they were chosen by.
 
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self._tokens = list(tokens)
-        self.scores: list[torch.Tensor] = []
+    What it does in a step is on the device, between tensors that stay, so that a captured step can hold it.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._next = self._kept = torch.empty(0)
+        #: Of each token so far; of none before the prompt.
+        self.scores: list[torch.Tensor] | None = None
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Have these tokens be chosen from now on."""
+        self._tokens, self.scores = list(tokens), None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores of which the next token is the only one."""
         del input_ids
-        token = self._tokens[len(self.scores)]
-        if not 0 <= token < scores.shape[-1]:
+        if not self.scores:  # the first token, which no captured step chooses
+            self._prepare(scores)
+        self._kept.copy_(scores)
+        return torch.full_like(scores, -torch.inf).index_fill(1, self._next, 0)
+
+    def _prepare(self, scores: torch.Tensor) -> None:
+        wrong = next((token for token in self._tokens if not 0 <= token < scores.shape[-1]), None)
+        if wrong is not None:
             raise InputError(
-                f"a text has the token {token}, and the model tells tokens 0 to {scores.shape[-1] - 1} apart. Fix: "
+                f"a text has the token {wrong}, and the model tells tokens 0 to {scores.shape[-1] - 1} apart. Fix: "
                 "encode the texts with the model's own tokenizer"
             )
-        self.scores.append(scores.float().cpu())
-        chosen = torch.full_like(scores, -torch.inf)
-        chosen[:, token] = 0
-        return chosen
+        if (self._kept.shape, self._kept.device) != (scores.shape, scores.device):
+            self._kept = torch.empty_like(scores, dtype=torch.float32)
+            self._next = torch.empty(1, dtype=torch.long, device=scores.device)
+        self._next.fill_(self._tokens[0])
+
+    def put(self, value: torch.Tensor) -> None:
+        """Keep the scores of the token that was chosen, and have the next be chosen after it."""
+        if self.scores is None:  # the prompt
+            self.scores = []
+            return
+        number = len(self.scores)
+        if value.tolist() != self._tokens[number : number + 1]:
+            raise ModelError(f"generate has chosen token {value.tolist()} where {self._tokens[number]} was forced")
+        self.scores.append(self._kept.to("cpu", copy=True))
+        if number + 1 < len(self._tokens):
+            self._next.fill_(self._tokens[number + 1])
+
+    def end(self) -> None:
+        """Do nothing: the number of tokens is that of the text."""
