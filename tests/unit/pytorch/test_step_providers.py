@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from typing import Any
 
@@ -112,6 +113,49 @@ def test_a_policy_of_which_no_kernel_runs_is_out(foreign):
     for name in (f"{launch}+{policy}" for launch in ("eager", "compile") for policy in kernels):
         assert rows[name].code == "infeasible", rows[name].reason
         assert "no call of" in rows[name].reason
+
+
+class Loss(plugins.TorchKernel):
+    """A cross entropy of another package."""
+
+    id = "foreign.cross_entropy"
+    op = "cross_entropy"
+    distributions = ()
+
+    def supports(self, call: Any) -> tuple[bool, str]:
+        return True, ""
+
+    def forward(self, call: Any, logits: Any, target: Any) -> Any:
+        seen = target != call.attributes["ignore_index"]
+        rows = torch.log_softmax(logits.double(), -1).gather(-1, torch.where(seen, target, 0)[:, None])[:, 0]
+        return (-(rows * seen).sum().div(seen.sum()).to(logits.dtype),), ()
+
+    def backward(self, call: Any, saved: Any, grads: Any) -> Any:
+        logits, target = saved.inputs
+        seen = target != call.attributes["ignore_index"]
+        shares = torch.softmax(logits.double(), -1)
+        shares[torch.arange(len(target)), torch.where(seen, target, 0)] -= 1
+        return (shares * (seen * grads[0] / seen.sum())[:, None]).to(logits.dtype), None
+
+    def saved_like(self, call: Any, *tensors: Any) -> Any:
+        return ()
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_the_loss_of_a_compiled_step_is_served(foreign, monkeypatch, says):
+    monkeypatch.setenv("XPURUNTIME_CANARY", "off")
+    if not says:  # as PyTorch 2.11, which does not say that it compiles once AOTAutograd traces
+        monkeypatch.setattr(torch.compiler, "_compile_session_context", contextlib.nullcontext, raising=False)
+    plugins.register(plugins.KernelBackend("foreign", "cpu", version="1.0"), Loss())
+    torch.manual_seed(0)
+    model = torch.nn.Linear(16, 32)
+    x, y = torch.randn(8, 16), torch.randint(0, 32, (8,))
+    tuned = xrt_torch.tune(
+        lambda x, y: torch.nn.functional.cross_entropy(model(x).float(), y), (x, y),
+        optimizer=torch.optim.SGD(model.parameters(), 0.01), launches=["compile"], rounds=(7, 7), budget=0.5,
+        kernels={"native": None, "loss": KernelPolicy(cross_entropy="foreign.cross_entropy")},
+    )  # fmt: skip
+    assert rows_of(tuned)["compile+loss"].launch_ratio is not None, rows_of(tuned)["compile+loss"].reason
 
 
 def test_a_kernel_that_is_wrong_is_out_by_its_losses(foreign, monkeypatch):

@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from xpuruntime.pytorch.adapters.in_place import UNUSUAL, compiled_decision, decides, is_usual, run_original
+from xpuruntime.pytorch.dispatch.context import is_compiling
 from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, IN_PYTHON, Override
 from xpuruntime.pytorch.providers.operators import perform, takes
 
@@ -52,7 +53,7 @@ def _cross_entropy(native: Native) -> Callable[..., Any]:
             return native(keyset, *args)
         rows = logits.dim() == 2 and target.dim() == 1 and not target.is_floating_point()
         why = _UNSERVED if not rows or weight is not None or label_smoothing else ""
-        if not why and not torch.compiler.is_compiling() and not is_usual(logits, target):
+        if not why and not is_compiling() and not is_usual(logits, target):
             why = UNUSUAL
         if why:
             return run_original(
@@ -69,7 +70,7 @@ def _softmax(native: Native) -> Callable[..., Any]:
         if not decides("softmax", x):
             return native(keyset, x, dim, dtype)
         why = _OTHER_ROWS if x.dim() < 1 or dim % x.dim() != x.dim() - 1 or not x.is_floating_point() else ""
-        if not why and not torch.compiler.is_compiling() and not is_usual(x):
+        if not why and not is_compiling() and not is_usual(x):
             why = UNUSUAL
         if why:
             run = lambda *inputs: native(keyset, *inputs)  # noqa: E731 - as of a loss

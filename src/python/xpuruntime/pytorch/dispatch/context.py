@@ -43,6 +43,7 @@ __all__ = [
     "forget_tuned_routes",
     "has_tangent",
     "in_clean_thread",
+    "is_compiling",
     "phase",
     "policy_version",
     "set_process_policy",
@@ -263,6 +264,12 @@ class thread_policy:  # noqa: N801 - used like a function
 
     __enter__ = _core.guarded(_enter, _leave)
     __exit__ = _core.guarded(_leave, _leave)
+
+
+def is_compiling() -> bool:
+    """Say whether `torch.compile` or an export traces in this thread, so that nothing runs yet."""
+    # 2.11 and 2.12 do not say that they compile once AOTAutograd traces.
+    return torch.compiler.is_compiling() or _private_api.tracing_context.try_get() is not None
 
 
 _Result = TypeVar("_Result")

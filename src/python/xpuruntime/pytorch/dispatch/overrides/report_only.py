@@ -85,7 +85,7 @@ def _function(unserved: Unserved) -> Callable[[Callable[..., Any]], Callable[...
         @functools.wraps(native)
         def report(*args: Any, **kwargs: Any) -> Any:
             active = active_policy()
-            if active is not None and unserved.group in active.overrides and not _is_compiling():
+            if active is not None and unserved.group in active.overrides and not context.is_compiling():
                 call = unserved.call(*args, **kwargs)
                 route = None if call is None else _route(unserved, active, call)
                 if route is not None and CONTEXT.observer is not None and route.status == "substituted":
@@ -99,12 +99,6 @@ def _function(unserved: Unserved) -> Callable[[Callable[..., Any]], Callable[...
         return report
 
     return make
-
-
-def _is_compiling() -> bool:
-    """Say whether nothing runs yet, so that `gaps_in_graph` looks at the call."""
-    # 2.11 and 2.12 do not say that they compile once AOTAutograd traces.
-    return torch.compiler.is_compiling() or _private_api.tracing_context.try_get() is not None
 
 
 def _nothing(*_: Any) -> None:
