@@ -86,6 +86,17 @@ def test_it_stops_at_the_budget_and_when_cancelled_with_what_there_is():
     assert measure(recorded([], a=1e-3, b=1e-3), control="a", cancel=lambda: True).comparisons == {}
 
 
+def test_what_was_decided_to_be_slower_is_timed_no_more():
+    log: list[str] = []
+    variants = recorded(log, a=1e-3, b=1.01e-3, c=3e-3)
+    margin = Margin(0.02, 0.0)
+    found = measure(variants, control="a", warm=0.0, rounds=(9, 40), margin=margin, settled=lambda _: False,
+                    drop_slower=True)  # fmt: skip
+    assert found.comparisons["c"].verdict == "slower"
+    assert found.comparisons["c"].rounds == len(found.rounds["c"]) < len(found.rounds["b"]) == len(found.twin)
+    assert found.comparisons["b"].rounds == len(found.twin)
+
+
 def test_a_block_is_as_long_as_asked_and_a_sample_longer_than_the_clock():
     calls = []
 

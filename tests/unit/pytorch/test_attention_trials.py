@@ -104,8 +104,8 @@ def unfused_is_fastest(nothing_is_tuned, monkeypatch):
     real = tuning._measure
     monkeypatch.setattr(tuning, "route_cost", lambda *_: 1.0)
 
-    def measure(candidates, device, eager, costs, rule, step):
-        real(candidates, device, eager, costs, TuningPolicy(budget=0.001))
+    def measure(candidates, device, eager, costs, rule, *_):
+        real(candidates, device, eager, costs, TuningPolicy(budget=0.001), None, {})
         if "torch.math" in dict(candidates):
             assert "torch.math" not in costs  # guards call it, and its gradient goes no way of ours
         found = [

@@ -154,7 +154,7 @@ def norm():
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("offset", "the output differs by"), ("collision", "rows of 256 columns.*the output differs"),
+        ("offset", "the output differs by"), ("collision", "rows of 63 columns.*the output differs"),
         ("writes input", "it writes into its input x"), ("in place", "writes into the gradient that it gets"),
         ("no weight gradient", "the gradient of weight differs"), ("raises", "it raised RuntimeError: no gradient"),
         ("half", "the gradient of"), ("own size", "rows of 8 columns.*the output differs"),

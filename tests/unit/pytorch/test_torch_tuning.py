@@ -62,9 +62,11 @@ def takes(monkeypatch, *, undecided=False, **microseconds):
     real = tuning._measure
     monkeypatch.setattr(tuning, "route_cost", lambda *_: 0.0)
 
-    def measure(candidates, device, eager, costs, rule, step):
+    def measure(candidates, device, eager, costs, rule, *_):
         asked.append([name for name, _ in candidates])
-        kernels = real(candidates, device, eager, costs, TuningPolicy(budget=0.001)).candidates  # which runs them
+        kernels = real(
+            candidates, device, eager, costs, TuningPolicy(budget=0.001), None, {}
+        ).candidates  # which runs them
         times = {name: microseconds["ours" if name == "auto" else "native"] for name, _ in candidates}
         assert {kernel.kernel for kernel in kernels} <= times.keys()
         return replacement(times, seconds=rule.budget, undecided=undecided)
@@ -222,9 +224,22 @@ def chosen(monkeypatch, times, *, eager, route, device=CUDA):
     monkeypatch.setattr(step_cost, "time_on_cuda", lambda run, *_: tuple(1e-6 * one for one in times[run()]))
     monkeypatch.setattr(step_cost, "time_calls", lambda run, calls, samples: [1e-6 * times[run()][0] * calls] * samples)
     candidates = [(name, lambda name=name: name) for name in times]
-    found = tuning._measure(candidates, device, eager, {"auto": route * 1e-6}, TuningPolicy())
+    found = tuning._measure(candidates, device, eager, {"auto": route * 1e-6}, TuningPolicy(), None, {})
     assert found.rounds < 15 or route == math.inf
     return found.chosen.kernel
+
+
+def test_the_times_of_the_device_are_those_of_the_same_calls(monkeypatch):
+    timed, counts = [], []
+    monkeypatch.setattr(step_cost, "time_on_cuda", lambda run, *_: (timed.append(run), (1e-6, run() * 1e-6))[1])
+    candidates = [("torch.mm", lambda: 200.0), ("auto", lambda: 100.0)]
+    shared = {}
+    for eager in (True, False):
+        found = tuning._measure(candidates, CUDA, eager, {}, TuningPolicy(), None, shared)
+        assert found.chosen.kernel == "auto"
+        assert found.chosen.microseconds == pytest.approx(100.0)
+        counts.append(len(timed))
+    assert counts[0] == counts[1] > 0
 
 
 def test_what_is_undecided_stays_native_and_is_measured_again_with_more_time(monkeypatch):

@@ -126,13 +126,15 @@ def measure(
     widen: bool = False,
     expected: float = 1.0,
     pairs: Mapping[str, str] = MappingProxyType({}),
+    drop_slower: bool = False,
     cancel: Callable[[], bool] | None = None,
     progress: Callable[[Progress], None] | None = None,
     seed: int = 0,
 ) -> RoundTimes:
     """Time variants in interleaved rounds until they are decided.
 
-    Where `pairs` gives a variant another one, it is compared with both that one and the control.
+    Where `pairs` gives a variant another one, it is compared with both that one and the control. With `drop_slower`,
+    which is for no `pairs`, one that was decided to be slower is not timed any more.
     """
     if control not in variants or len(variants) < 2:
         msg = (
@@ -161,6 +163,7 @@ def measure(
                            twin=[expected * sample for sample in twin], margin=margin, confidence=confidence,
                            looks=len(looks) + 1, family=family, seed=seed, widen=widen))
             for name in others
+            if len(times[name]) == len(twin)
         )  # fmt: skip
         for name, other in pairs.items():
             paired[name] = compare(times[name], times[other], margin=margin, confidence=confidence,
@@ -170,6 +173,8 @@ def measure(
 
     while ended is None:
         this_round: dict[str | None, float] = {}
+        if drop_slower:
+            turns = [turn for turn in turns if turn not in comparisons or _still(comparisons[turn])]
         for turn in rotated(turns, len(twin)):
             if cancel is not None and cancel():
                 ended = "cancelled"
@@ -181,7 +186,7 @@ def measure(
             this_round[turn] = float(np.median(seconds) if statistic == "median" else np.mean(seconds))
         if ended is not None:
             break
-        for name in variants:
+        for name in filter(None, turns):
             times[name].append(this_round[name])
         twin.append(this_round[None])
         if len(twin) in looks:
@@ -195,6 +200,10 @@ def measure(
     if looked < len(twin):
         look()
     return RoundTimes(control, times, twin, calls, comparisons, ended, between(before, moment()), paired)
+
+
+def _still(comparison: RatioComparison) -> bool:
+    return comparison.verdict is not RatioVerdict.SLOWER
 
 
 def rounds_of(
@@ -239,7 +248,7 @@ def _size(sampler: Sampler, block: float, warm: float) -> tuple[int, int]:
 
 
 #: Another word whenever kernels are measured or chosen in another way, so that records of before do not hold.
-PROTOCOL = "5"
+PROTOCOL = "6"
 #: Rounds before the first look at the times, and the most; the core's tuner has the same.
 ROUNDS = (7, 61)
 
@@ -278,9 +287,10 @@ def choose(
     control: str,
     rule: TuningPolicy,
     block: float = 0.002,
+    warm: bool = True,
     step: TuningStep | None = None,
 ) -> Replacement:
-    """Measure kernels in interleaved rounds and decide which one is to run."""
+    """Measure kernels in interleaved rounds and decide which one is to run; `warm` says whether to warm them before."""
     began = time.monotonic()
     if len(variants) == 1:
         (sampler,) = variants.values()
@@ -297,7 +307,8 @@ def choose(
 
     measured = measure(
         variants, control=control, confidence=rule.confidence, rounds=ROUNDS, budget=rule.budget, block=block,
-        warm=block, widen=True, settled=_settled, cancel=cancel, margin=Margin(rule.min_effect, 0.0),
+        warm=block * warm, widen=True, settled=_settled, drop_slower=True, cancel=cancel,
+        margin=Margin(rule.min_effect, 0.0),
     )  # fmt: skip
     if step is not None:
         step.end(time.monotonic() - began)

@@ -58,6 +58,8 @@ __all__ = [
 ]
 
 _USUAL = TuningPolicy()
+#: Seconds of the calls that are timed on a CUDA device in one turn, beside those that it waits for them to be queued.
+_BLOCK = 5e-4
 #: Seconds from which on a comparison or a measurement is logged.
 _LOGGED = 1.0
 #: Libraries of PyTorch's own kernels that it loads when it is imported.
@@ -247,10 +249,11 @@ def _measured_once(
                     return _CANCELLED
                 costs = {name: route * n for name, _ in candidates[1:] if (n := passes.get(name, 1))}
                 peaks: dict[str, int] = {}
-                once = _measure(candidates, device, mark[2], costs, rule, step)
+                timed: dict[str, list[float]] = {}
+                once = _measure(candidates, device, mark[2], costs, rule, step, timed)
                 once = _by_memory(once, candidates, device, rule, peaks)
                 if mark[2] and device.type == "cuda" and not once.cancelled:  # a graph may be captured of it later on
-                    by_device = _measure(candidates, device, False, {}, rule, TuningStep("torch", what))
+                    by_device = _measure(candidates, device, False, {}, rule, TuningStep("torch", what), timed)
                     by_device = _by_memory(by_device, candidates, device, rule, peaks)
                     _keep((*mark[:2], False), by_device, device, known=True)
                 _keep(mark, once, device, known=route < math.inf)  # last, since other ranks go on then
@@ -337,9 +340,13 @@ def _measure(
     eager: bool,
     route_costs: Mapping[str, float],
     rule: TuningPolicy,
-    step: TuningStep | None = None,
+    step: TuningStep | None,
+    timed: dict[str, list[float]],
 ) -> Replacement:
-    """Measure the candidates that can serve; `route_costs` are seconds of the host on the way to all but the first."""
+    """Measure the candidates that can serve; `route_costs` are seconds of the host on the way to all but the first.
+
+    What they take on a CUDA device is `timed` once for both times: that of a step, and that of the device.
+    """
     working: dict[str, Callable[[], Any]] = {}
     for name, run in candidates:
         if route_costs.get(name, 0.0) == math.inf:
@@ -362,12 +369,16 @@ def _measure(
     control = native if native in working else next(iter(working))
     if device.type != "cuda":
         samplers = {name: host_sampler(run, route_costs.get(name, 0.0)) for name, run in working.items()}
-    elif not eager:
-        samplers = {name: on_device(run, device) for name, run in working.items()}
-    else:
+        return choose(samplers, control=control, rule=rule, step=step)
+    times = {name: timed.setdefault(name, []) for name in working}
+    if eager:
         cost = StepCost.probe(working[control], device)
-        samplers = {name: cost.sampler(run, device, route_costs.get(name, 0.0)) for name, run in working.items()}
-    return choose(samplers, control=control, rule=rule, step=step)
+        samplers = {
+            name: cost.sampler(run, device, route_costs.get(name, 0.0), times[name]) for name, run in working.items()
+        }
+    else:
+        samplers = {name: on_device(run, device, times[name]) for name, run in working.items()}
+    return choose(samplers, control=control, rule=rule, block=_BLOCK, warm=eager, step=step)
 
 
 def device_name(device: Any) -> str:
