@@ -8,7 +8,6 @@ import importlib
 import importlib.util
 import opcode
 import sys
-from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -114,7 +113,10 @@ def refuse_rest(module: str, known: int, error: Exception) -> None:
     NumPy, PyTorch and others register what they have with their C parts, and can be imported once in a process. Python
     forgets the package whose import was cut off, and not the modules in it that were complete.
     """
-    ran = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in walk_tb(error.__traceback__)}
+    ran, trace = set(), error.__traceback__
+    while trace is not None:
+        ran.add(str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0])
+        trace = trace.tb_next
     before = list(sys.modules)[:known]
     others = ran - sys.stdlib_module_names - {__name__.partition(".")[0]}
     cut = sorted(other for other in others if _is_cut_off(other, before))

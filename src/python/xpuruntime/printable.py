@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["bytes_text", "escape_console", "printable"]
 
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+#: Compiled at the first use, as imports are in every process.
+_CONTROLS = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 
 
 def printable(text: str) -> str:
     r"""Return text in which control characters are escapes, such as ``\u001b``; tab and newline stay."""
-    return _CONTROLS.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+    return re.sub(_CONTROLS, lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def bytes_text(value: int | None) -> str:
@@ -68,7 +69,7 @@ class _Escaped:
         from rich.segment import Segment
 
         for segment in console.render(self._shown, options):
-            if segment.control is None and _CONTROLS.search(segment.text):
+            if segment.control is None and re.search(_CONTROLS, segment.text):
                 yield Segment(printable(segment.text), segment.style)  # type: ignore[misc]
             else:
                 yield segment  # type: ignore[misc]

@@ -73,7 +73,7 @@ _SETTLED = 2.0
 _ENTRIES = CacheEntries("digests", most=1000, largest=200)
 #: File systems that leave the times of a file as they are when a page of it is mapped and written.
 _WITHOUT_TIMES = ("tmpfs", "ramfs", "hugetlbfs")
-_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_DIGEST = r"[0-9a-f]{64}\Z"
 
 
 def recall_digest(facts: os.stat_result) -> str | None:
@@ -82,7 +82,7 @@ def recall_digest(facts: os.stat_result) -> str | None:
         return None
     kept = _ENTRIES.read(_name(facts))
     known, _, digest = (kept or b"").decode("ascii", "replace").partition(" ")
-    return digest if known == _state(facts) and _DIGEST.match(digest) else None
+    return digest if known == _state(facts) and re.match(_DIGEST, digest) else None
 
 
 def remember_digest(file: BinaryIO, before: os.stat_result, digest: str) -> None:

@@ -96,14 +96,14 @@ def check_device(text: str) -> str:
     return str(DeviceSpec._parse(text))
 
 
-_ENGINE = re.compile("[A-Za-z][A-Za-z0-9_-]{0,63}")
-ENGINE_PATTERN = f"^{_ENGINE.pattern}$"
+_ENGINE = "[A-Za-z][A-Za-z0-9_-]{0,63}"
+ENGINE_PATTERN = f"^{_ENGINE}$"
 _LEAST_OPTION, _MOST_OPTION = -(2**63), 2**64 - 1
 
 
 def check_engine(name: str) -> str:
     """Return `name` if it can be the name of an engine. Raises `Refused`."""
-    if not _ENGINE.fullmatch(name):
+    if not re.fullmatch(_ENGINE, name):
         raise Refused(
             f"{quote(name)} cannot be the name of an engine: letters, digits, '_' and '-', starting with a letter; "
             f"a device is stated under 'device'"

@@ -46,7 +46,7 @@ WEIGHT_COMPUTES: dict[Storage, tuple[WeightCompute, ...]] = {
 #: Grades of determinism, each of which includes those before it.
 DETERMINISM_GRADES: tuple[Determinism, ...] = get_args(Determinism)
 
-_OP = re.compile("[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_]*)?")
+_OP = "[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_]*)?"
 _CANDIDATE_PATTERN = f"{ENGINE_PATTERN[:-1]}@{DEVICE_PATTERN[1:]}"
 
 
@@ -71,7 +71,7 @@ def _check_candidate(text: str) -> str:
 
 
 def _check_op(text: str) -> str:
-    if not _OP.fullmatch(text):
+    if not re.fullmatch(_OP, text):
         raise Refused(f"{quote(text)} is not an operator type, such as 'Shape' or 'com.microsoft:FusedConv'")
     return text
 
@@ -205,7 +205,7 @@ class ExecutionPolicy(PolicySection, frozen=True, kw_only=True):
     )
     allow_cpu_ops: Accepts[tuple[str, ...], str | Sequence[str]] = field(
         OneOrMore(
-            Text(what="an operator type", parse=_check_op, pattern=f"^{_OP.pattern}$"),
+            Text(what="an operator type", parse=_check_op, pattern=f"^{_OP}$"),
             "Operator types that may run on the CPU although another device is requested.",
             empty=True,
         ),

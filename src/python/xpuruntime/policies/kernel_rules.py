@@ -160,13 +160,13 @@ KERNEL_IDS: dict[str, tuple[tuple[str, ...], str]] = {
     "quack.grouped_matmul": (("grouped_matmul",), "quack's product of groups of rows, in CuTe"),
 }
 
-_ID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*(@[A-Za-z0-9_.:=,+-]+)?")
+_ID = r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*(@[A-Za-z0-9_.:=,+-]+)?"
 #: Kernels that are named by where they come from: a registered operator, or a layer of a Hugging Face repository.
 SOURCE_PREFIXES = ("triton:", "hf:")
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _SOURCES = {
-    "triton:": re.compile(rf"triton:{_NAME}(\.{_NAME})+"),
-    "hf:": re.compile(
+    "triton:": rf"triton:{_NAME}(\.{_NAME})+",
+    "hf:": (
         rf"hf:([A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+@[0-9a-f]{{40}}|/[^,?@\s]+@sha256:[0-9a-f]{{64}})/{_NAME}"
     ),
 }
@@ -179,7 +179,7 @@ _SOURCE_FIX = {
     ),
 }
 #: The form of an id or a source, for the JSON Schema.
-ID_PATTERN = f"^({'|'.join((_ID.pattern, *(form.pattern for form in _SOURCES.values())))})$"
+ID_PATTERN = f"^({'|'.join((_ID, *_SOURCES.values()))})$"
 
 
 def families_of(op: str | None) -> dict[str, str]:
@@ -208,7 +208,7 @@ def computed_by(use: str | Sequence[str] | None) -> frozenset[str]:
 def check_kernel(kernel: str, op: str | None) -> str:
     """Return `kernel` if it can be used for `op` (``None``: for any operation). Raises `Refused` otherwise."""
     if (prefix := next((prefix for prefix in SOURCE_PREFIXES if kernel.startswith(prefix)), None)) is not None:
-        if not _SOURCES[prefix].fullmatch(kernel):
+        if not re.fullmatch(_SOURCES[prefix], kernel):
             raise Refused(f"{quote(kernel)} names no exact kernel: {_SOURCE_FIX[prefix]}")
         return kernel
     families = families_of(op)
@@ -227,7 +227,7 @@ def check_kernel(kernel: str, op: str | None) -> str:
             )
         hint = did_you_mean(kernel, families, "kernels").removesuffix(".")
         raise Refused(f"{quote(kernel)} is not a known kernel{for_op}{hint}, or an id such as 'backend.name'.")
-    if not _ID.fullmatch(kernel):
+    if not re.fullmatch(_ID, kernel):
         near = nearest(
             kernel, [*families, *(known for known, (ops, _) in KERNEL_IDS.items() if op is None or op in ops)]
         )
@@ -246,7 +246,7 @@ RulePrecision = Literal["fp32", "tf32", "fp16", "bf16", "int8"]
 _DTYPES: tuple[DType, ...] = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4")
 _PHASES: tuple[Phase, ...] = ("train", "infer", "prefill", "decode", "backward")
 _PRECISIONS: tuple[RulePrecision, ...] = ("fp32", "tf32", "fp16", "bf16", "int8")
-_ARCH = re.compile("sm[0-9]{2,3}")
+_ARCH = "sm[0-9]{2,3}"
 
 
 class KernelName(Text):
@@ -261,7 +261,7 @@ class KernelName(Text):
 
 
 def _check_match_device(text: str) -> str:
-    return text if _ARCH.fullmatch(text) else check_device(text)
+    return text if re.fullmatch(_ARCH, text) else check_device(text)
 
 
 class RuleMatch(PolicyValue, frozen=True, kw_only=True):
@@ -286,7 +286,7 @@ class RuleMatch(PolicyValue, frozen=True, kw_only=True):
             "Device such as 'cuda' or 'cuda:1', or architecture such as 'sm90'.",
             what="a device or architecture",
             parse=_check_match_device,
-            pattern=f"{DEVICE_PATTERN}|^{_ARCH.pattern}$",
+            pattern=f"{DEVICE_PATTERN}|^{_ARCH}$",
         ),
         default=None,
     )

@@ -49,12 +49,12 @@ __all__ = [
     "share_text",
 ]
 
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_CONTROL = "[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]"
 
 
 def refuse_control_characters(text: str) -> None:
     """Raise `Refused` for text that could not be written to a file, or shown, as it is."""
-    if (match := _CONTROL.search(text)) is not None:
+    if (match := re.search(_CONTROL, text)) is not None:
         raise Refused(f"{quote(text)} holds the character U+{ord(match[0]):04X}, which a policy cannot hold")
 
 
@@ -295,7 +295,7 @@ def _is_fixed(path: str) -> bool:
 
 
 _NUMBER = r"([0-9]{1,9}(?:\.[0-9]{1,30})?)"
-_PERCENT = re.compile(rf"\s*{_NUMBER}\s*%\s*")
+_PERCENT = rf"\s*{_NUMBER}\s*%\s*"
 _DURATION = rf"\s*{_NUMBER}\s*([A-Za-z]*)\s*"
 _SECONDS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
 _LONGEST = 168 * 3600
@@ -315,7 +315,7 @@ class Percentage(Kind):
     def _check(self, value: Any) -> float:
         if isinstance(value, str):
             refuse_control_characters(value)
-            match = _PERCENT.fullmatch(value)
+            match = re.fullmatch(_PERCENT, value)
             if match is None:
                 raise Refused(f"{quote(value)} is not a share; expected {self.expects()}")
             share = float(Decimal(match[1]) / 100)
@@ -346,7 +346,7 @@ class Percentage(Kind):
 
     def _schema(self) -> dict[str, Any]:
         number = {"type": "number", "minimum": 0, "exclusiveMaximum": 1}
-        return {"anyOf": [number, {"type": "string", "pattern": f"^{_PERCENT.pattern}$"}]}
+        return {"anyOf": [number, {"type": "string", "pattern": f"^{_PERCENT}$"}]}
 
 
 class Duration(Kind):

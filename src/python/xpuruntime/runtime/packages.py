@@ -185,8 +185,11 @@ def _points(group: str) -> list[EntryPoint]:
 
 def _states(distribution: Distribution, group: str) -> bool:
     """Whether the entry points of a distribution name a group."""
+    path = os.path.join(distribution.record, "entry_points.txt")  # noqa: PTH118 - of every distribution
+    if not os.path.exists(path):  # noqa: PTH110 - costs a fifth of an error
+        return False
     try:
-        with open_regular(os.path.join(distribution.record, "entry_points.txt")) as file:  # noqa: PTH118
+        with open_regular(path) as file:
             return group.encode() in file.read()
     except OSError:
         return False

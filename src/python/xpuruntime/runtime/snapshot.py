@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-import glob
+import fnmatch
 import importlib
 import importlib.util
 import os
@@ -182,11 +182,16 @@ def package_libraries(patterns: Sequence[str], *, cuda: bool) -> tuple[tuple[Lib
     """Return the shared libraries of a package and the libraries of CUDA that they need. Imports and loads nothing."""
     own: dict[str, Library] = {}
     for pattern in patterns:
-        package, _, inside = pattern.partition("/")
+        package, *below, files = pattern.split("/")
         for folder in _folders(package):
-            for path in sorted(glob.glob(os.path.join(glob.escape(folder), inside))):  # noqa: PTH118, PTH207
-                name = Path(path).name
-                if Path(path).is_file():
+            inside = os.path.join(folder, *below)  # noqa: PTH118 - on the way to every session
+            try:
+                names = os.listdir(inside)  # noqa: PTH208
+            except OSError:
+                continue
+            for name in sorted(fnmatch.filter(names, files)):
+                path = os.path.join(inside, name)  # noqa: PTH118
+                if os.path.isfile(path):  # noqa: PTH113
                     version = re.search(r"\.so\.(\d[\d.]*)$", name)
                     library = Library(name=name, path=path, version=version[1] if version else None, origin="package")
                     own.setdefault(name, with_build_id(library))

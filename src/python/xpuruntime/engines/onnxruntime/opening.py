@@ -221,10 +221,9 @@ def _refusal(strays: list[Assigned], settings: OnnxRuntimeSettings, device: str)
     return UnsupportedOperationError(msg, engine="onnxruntime", device=device)
 
 
-_OUT_OF_MEMORY = re.compile(
-    r"Failed to allocate memory|p != nullptr was false|Available memory of|bad[_ ]alloc|out of memory"
-    r"|CUDA failure 2:|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED",
-    re.IGNORECASE,
+_OUT_OF_MEMORY = (
+    r"(?i)Failed to allocate memory|p != nullptr was false|Available memory of|bad[_ ]alloc|out of memory"
+    r"|CUDA failure 2:|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
 )
 _OTHER_SIZE = (
     r"OrtValue provided for output '(.*?)' of node .* has shape \{(.*?)\} but the computed output shape .* is \{(.*?)\}"
@@ -238,7 +237,7 @@ def translate(error: BaseException, *, doing: str, device: str, hint: str = "") 
     code = type(error).__name__
     message = f"{doing} on {device} failed in ONNX Runtime: {text}" + (f" {hint}" if hint else "")
     known = {"engine": "onnxruntime", "device": device, "status": code}
-    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
+    if isinstance(error, MemoryError) or re.search(_OUT_OF_MEMORY, str(error)):
         fix = "Use a smaller batch, a larger execution.memory.limit, or free other sessions; this session still works."
         return OutOfMemoryError(f"{message} {fix}", **known)
     other_size = re.search(_OTHER_SIZE, text)

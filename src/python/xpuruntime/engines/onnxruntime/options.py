@@ -290,8 +290,8 @@ def uncompilable(settings: OnnxRuntimeSettings) -> str | None:
 
 
 _DEBUG = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"
-_LINE = re.compile(r"Operator=(?P<op>\S+) Node=(?P<node>.*?) DataType=(?P<dtype>\S+) SdpaKernel=(?P<kernel>[A-Z0-9_]+)")
-_OURS = re.compile(r"SdpaKernel=|AttentionKernelOptions:|flash=\d, lean=|Unfused kernel cannot be disabled|^\x1b\[0m$")
+_LINE = r"Operator=(?P<op>\S+) Node=(?P<node>.*?) DataType=(?P<dtype>\S+) SdpaKernel=(?P<kernel>[A-Z0-9_]+)"
+_OURS = r"SdpaKernel=|AttentionKernelOptions:|flash=\d, lean=|Unfused kernel cannot be disabled|^\x1b\[0m$"
 _OPS = ("Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedAttention")
 #: ONNX Runtime's word to the families of the policy.
 _FAMILY = {
@@ -400,9 +400,9 @@ class _Kernels:
         self._file.seek(0)
         text = self._file.read().decode(errors="replace")
         self._file.close()
-        for match in _LINE.finditer(text):
+        for match in re.finditer(_LINE, text):
             self.seen[match["node"]] = match["kernel"]
-        others = "".join(line for line in text.splitlines(keepends=True) if not _OURS.search(line))
+        others = "".join(line for line in text.splitlines(keepends=True) if not re.search(_OURS, line))
         if others:
             os.write(1, others.encode())
 

@@ -41,9 +41,7 @@ VENDOR_PATTERNS = (
     "libscipy_openblas.*",
 )  # fmt: skip
 #: Families of libraries that a vendor ships apart from the driver, and that `preload` follows.
-_FAMILIES = re.compile(
-    r"lib(cu(blas|dart|dnn|fft|rand|solver|sparse|pti|tensor)|nv(rtc|JitLink|infer|onnxparser)|nccl)\w*\.so"
-)
+_FAMILIES = r"lib(cu(blas|dart|dnn|fft|rand|solver|sparse|pti|tensor)|nv(rtc|JitLink|infer|onnxparser)|nccl)\w*\.so"
 #: Libraries that CUDA providers open while running instead of linking them, by CUDA major version.
 _DLOPENED = {
     12: ("libcudnn.so.9", "libcufft.so.11", "libnvrtc.so.12"),
@@ -171,7 +169,7 @@ def with_build_id(library: Library) -> Library:
 
 def libraries_needed_by(path: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the vendor libraries that a provider file needs, read from the file itself."""
-    linked = tuple(soname for soname in read_elf(path).needed if _FAMILIES.match(soname))
+    linked = tuple(soname for soname in read_elf(path).needed if re.match(_FAMILIES, soname))
     major = next((int(name.rsplit(".", 1)[1]) for name in linked if name.startswith("libcudart.so.")), None)
     later = tuple(name for name in _DLOPENED.get(major or 0, ()) if name not in linked)
     return linked, later
@@ -209,7 +207,7 @@ def _load(soname: str, index: LibraryIndex, done: dict[str, Library | None], ext
     for library in index.find_soname(soname):
         try:
             for needed in read_elf(library.path).needed:
-                if _FAMILIES.match(needed):
+                if re.match(_FAMILIES, needed):
                     _load(needed, index, done, extra)
             ctypes.CDLL(library.path, mode=ctypes.RTLD_GLOBAL)
         except (OSError, InputError, EngineError) as error:
