@@ -106,7 +106,7 @@ def measured(monkeypatch):
     asked = []
     monkeypatch.setattr(tuning, "route_cost", lambda *_: 0.0)
 
-    def measure(candidates, device, eager, costs, rule, step):
+    def measure(candidates, device, eager, costs, rule, *_):
         for _, run in candidates:
             run()
         asked.append([name for name, _ in candidates])
@@ -205,7 +205,7 @@ def test_logits_go_to_the_kernel_that_the_policy_gives_their_loss(word, dtype, m
 def test_kernels_that_hold_less_are_chosen_where_memory_is_the_objective(objective, monkeypatch):
     """The memory is what PyTorch's allocators tell: logits of all rows, or those of a part."""
 
-    def measure(candidates, device, eager, costs, rule, step):
+    def measure(candidates, device, eager, costs, rule, *_):
         native, *others = (name for name, _ in candidates)
         found = [KernelTiming(native, "", 90.0)]
         found += [KernelTiming(name, "", 180.0, 2.0, 1.9, 2.1, "slower") for name in others]
