@@ -212,6 +212,21 @@ def test_a_model_that_is_loaded_with_the_first_request(mlp: Path, serve: Serve) 
     assert service.index()[0]["state"] == "READY"
 
 
+def test_what_is_refused_after_it_loaded_a_model_is_logged_as_others_are(mlp: Path, serve: Serve) -> None:
+    logged: list[tuple[str, Status]] = []
+    service = serve(
+        {"m": {"source": str(mlp), "load": "on_demand"}},
+        log=lambda request, result, _: logged.append((request.version, result.code)),
+    )
+    future = service.infer(ask("m", {"x": X}, version="7"))
+    with pytest.raises(ServingError, match="no version '7'; it has 1") as caught:
+        future.result(WAIT)
+    assert caught.value.code is Status.NOT_FOUND
+    with pytest.raises(ServingError, match="no version '8'"):
+        service.infer(ask("m", {"x": X}, version="8"))
+    assert logged == [("7", Status.NOT_FOUND), ("8", Status.NOT_FOUND)]
+
+
 def test_deadlines_and_cancels_while_a_model_is_loaded(mlp: Path, serve: Serve) -> None:
     release, began = threading.Event(), threading.Event()
     engine = FaultyEngine()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import TensorInfo
     from xpuruntime.serving.batching.settings import BatchSettings, PadRule
 
-__all__ = ["DATATYPE_OF", "InputLayout", "Layout", "OutputLayout", "datatype_of"]
+__all__ = ["DATATYPE_OF", "InputLayout", "Layout", "OutputLayout", "datatype_of", "shape_of"]
 
 #: Type of a model's tensor to the datatype of the protocol.
 DATATYPE_OF = {
@@ -38,6 +38,11 @@ def datatype_of(info: TensorInfo) -> str:
             f"of the model to one of {', '.join(DATATYPE_OF)}"
         )
     return datatype
+
+
+def shape_of(dims: Sequence[int | str | None]) -> list[int]:
+    """Return dimensions in the protocol's words, with -1 for those that are open."""
+    return [dim if isinstance(dim, int) else -1 for dim in dims]
 
 
 @dataclass(frozen=True, slots=True)

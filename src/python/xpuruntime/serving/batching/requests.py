@@ -15,6 +15,7 @@ from xpuruntime.errors import InputError, OutOfMemoryError, XpuRuntimeError
 from xpuruntime.policies.document import did_you_mean
 from xpuruntime.printable import printable
 from xpuruntime.runtime.telemetry import named_logger
+from xpuruntime.serving.batching.layout import shape_of
 from xpuruntime.serving.batching.scheduler import Entry
 from xpuruntime.serving.messages import InferResponse
 from xpuruntime.serving.status import ServingError, Status, without_folders
@@ -113,21 +114,18 @@ def _check_shape(info: InputLayout, shape: tuple[int, ...], sizes: dict[str, int
         return
     if len(shape) != len(dims):
         raise _refuse(
-            f"input {info.name!r} has {len(shape)} dimensions, and the model takes {_shown(dims)}. Fix: send that shape"
+            f"input {info.name!r} has {len(shape)} dimensions, and the model takes {shape_of(dims)}. "
+            "Fix: send that shape"
         )
     for axis, (size, dim) in enumerate(zip(shape, dims, strict=True)):
         known = sizes.setdefault(dim, size) if isinstance(dim, str) else dim
         if known is None or size == known:
             continue
-        why = f"{dim!r} is {known} in another input" if isinstance(dim, str) else f"the model takes {_shown(dims)}"
+        why = f"{dim!r} is {known} in another input" if isinstance(dim, str) else f"the model takes {shape_of(dims)}"
         raise _refuse(
             f"input {info.name!r} has the shape {list(shape)}: dimension {axis} is {size}, and {why}. "
             "Fix: send a shape that fits"
         )
-
-
-def _shown(dims: tuple[int | str | None, ...]) -> list[int]:
-    return [dim if isinstance(dim, int) else -1 for dim in dims]
 
 
 def _target(info: InputLayout, length: int, fixed: bool) -> int:

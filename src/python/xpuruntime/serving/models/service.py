@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,6 +15,7 @@ import msgspec
 from xpuruntime.argument_types import FLAG, SESSIONS, ArgumentType, check_types
 from xpuruntime.policies.document import did_you_mean
 from xpuruntime.runtime.interruptible_waits import BackgroundCall
+from xpuruntime.serving.batching.layout import shape_of
 from xpuruntime.serving.models.loading import MemoryBudget
 from xpuruntime.serving.models.model_settings import ModelSettings
 from xpuruntime.serving.models.settings import ServeSettings
@@ -41,16 +43,12 @@ def memory_usage_of(device: str, size: int) -> dict[str, Any]:
     return {"type": "GPU" if kind in ("cuda", "rocm") else kind.upper(), "id": int(number or 0), "byte_size": size}
 
 
-def _dims(layout: InputLayout | OutputLayout) -> list[int]:
-    return [dim if isinstance(dim, int) else -1 for dim in layout.dims or ()]
-
-
 def _tensor(layout: InputLayout | OutputLayout) -> dict[str, Any]:
-    return {"name": layout.name, "datatype": layout.datatype, "shape": _dims(layout)}
+    return {"name": layout.name, "datatype": layout.datatype, "shape": shape_of(layout.dims or ())}
 
 
 def _config(layout: InputLayout | OutputLayout, most: int) -> dict[str, Any]:
-    dims = _dims(layout)
+    dims = shape_of(layout.dims or ())
     if most and layout.batch is not None:
         del dims[layout.batch]
     word = "STRING" if layout.datatype == "BYTES" else layout.datatype
@@ -62,6 +60,9 @@ EXTENSIONS = (
     "statistics", "model_repository", "model_configuration", "schedule_policy", "parameters", "xpuruntime_evidence",
 )  # fmt: skip
 
+
+#: Looks at the versions that a request makes while they are exchanged.
+_LOOKS = 16
 
 _SETTINGS = ArgumentType("ServeSettings", lambda value: isinstance(value, ServeSettings))
 
@@ -115,15 +116,13 @@ class Models:
         self._slots: dict[str, ModelSlot] = {}
         self._lock = threading.Lock()
         self._closed = False
-        for name, model in self.settings.models.items():
-            self._slots[name] = ModelSlot(name, model, self.budget, registry=registry, log=log, changed=self._freeze)
-        for name, session in (sessions or {}).items():
-            model_settings = (
-                self._slots.pop(name).settings if name in self._slots else ModelSettings(source=session.model.file)
-            )
+        sessions = sessions or {}
+        opened = {name: ModelSettings(source=session.model.file) for name, session in sessions.items()}
+        for name, model in {**opened, **self.settings.models}.items():
             self._slots[name] = ModelSlot(
-                name, model_settings, self.budget, session=session, registry=registry, log=log, changed=self._freeze
-            )
+                name, model, self.budget, session=sessions.get(name), registry=registry, log=log,
+                changed=self._freeze, infer=self.infer,
+            )  # fmt: skip
 
     def start(self) -> None:
         """Load all models that are loaded at the start. Slow; what fails is in `index`."""
@@ -186,7 +185,26 @@ class Models:
         try:
             if self._closed:
                 raise ServingError(Status.UNAVAILABLE, "the server is being stopped. Fix: ask another one")
-            return self._slot(request.model).infer(request, inline=inline)
+            slot = self._slot(request.model)
+            for _ in range(_LOOKS):
+                version = slot.served.get(request.version)
+                if version is None:
+                    if (future := slot.wait(request)) is not None:
+                        return future
+                    continue
+                try:
+                    result = version.batcher.respond(request) if inline else version.batcher.submit(request)
+                except ServingError as error:
+                    if error.code is not Status.UNAVAILABLE:
+                        version.refused(error)
+                        raise
+                    time.sleep(0)  # the version was just exchanged: look again
+                    continue
+                slot.last_used = time.monotonic()
+                if isinstance(result, ServingError):
+                    raise result
+                return result
+            raise slot.unavailable()
         except ServingError as error:
             if self._log is not None:
                 self._log(request, error, 0.0)
@@ -202,8 +220,9 @@ class Models:
         error : ServingError
         """
         slot = self._slots.get(request.model)
-        if slot is not None:
-            slot.refused(request, error)
+        version = None if slot is None else slot.served.get(request.version)
+        if version is not None:
+            version.refused(error)
         if self._log is not None:
             self._log(request, error, 0.0)
 

@@ -8,7 +8,7 @@ import functools
 import threading
 import time
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import PolicyError, XpuRuntimeError
 from xpuruntime.inference.plan_request import plan
@@ -21,7 +21,7 @@ from xpuruntime.serving.models.version import ServedVersion
 from xpuruntime.serving.status import ServingError, Status, without_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session import InferenceSession
@@ -40,9 +40,9 @@ class Pending:
     """Requests of a model that is being loaded for them."""
 
     def __init__(
-        self, name: str, limit: int, load: Callable[[], Callable[[InferRequest], Future[InferResponse]]]
+        self, name: str, limit: int, load: Callable[[], None], infer: Callable[[InferRequest], Future[InferResponse]]
     ) -> None:
-        self._name, self._limit, self._load = name, limit, load
+        self._name, self._limit, self._load, self._infer = name, limit, load, infer
         self._lock = threading.Lock()
         self._waiting: list[tuple[InferRequest, Future[InferResponse]]] = []
         self._loading = self._closed = False
@@ -81,20 +81,18 @@ class Pending:
 
     def _work(self) -> None:
         error: Exception | None = None
-        infer: Callable[[InferRequest], Future[InferResponse]] | None = None
         try:
-            infer = self._load()
+            self._load()
         except Exception as failure:  # whatever it was, those who wait get an answer
             error = ServingError(Status.UNAVAILABLE, str(failure), retry_after=getattr(failure, "retry_after", None))
         with self._lock:
             self._loading = False
             waiting, self._waiting = self._waiting, []
         for request, future in waiting:
-            if infer is None:
-                assert error is not None
+            if error is not None:
                 fail(future, error)
             else:
-                _hand_over(infer, request, future)
+                _hand_over(self._infer, request, future)
 
     def _expire(self) -> None:
         while True:
@@ -147,8 +145,6 @@ def _hand_over(
 _GRACE = 5.0
 #: Seconds after a failed load in which no request starts another one.
 _PAUSE = 5.0
-#: Looks at the versions that a request makes while they are exchanged.
-_LOOKS = 16
 
 
 class ModelSlot:
@@ -164,10 +160,11 @@ class ModelSlot:
         registry: EngineRegistry | None,
         log: RequestLog | None,
         changed: Callable[[], None],
+        infer: Callable[[InferRequest], Future[InferResponse]],
     ) -> None:
         self.name, self.settings = name, settings
-        #: The versions that are served, newest first. Replaced as a whole.
-        self.loaded: tuple[ServedVersion, ...] = ()
+        #: The versions that are served, by the name in a request, newest first; "" is the newest. Replaced as a whole.
+        self.served: Mapping[str, ServedVersion] = {}
         self.last_used = time.monotonic()
         self._budget, self._session, self._registry, self._log = budget, session, registry, log
         self._changed = changed
@@ -181,53 +178,42 @@ class ModelSlot:
         self._failed_at: float | None = None
         self._closed = False
         self._sizes: dict[int, int] = {}
-        self._pending = Pending(name, settings.batching.max_queue_size, self._load_for_pending)
+        self._pending = Pending(name, settings.batching.max_queue_size, self._load_once, infer)
+
+    @property
+    def loaded(self) -> tuple[ServedVersion, ...]:
+        """The versions that are served, newest first."""
+        return tuple(version for name, version in self.served.items() if name)
 
     @property
     def versions(self) -> tuple[int, ...]:
         """The versions that are served, oldest first."""
         return tuple(sorted(version.version for version in self.loaded))
 
-    def refused(self, request: InferRequest, error: ServingError) -> None:
-        """Count a request that was refused before it was read, for the version that it names."""
-        for version in self.loaded:
-            if request.version in ("", str(version.version)):
-                version.refused(error)
-                return
+    def wait(self, request: InferRequest) -> Future[InferResponse] | None:
+        """Queue a request, for which nothing is served, behind the load that it begins; ``None`` where it can go on.
 
-    def infer(self, request: InferRequest, *, inline: bool = False) -> InferResponse | Future[InferResponse]:
-        """Queue a request, or, inline, run it at once where it is short; see `Batcher.respond`."""
-        for _ in range(_LOOKS):
-            loaded = self.loaded
-            if not loaded:
-                if self._may_wake():
-                    return self._pending.add(request)
-                if not self.loaded:
-                    raise self._unavailable()
-                continue
-            version = self._of(loaded, request.version)
-            try:
-                result = version.batcher.respond(request) if inline else version.batcher.submit(request)
-            except ServingError as error:
-                if error.code is not Status.UNAVAILABLE:
-                    version.refused(error)
-                    raise
-                time.sleep(0)  # the version was just exchanged: look again
-                continue
-            self.last_used = time.monotonic()
-            if isinstance(result, ServingError):
-                raise result
-            return result
-        raise self._unavailable()
+        Raises ServingError where nothing will be served either, or the version that it names is not.
+        """
+        if not self.served and self._may_wake():
+            return self._pending.add(request)
+        self.version(request.version)
+        return None
 
     def version(self, version: str = "") -> ServedVersion:
         """Return a version that is served, the newest where none is named."""
-        loaded = self.loaded
-        if not loaded:
+        served = self.served
+        if not served:
             if self._may_wake():
                 self._pending.wake()
-            raise self._unavailable()
-        return self._of(loaded, version)
+            raise self.unavailable()
+        if version not in served:
+            raise ServingError(
+                Status.NOT_FOUND,
+                f"model {self.name!r} has no version {version[:32]!r}; it has {', '.join(map(str, self.versions))}. "
+                "Fix: ask for one of them, or for none",
+            )
+        return served[version]
 
     def ready(self, version: str = "") -> tuple[bool, str]:
         """Return whether the model makes progress, else why not."""
@@ -236,7 +222,7 @@ class ModelSlot:
             if self._asleep and self._failed_at is None and not self._closed:
                 return True, ""  # the next request loads it
             return False, f"model {self.name!r}: {self._reason}"
-        chosen = (self._of(loaded, version),) if version else loaded
+        chosen = (self.version(version),) if version else loaded
         for served in chosen:
             good, reason = served.progress()
             if not good:
@@ -296,7 +282,8 @@ class ModelSlot:
         old = self.loaded
         self._failed_at, self._closed, self._asleep, self.withdrawn = None, False, False, False
         self.failure = None
-        self.loaded = tuple(sorted(new, key=lambda version: -version.version))
+        newest_first = sorted(new, key=lambda version: -version.version)
+        self.served = {"": newest_first[0], **{str(version.version): version for version in newest_first}}
         self._state, self._reason = "READY", ""
         self.last_used = time.monotonic()
         new.clear()
@@ -405,7 +392,7 @@ class ModelSlot:
         self._state = "UNAVAILABLE"
 
     def _withdraw(self, reason: str, drain: float | None) -> BackgroundCall[None]:
-        old, self.loaded = self.loaded, ()
+        old, self.served = self.loaded, {}
         self._state, self._reason = "UNLOADING", reason
         return self._retiring(old, drain)
 
@@ -417,30 +404,18 @@ class ModelSlot:
             version.drain(self.settings.max_execution + _GRACE if drain is None else drain)
             version.close()
 
-    def _of(self, loaded: Sequence[ServedVersion], version: str) -> ServedVersion:
-        if not version:
-            return loaded[0]
-        for served in loaded:
-            if str(served.version) == version:
-                return served
-        raise ServingError(
-            Status.NOT_FOUND,
-            f"model {self.name!r} has no version {version[:32]!r}; it has {', '.join(map(str, self.versions))}. "
-            "Fix: ask for one of them, or for none",
-        )
-
     def _may_wake(self) -> bool:
         if not self._asleep or self._closed:
             return False
         return self._failed_at is None or time.monotonic() - self._failed_at > _PAUSE
 
-    def _load_for_pending(self) -> Callable[[InferRequest], Future[InferResponse]]:
+    def _load_once(self) -> None:
         with self._changing:
-            if not self.loaded:
+            if not self.served:
                 self.load()
-        return cast("Callable[[InferRequest], Future[InferResponse]]", self.infer)
 
-    def _unavailable(self) -> ServingError:
+    def unavailable(self) -> ServingError:
+        """Return the error of a request while nothing is served."""
         later = self._state == "LOADING" or self._asleep
         return ServingError(
             Status.UNAVAILABLE,
