@@ -7,9 +7,9 @@ torchrun --nproc-per-node 2 benchmarks/bench_many_gpus.py --wraps fsdp2
 
 Each number of ranks and each way to share the model has processes of its own, in which all variants run in interleaved
 rounds; under torchrun, its processes measure what `--wraps` states. `--at-once` of them prepare side by side (import,
-compile, capture), and then take turns: while one is timed, no other prepares or runs on its GPUs. What a policy leaves
-to measured times is measured in the turn, after everything else was timed and written. Ranks that need fewer GPUs than
-there are take their turn with others, on GPUs of their own.
+compile, capture), and then take turns: while one is timed, no other prepares or runs on its GPUs. Variants under a
+policy have turns of their own, after all others were timed and written, as kernels are measured in them. Ranks that
+need fewer GPUs than there are take their turn with others, on GPUs of their own.
 
 A rank has as many rows at any number of ranks (weak scaling), apart from tensor-parallel layers, which share one batch
 (strong scaling). A time is that of the slowest rank. Efficiency is the throughput of a GPU compared with one GPU under
@@ -34,6 +34,7 @@ import traceback
 import warnings
 from collections import Counter
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -186,9 +187,11 @@ def measured(
     found: dict[str, dict[str, Any]] = {}
     steps: dict[str, Step] = {}
     plain = [name for name in options.variants if VARIANTS[name][1] is None]
-    for names in (plain, [name for name in options.variants if name not in plain]):
+    for turn, names in enumerate((plain, [name for name in options.variants if name not in plain])):
         if not names:
             continue
+        if options.part and turn:  # kernels are measured in it
+            take_turn(Path(options.part), turn)
         for name in names:
             row, step = prepared(name, wrap, options.size, device, batches)
             found[name] = row
@@ -203,8 +206,8 @@ def measured(
                 row["error"] = f"losses differ from eager ones by {row['loss_difference']:.2g}"
             elif step is not None:
                 steps[name] = step
-        if options.part and names is plain:
-            take_turn(Path(options.part))
+        if options.part and not turn:
+            take_turn(Path(options.part), turn)
         if options.rounds:
             time_steps(options, steps, found, batches[1], device)
             for row in found.values():
@@ -243,10 +246,10 @@ def prepared(
     return row, step
 
 
-def take_turn(part: Path) -> None:
-    """Say that this rank is ready, and wait until the processes that measure on its GPU have ended."""
-    part.with_suffix(f".ready-{distributed.get_rank()}").touch()
-    while not part.with_suffix(".turn").exists():
+def take_turn(part: Path, turn: int) -> None:
+    """Say that this rank is ready for its turn, and wait for it."""
+    part.with_suffix(f".ready-{turn}-{distributed.get_rank()}").touch()
+    while not part.with_suffix(f".turn-{turn}").exists():
         time.sleep(0.02)
 
 
@@ -343,7 +346,7 @@ class World:
         self.part = folder / f"{ranks}-{'-'.join(wraps)}{'-logged' if log else ''}.json"
         logged = {}
         if log:
-            self.part.with_suffix(".turn").touch()
+            self.part.with_suffix(".turn-0").touch()
             logged = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING", "NCCL_DEBUG_FILE": str(log)}
         command = [
             sys.executable, __file__, "--wraps", ",".join(wraps), "--part", str(self.part), "--size", options.size,
@@ -356,7 +359,7 @@ class World:
         threads = str(max(1, (os.cpu_count() or 1) // (ranks * options.at_once)))
         self.processes = [
             subprocess.Popen(command, env={
-                **os.environ, "OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads, **logged,
+                "TORCHINDUCTOR_COMPILE_THREADS": "1", **os.environ, "OMP_NUM_THREADS": threads, **logged,
                 "RANK": str(rank), "LOCAL_RANK": str(first + rank), "WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
             })
@@ -370,30 +373,29 @@ class World:
             self.end()
         return None not in codes
 
-    def ready(self) -> bool:
-        """Say whether all ranks have prepared."""
-        return all(self.part.with_suffix(f".ready-{rank}").exists() for rank in range(self.ranks))
+    def ready(self, turn: int = 0) -> bool:
+        """Say whether all ranks are ready for a turn."""
+        return all(self.part.with_suffix(f".ready-{turn}-{rank}").exists() for rank in range(self.ranks))
 
     def end(self) -> None:
         """Kill what is left of it."""
         self.late += [rank for rank, process in enumerate(self.processes) if process.poll() is None]
         for process in self.processes:
             process.kill()
+        for process in self.processes:
             process.wait()
 
-    def result(self) -> dict[str, Any]:
-        """End it, and return what it has written, with an error for each variant that is not in it."""
-        ready = self.ready()
-        self.end()
-        codes = [process.returncode for process in self.processes]
-        where = "in its turn" if ready else "while it prepared"
-        error = f"the ranks ended {where} with {codes}" + f", ranks {self.late} killed" * bool(self.late)
+    def read(self) -> dict[str, Any]:
+        """Return what it has written so far, with an error for each variant that is not in it."""
+        codes = [process.poll() for process in self.processes]
+        error = f"the ranks ended with {codes}" if None not in codes else "not measured in time"
+        if self.late:
+            error = f"not measured in time: ranks {self.late} were ended"
         found = json.loads(self.part.read_text()) if self.part.exists() else {"ranks": self.ranks, "wraps": {}}
         for wrap in self.wraps:
             rows = found["wraps"].setdefault(wrap, {})
             for name in self.variants:
                 rows.setdefault(name, {"error": error})
-        print(f"{self.ranks} ranks, {', '.join(self.wraps)}: {error}", file=sys.stderr, flush=True)
         return found
 
 
@@ -437,18 +439,28 @@ def started(options: argparse.Namespace) -> list[dict[str, Any]]:
                 ]
                 for turn in batch
             ]
+            worlds = [world for group in groups for world in group]
             late = min(time.monotonic() + options.seconds, until)
-            awaited([world for group in groups for world in group], World.ready, late)
+            awaited(worlds, World.ready, late)
             awaited(loggers, World.ended, late)
-            choices |= {logger.ranks: logger.result().get("choices", {}) for logger in loggers}
-            for world in (world for group in groups for world in group if not world.ready()):
+            choices |= {logger.ranks: logger.read().get("choices", {}) for logger in loggers}
+            for world in (*loggers, *(world for world in worlds if not world.ready())):
                 world.end()
-            for group in groups:
-                for world in group:
-                    world.part.with_suffix(".turn").touch()
-                awaited(group, World.ended, min(time.monotonic() + options.turn, until))
-                parts += [{**world.result(), "choices": choices.get(world.ranks, {})} for world in group]
-                save(options, parts)
+            print(f"prepared by {options.budget - until + time.monotonic():.0f} s", file=sys.stderr, flush=True)
+            for turn in (0, 1):
+                for group in groups:
+                    for world in group:
+                        world.part.with_suffix(f".turn-{turn}").touch()
+                    ready = partial(World.ready, turn=turn + 1)
+                    awaited(group, ready, min(time.monotonic() + options.turn, until))
+                    read = [{**world.read(), "choices": choices.get(world.ranks, {})} for world in worlds]
+                    save(options, parts + read)
+                    took = options.budget - until + time.monotonic()
+                    names = ", ".join(f"{world.ranks} {world.wraps[0]}" for world in group)
+                    print(f"turn {turn} of {names} ended by {took:.0f} s", file=sys.stderr, flush=True)
+            for world in worlds:
+                world.end()
+            parts += [{**world.read(), "choices": choices.get(world.ranks, {})} for world in worlds]
     return parts
 
 
