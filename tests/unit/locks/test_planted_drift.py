@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import shutil
 import subprocess
@@ -254,6 +255,53 @@ def test_a_variable_that_is_not_set_any_more(case: Case, tmp_path: Path) -> None
         case.open(path)
 
 
+#: What code sets of PyTorch in a process, by attribute, to what, and the command that restores it.
+SETTINGS = [
+    ("backends.mkldnn.enabled", False, r"set torch\.backends\.mkldnn\.enabled = True"),
+    ("backends.mkldnn.deterministic", True, r"set torch\.backends\.mkldnn\.deterministic = False"),
+    ("backends.mkldnn.matmul.fp32_precision", "bf16", r"matmul\.fp32_precision = 'none'"),
+]
+
+
+@pytest.fixture(scope="module")
+def pytorch(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    pytest.importorskip("torch")
+    return make_case("torch", tmp_path_factory.mktemp("pytorch"))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("name", "value", "restore"), SETTINGS)
+def test_a_setting_of_the_process(pytorch: Case, name: str, value: Any, restore: str) -> None:
+    import torch
+
+    holder, attribute = operator.attrgetter(name.rpartition(".")[0])(torch), name.rpartition(".")[2]
+    before = getattr(holder, attribute)
+    setattr(holder, attribute, value)
+    try:
+        with pytest.raises(xrt.LockError, match=rf"{name} nothing, found torch\.{name} {value}.*{restore}"):
+            pytorch.open()
+    finally:
+        setattr(holder, attribute, before)
+
+
+@pytest.mark.torch
+def test_the_threads_that_a_program_has_set(pytorch: Case, tmp_path: Path) -> None:
+    """A lock of an earlier release has no count of them."""
+    import torch
+
+    count = torch.get_num_threads()
+    older = with_validator("environment", lambda expect: {k: v for k, v in expect.items() if "threads" not in k})
+    torch.set_num_threads(count + 1)
+    try:
+        with pytest.raises(
+            xrt.LockError, match=rf"found torch.set_num_threads {count + 1}.*set_num_threads\({count}\)"
+        ):
+            pytorch.open()
+        pytorch.open(pytorch.edited(older, tmp_path)).close()
+    finally:
+        torch.set_num_threads(count)
+
+
 TYPES = [{"shape": (2, 65)}, {"dtype": "float16"}]
 
 
@@ -364,4 +412,4 @@ def test_the_page_has_as_many_cases() -> None:
     each = [len(VALIDATORS), 3, len(KEYS) + 1, 1 + len(TYPES), len(ENTRIES) - 1, 2]
     planted = [number * len(ENGINES) for number in each]
     planted[4] += kernels
-    assert counts == [*planted, sum(REPEATS.values()), len(ENGINES)]
+    assert counts == [*planted, len(SETTINGS) + 1, sum(REPEATS.values()), len(ENGINES)]

@@ -11,7 +11,7 @@ import msgspec
 
 from xpuruntime.evidence.difference import Difference
 from xpuruntime.lockfile.drift import NOT_IN_LOCK, DriftCode, ValidatorKind, lacking, shown
-from xpuruntime.lockfile.engine_dependencies import variables_of
+from xpuruntime.lockfile.engine_dependencies import variables_of, with_thread_counts
 from xpuruntime.lockfile.records import (
     SHAPES_ID,
     CallEntry,
@@ -243,7 +243,9 @@ def compare_identities(old: Identity, new: Identity) -> tuple[Difference, ...]:
             None if at is None else at.expect for at in (before.get(validator.id), now.get(validator.id))
         )
         if validator.kind == ValidatorKind.ENVIRONMENT and validator.id in before and validator.id in now:
-            expected, observed = _read_by(new, validator.key, expected), _read_by(old, validator.key, observed)
+            expected, observed = with_thread_counts(
+                _read_by(new, validator.key, expected), _read_by(old, validator.key, observed)
+            )
         if validator.kind == ValidatorKind.DEVICE and isinstance(expected, dict) and isinstance(observed, dict):
             expected, observed = within_threads(expected, old), within_threads(observed, old)
         if expected == observed:

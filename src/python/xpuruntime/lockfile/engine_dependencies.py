@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import fnmatch
+import sys
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.ops.torch_kernels import environment_of
@@ -22,7 +23,10 @@ __all__ = [
     "of_kernel",
     "packages_of",
     "quantizer_packages",
+    "setting_text",
+    "settings_of",
     "variables_of",
+    "with_thread_counts",
 ]
 
 #: Name of the validator of the core's own kernels.
@@ -65,7 +69,7 @@ _OF_DEVICES = {
 }  # fmt: skip
 
 #: Patterns of variables that every process reads; where `LD_LIBRARY_PATH` leads is compared by build of the libraries.
-_COMMON = ("LD_PRELOAD",)
+_COMMON = ("LD_PRELOAD", "GLIBC_TUNABLES")
 _GPU = ("CUDA_*", "NVIDIA_TF32_OVERRIDE", "CUBLAS_*", "CUBLASLT_*", "CUDNN_*")
 _OPENMP = ("OMP_*", "GOMP_*", "KMP_*")
 _VARIABLES: dict[str, tuple[str, ...]] = {
@@ -77,9 +81,19 @@ _VARIABLES: dict[str, tuple[str, ...]] = {
     "tensorrt": ("TRT_*", "TENSORRT_*"),
     "torch": (
         *_OPENMP, "TORCH_*", "PYTORCH_*", "ATEN_*", "MKL_*", "OPENBLAS_*", "ONEDNN_*", "DNNL_*", "TORCHDYNAMO_*",
-        "XPURUNTIME_TORCH_*",
+        "XPURUNTIME_TORCH_*", "torch.*",
     ),
 }  # fmt: skip
+#: Engine to settings that code may change in a process, and no policy sets, each with the values that change nothing.
+_SETTINGS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "torch": {
+        "torch.backends.mkldnn.enabled": (True,),
+        "torch.backends.mkldnn.deterministic": (False,),
+        **{f"torch.backends.mkldnn.{op}.fp32_precision": ("none", "ieee") for op in ("matmul", "conv", "rnn")},
+    },
+}
+#: The count of threads, which a process that has not imported PyTorch cannot tell.
+_THREADS = "torch.set_num_threads"
 #: Engine to what is read beside these where code of a model is compiled.
 _COMPILED_VARIABLES: dict[str, tuple[str, ...]] = {
     "torch": ("TORCHINDUCTOR_*", "TRITON_*", "CUTEDSL_*", "CUTLASS_*", "ENABLE_*TMA_*"),
@@ -161,6 +175,45 @@ def variables_of(
         for name in sorted(environment)
         if _matches(name, patterns) and not _matches(name, _ELSEWHERE) and not any(word in name for word in _SECRET)
     }
+
+
+def settings_of(engine: str, device: str, *, threads: bool) -> dict[str, str]:
+    """Return what code of this process has set of an engine for the CPU, and its `threads`, name to value.
+
+    A process that has not imported the engine has set nothing.
+    """
+    module = sys.modules.get(engine)
+    if module is None or device.partition(":")[0] != "cpu":
+        return {}
+    settings = {}
+    for name, usual in _SETTINGS.get(engine, {}).items():
+        value: Any = module
+        for part in name.split(".")[1:]:
+            value = getattr(value, part, usual[0])
+        if value not in usual:
+            settings[name] = str(value)
+    return {**settings, _THREADS: str(module.get_num_threads())} if threads and engine == "torch" else settings
+
+
+def setting_text(name: str, value: str | None) -> str:
+    """Return the code that sets what `settings_of` names to a value; ``None``: to the usual one."""
+    if name == _THREADS:
+        return f"call {name}({value})"
+    usual = next((values[name][0] for values in _SETTINGS.values() if name in values), None)
+    return (
+        f"set {name} = {usual!r}"
+        if value is None
+        else f"set {name} = {value if isinstance(usual, bool) else repr(value)}"
+    )
+
+
+def with_thread_counts(expected: dict[str, str], observed: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return variables and settings without a count of threads that only one of both has."""
+    if _THREADS not in expected or _THREADS not in observed:
+        expected, observed = dict(expected), dict(observed)
+        for at in (expected, observed):
+            at.pop(_THREADS, None)
+    return expected, observed
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

@@ -27,7 +27,10 @@ from xpuruntime.lockfile.engine_dependencies import (
     libraries_of,
     packages_of,
     quantizer_packages,
+    setting_text,
+    settings_of,
     variables_of,
+    with_thread_counts,
 )
 from xpuruntime.lockfile.records import Validator, stable_id
 from xpuruntime.ops.torch_kernels import (
@@ -64,7 +67,7 @@ __all__ = [
     "within_threads",
 ]
 
-_THREADS = "execution.threads"
+_POLICY_THREADS = "execution.threads"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +94,14 @@ class Surroundings:
         if (package := _package(self.engine)) is not None:
             results["package"] = package
         return results
+
+    def variables(self, kernels: Iterable[str], *, compiled: bool) -> dict[str, str]:
+        """Return the variables that the engine and kernels read, and what this process has set of the engine."""
+        stated = (self.policy or {}).get(_POLICY_THREADS)
+        settings = settings_of(self.engine, self.device, threads=stated is None)
+        return variables_of(
+            self.engine, self.device, {**self.environment, **settings}, tuple(kernels), compiled=compiled
+        )
 
     def device_facts(self) -> dict[str, Any] | None:
         """Return what of the device decides which kernels run and how work is divided."""
@@ -120,11 +131,10 @@ class Surroundings:
 def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tuple[Validator, ...]:
     """Return the validators of what runs now, sorted by kind and key."""
     kernels, compilers = tuple(kernels), compilers_of(here.settings, here.device)
-    variables = variables_of(here.engine, here.device, here.environment, kernels, compiled=bool(compilers))
     expected: dict[tuple[ValidatorKind, str], Any] = {
         (ValidatorKind.ENGINE, here.engine): here.engine_facts(),
         (ValidatorKind.DEVICE, here.device): here.device_facts(),
-        (ValidatorKind.ENVIRONMENT, here.engine): variables,
+        (ValidatorKind.ENVIRONMENT, here.engine): here.variables(kernels, compiled=bool(compilers)),
         (ValidatorKind.PACKAGE, "xpuruntime"): _version_of("xpuruntime"),
         **here.facts,
     }
@@ -183,6 +193,7 @@ def compare_validators(identity: Identity, here: Surroundings) -> tuple[Differen
         observed, expected = _found(validator, here, identity), _expected(validator)
         if validator.kind == ValidatorKind.ENVIRONMENT:  # of an earlier release, which kept more of them
             expected = variables_of(validator.key, here.device, expected, identity.kernels, compiled=identity.compiled)
+            expected, observed = with_thread_counts(expected, observed or {})
         if validator.kind == ValidatorKind.DEVICE and observed is not None and expected is not None:  # which kept fewer
             observed = within_threads({name: value for name, value in observed.items() if name in expected}, identity)
             expected = within_threads(expected, identity)
@@ -237,7 +248,7 @@ def within_threads(device: dict[str, Any], identity: Identity) -> dict[str, Any]
         next((validator.expect for validator in identity.validators if validator.kind == ValidatorKind.POLICY), None)
         or {}
     )
-    threads = stated.get(_THREADS, "")
+    threads = stated.get(_POLICY_THREADS, "")
     if not threads.isdecimal() or any(kernel.startswith("cpu.") for kernel in identity.kernels):
         return device
     results = dict(device)
@@ -273,7 +284,7 @@ def _found(validator: Validator, here: Surroundings, identity: Identity) -> Any:
     if kind == ValidatorKind.CPU_ISA:
         return sorted(here.machine.cpu.features) if key == here.machine.architecture else None
     if kind == ValidatorKind.ENVIRONMENT:
-        return variables_of(key, here.device, here.environment, identity.kernels, compiled=identity.compiled)
+        return here.variables(identity.kernels, compiled=identity.compiled)
     if kind == ValidatorKind.PACKAGE:
         return distribution_facts(key) if isinstance(validator.expect, dict) else _version_of(key)
     if kind == ValidatorKind.COMPILER:
@@ -358,7 +369,11 @@ def _restore_command(validator: Validator, expected: Any, observed: Any, identit
     if kind == ValidatorKind.ENVIRONMENT and isinstance(expected, dict) and isinstance(observed, dict):
         differ = [name for name in sorted({*expected, *observed}) if expected.get(name) != observed.get(name)]
         return "; ".join(
-            f"export {shlex.quote(f'{name}={expected[name]}')}" if name in expected else f"unset {shlex.quote(name)}"
+            setting_text(name, expected.get(name))
+            if "." in name
+            else f"export {shlex.quote(f'{name}={expected[name]}')}"
+            if name in expected
+            else f"unset {shlex.quote(name)}"
             for name in differ
         )
     if kind == ValidatorKind.PACKAGE:

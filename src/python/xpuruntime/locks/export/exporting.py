@@ -204,6 +204,7 @@ def _job(lock: Lock, where: Path, model: Any, calibration: Any, *, trust: bool) 
             for validator in identity.validators
             if validator.kind == ValidatorKind.ENVIRONMENT and isinstance(validator.expect, dict)
             for name, value in validator.expect.items()
+            if "." not in name  # what code sets in a process
         },
         shapes={name: shape for locked_shapes in identity.shapes for name, shape in locked_shapes.inputs.items()},
     )
