@@ -105,6 +105,59 @@ def test_a_fallback_refuses_to_start(model: Path, tmp_path: Path, key: str, valu
     assert ran in found["error"]
 
 
+_PLANTED = """
+import os
+import torch
+
+
+def plant():
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    before = CPUWorker.init_device
+
+    def init_device(self):
+        before(self)
+        config = self.vllm_config
+        config.model_config.dtype = torch.bfloat16
+        config.scheduler_config.max_num_seqs = 2
+        os.environ.pop("VLLM_BATCH_INVARIANT", None)
+
+    CPUWorker.init_device = init_device
+"""
+
+
+def test_each_key_that_another_plugin_changes_is_named(model: Path, tmp_path: Path) -> None:
+    """What is stated is given to vLLM, and a plugin beside ours has each worker do something else."""
+    (tmp_path / "planted.py").write_text(_PLANTED, encoding="utf-8")
+    package = tmp_path / "planted-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n", encoding="utf-8")
+    (package / "entry_points.txt").write_text("[vllm.general_plugins]\nplanted = planted:plant\n", encoding="utf-8")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    execution = {
+        "engine": "vllm", "device": "cuda:0", "precision": "fp32", "determinism": "batch_invariant",
+        "provider_options": {"vllm": {"max_num_seqs": 4}},
+    }  # fmt: skip
+    policy = {"mode": "strict", "execution": execution, "kernels": {"grouped_matmul": "vllm.TritonExperts"}}
+    found = start(model, tmp_path, policy=policy, environment={"PYTHONPATH": path})
+    assert found["kind"] == "PolicyError"
+    for told in (
+        "execution.device: cuda was requested, cpu was read back",
+        "execution.precision: float32 was requested, bfloat16 was read back",
+        "execution.determinism: 1 was requested, 0 was read back",
+        "execution.provider_options.vllm.max_num_seqs: 4 was requested, 2 was read back",
+        "kernels.grouped_matmul: TritonExperts was requested, - no layer of the model has this operation",
+    ):
+        assert told in found["error"]
+
+
+def test_graphs_that_are_not_captured_are_refused(model: Path, tmp_path: Path) -> None:
+    policy = {**POLICY, "execution": {**POLICY["execution"], "cuda_graph": "require"}}
+    found = start(model, tmp_path, policy=policy)
+    assert found["kind"] == "PolicyError"
+    assert "execution.cuda_graph: captured was requested, NONE was read back" in found["error"]
+
+
 def test_a_process_that_skips_the_plugin_is_given_it(model: Path, tmp_path: Path) -> None:
     found = start(model, tmp_path, environment={"VLLM_PLUGINS": "another"})
     assert found["evidence"][0]["warmed"] is True
