@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import sys
 import threading
+import warnings
 from typing import Any, ClassVar
 
 import pytest
@@ -214,6 +215,21 @@ class TestChanges:
             self.same(captured, llama)
             captured.generate(PROMPT[:1], max_new_tokens=30)
         assert len(captured.report.graphs) == captured._recorder.live == 2  # type: ignore[union-attr]
+
+    def test_a_warning_of_torch_is_no_reason_to_run_eagerly(self, llama: Any) -> None:
+        told: list[str] = []
+
+        def hint(module: Any, args: Any) -> None:  # an error by the filters of these tests
+            if args[0].shape[1] == 1 and not told:  # a step, as it is captured
+                told.append("Consider setting")
+                warnings.warn_explicit(told[0], UserWarning, "compile_fx.py", 1, "torch._inductor.compile_fx")
+
+        captured = on_stand_in(llama)
+        handle = llama.model.layers[0].register_forward_pre_hook(hint)
+        self.same(captured, llama)
+        handle.remove()
+        assert told
+        assert captured.report.reasons == {}
 
     def test_memory_that_runs_out_in_a_capture(self, llama: Any) -> None:
         captured = on_stand_in(llama)

@@ -27,6 +27,7 @@ __all__ = [
     "leaves_on",
     "patch_torch_graph",
     "uncached_autocast",
+    "warnings_of_torch",
 ]
 
 
@@ -159,6 +160,15 @@ def forget_accumulators(leaves: Iterable[Any]) -> None:
         leaf.data = torch.empty(0, dtype=other, device=leaf.device)
         leaf.data = data
         leaf.grad = gradient
+
+
+@contextlib.contextmanager
+def warnings_of_torch() -> Iterator[None]:
+    """Have what PyTorch and Triton warn of in the block be told, where filters make it an error: it decides nothing."""
+    with warnings.catch_warnings():
+        for package in ("torch", "triton"):
+            warnings.filterwarnings("default", module=rf"{package}(\.|$)")
+        yield
 
 
 def leaves_on(device: torch.device) -> list[Any]:

@@ -22,7 +22,7 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.capture.api import compiled_by
 from xpuruntime.pytorch.capture.captured_state import CapturedState, StateSnapshot
 from xpuruntime.pytorch.capture.graph_key import GraphInfo, GraphKey
-from xpuruntime.pytorch.capture.step_program import uncached_autocast
+from xpuruntime.pytorch.capture.step_program import uncached_autocast, warnings_of_torch
 from xpuruntime.pytorch.dispatch import context, tuning
 from xpuruntime.pytorch.explanation.graph_calls import watched_capture
 from xpuruntime.pytorch.generation.decode_calls import (
@@ -415,6 +415,7 @@ class CapturedDecode:
         joined = self._joining(lane)
         with (
             joined,
+            warnings_of_torch(),
             uncached_autocast(),
             tuning.replayed(),
             contextlib.nullcontext() if self._compile is False else limit,
@@ -456,7 +457,8 @@ class CapturedDecode:
             return None
         lane.read_up_to(self._max_length)
         rows = lane.token.shape[0]
-        why = self._fused.prove(lane, self._tolerance)
+        with warnings_of_torch():
+            why = self._fused.prove(lane, self._tolerance)
         said = f"layers by five kernels each, {rows} rows: "
         self._notes[said + (f"not used, since {why}" if why else f"in {len(lane.cache.layers)} layers")] = None
         if not why:
