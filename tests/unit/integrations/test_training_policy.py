@@ -147,7 +147,7 @@ def test_what_cannot_be_is_refused() -> None:
         run.__enter__()
 
 
-def work(rank: int, address: str, found: Any) -> None:
+def work(rank: int, address: str, folder: Path, found: Any) -> None:
     torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
     net = Net()
     optimizer = torch.optim.SGD(net.parameters())
@@ -155,7 +155,18 @@ def work(rank: int, address: str, found: Any) -> None:
         for batch in batches(2):
             uneven_step(net, rank, batch).backward()
             optimizer.step()
-    found.put((rank, run.rank_differences, run.metrics["rank_differences"]))
+    count = run.metrics["rank_differences"]
+    if rank == 0:
+        run.save(folder)
+    torch.distributed.barrier()
+    again = TrainingPolicy(None, net, resume=folder)
+    try:
+        with again:
+            for batch in batches(2):
+                uneven_step(net, rank, batch).backward()
+                optimizer.step()
+    except (xrt.LockError, xrt.EngineError) as error:
+        found.put((rank, run.rank_differences, count, again.rank_differences, str(error)))
     torch.distributed.destroy_process_group()
 
 
@@ -163,12 +174,18 @@ def work(rank: int, address: str, found: Any) -> None:
 def test_kernels_that_differ_between_processes_are_named(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     found = context.Queue()
-    workers = [context.Process(target=work, args=(rank, f"file://{tmp_path}/store", found)) for rank in range(2)]
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    address = f"file://{tmp_path}/store"
+    workers = [context.Process(target=work, args=(rank, address, folder, found)) for rank in range(2)]
     for worker in workers:
         worker.start()
     results = [found.get(timeout=120) for _ in workers]
     for worker in workers:
         worker.join(timeout=120)
-    for _, differences, count in results:
+    for _, differences, count, without_lock, error in results:
         assert count == len(differences) > 0
         assert any(one.startswith("matmul") and "fp64" in one and "rank 0 nothing" in one for one in differences)
+        assert "does not hold" in error, "the lock is that of rank 0"
+        assert "rank 1 has no lock, so its libraries are not compared" in without_lock
+        assert not any("has nothing" in one for one in without_lock)

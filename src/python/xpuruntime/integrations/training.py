@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import platform
 import weakref
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -279,16 +280,21 @@ class TrainingPolicy:
                 for fact in validators
             },
         })  # fmt: skip
-        differences, odd = [], set()
-        for part, verb in (("kernels", "ran"), ("libraries", "has")):
-            for name in sorted({name for report in reports for name in report[part]}):
-                values = [report[part].get(name, "nothing") for report in reports]
-                usual = max(values, key=values.count)  # the first one of the most frequent
-                differing = [rank for rank, value in enumerate(values) if value != usual]
+        locked = [report for report in reports if report["lock"] is not None]
+        without = [report["rank"] for report in reports if report["lock"] is None] if locked else []
+        differences, odd = (
+            [f"rank {rank} has no lock, so its libraries are not compared" for rank in without],
+            {*without},
+        )
+        for part, verb, compared in (("kernels", "ran", reports), ("libraries", "has", locked)):
+            for name in sorted({name for report in compared for name in report[part]}):
+                values = {report["rank"]: report[part].get(name, "nothing") for report in compared}
+                usual = Counter(values.values()).most_common(1)[0][0]  # the first one of the most frequent
+                has_it = next(rank for rank in values if values[rank] == usual)
+                differing = [rank for rank in values if values[rank] != usual]
                 odd |= {*differing}
                 differences += [
-                    f"{name}: rank {rank} {verb} {values[rank]}, rank {values.index(usual)} {usual}"
-                    for rank in differing
+                    f"{name}: rank {rank} {verb} {values[rank]}, rank {has_it} {usual}" for rank in differing
                 ]
         self.rank_differences = tuple(differences)
         self.rank_report = {
