@@ -48,7 +48,7 @@ def test_the_table(xrt: Any) -> None:
     assert "cpu.blas" not in result.out
     null = next(line for line in result.out.splitlines() if "null.null" in line)
     assert "rms_norm" in null, "a row is one line"
-    assert "only where it is asked for" in null
+    assert "on request" in null
     assert "computes nothing" in null
 
 
@@ -79,3 +79,21 @@ def test_the_reference_names_every_field(xrt: Any) -> None:
     fields = set(xrt("kernels", "conv", "--json").json()["kernels"][0])
     section = PAGE.read_text().partition("## xrt kernels")[2].partition("\n## ")[0]
     assert fields == {word for word in re.findall(r"`(\w+)`", section) if word in fields}
+
+
+def test_a_terminal_shows_a_row_for_each_kernel(xrt: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", xrt("kernels").out)
+    ids = {kernel.id for kernel in ops.kernels()}
+    rows = [line.split()[0] for line in shown.splitlines() if line.split() and line.split()[0] in ids]
+    assert sorted(rows) == sorted(ids)
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= 80
+    assert "`xrt kernels matmul`" in " ".join(shown.split())
+
+
+def test_a_terminal_shows_no_paths_of_libraries(xrt: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    shown = " ".join(xrt("doctor").out.split())
+    assert "libraries that are loaded, pipe it into less" in shown
+    assert "libraries loaded in this process" not in shown

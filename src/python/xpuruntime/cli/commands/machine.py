@@ -53,13 +53,16 @@ def doctor(
     """
     from xpuruntime.cli import diagnosing
     from xpuruntime.cli.exit_codes import ExitCode
-    from xpuruntime.cli.output import print_thing, working
+    from xpuruntime.cli.output import console, print_thing, working
 
     with working("looking at packages, libraries and engines", as_json=json):
         diagnosis = diagnosing.diagnosis_apart()
     if of_kernels:
         diagnosis = diagnosis.of_kernels()
-    print_thing(diagnosis, as_json=json)
+    if not json and console().is_terminal:  # a screen is for what was found
+        console().print(diagnosis.rendered(libraries=False))
+    else:
+        print_thing(diagnosis, as_json=json)
     return ExitCode.OK if diagnosis.healthy else ExitCode.ENVIRONMENT
 
 
@@ -88,13 +91,17 @@ def _machine_tables(machine: Machine) -> RenderableType:
             f"cuda:{gpu.index}", Text(gpu.name), bytes_text(gpu.total_memory or None), facts, ", ".join(gpu.dtypes)
         )
     engines = table("engines", ("engine", "version", "loadable", "providers"))
+    broken = []
     for name, engine in machine.engines.items():
-        loadable = Text("yes", style="green") if engine.loadable else Text(f"no: {engine.reason or ''}", style="red")
+        loadable = Text("yes", style="green") if engine.loadable else Text("no", style="red")
         engines.add_row(name, engine.version or "not installed", loadable, ", ".join(engine.providers))
+        if engine.version is not None and not engine.loadable:
+            broken.append(Text(f"{name} cannot be loaded: {engine.reason or 'no reason is known'}", style="red"))
     parts: list[RenderableType] = [
         Text(f"{machine.system} {machine.architecture}, Python {machine.python}"),
         devices,
         engines,
+        *broken,
     ]
     if machine.cuda_reason:
         parts.insert(2, Text(f"no CUDA device: {machine.cuda_reason}", style="yellow"))
@@ -125,8 +132,33 @@ def kernels(
         listed = all_kernels(op)
     if json:
         print_json({"schema": "xpuruntime.kernels/1", "kernels": [kernel.to_dict() for kernel in listed]})
+    elif op is None and console().is_terminal:
+        console().print(_by_kernel(listed))
     else:
         console().print(_listing(listed))
+
+
+def _by_kernel(listed: tuple[KernelInfo, ...]) -> RenderableType:
+    """Return a row for each kernel with its operations, which fits a screen."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from xpuruntime.evidence.render_text.tables import table
+
+    shown = table("kernels", ("kernel", "usable here", "operations"))
+    shown.columns[0].no_wrap = shown.columns[1].no_wrap = True
+    for name in dict.fromkeys(kernel.id for kernel in listed):
+        kernels = [kernel for kernel in listed if kernel.id == name]
+        usable = " or ".join(dict.fromkeys(_usable(kernel) for kernel in kernels))
+        shown.add_row(name, usable, ", ".join(kernel.op for kernel in kernels))
+    hint = "For what each serves and why one is not usable, name an operation, as in `xrt kernels matmul`."
+    return Group(shown, Text(hint, "dim"))
+
+
+def _usable(kernel: KernelInfo) -> str:
+    if not kernel.available:
+        return "no"
+    return "yes" if kernel.automatic else "on request"
 
 
 def _listing(listed: tuple[KernelInfo, ...]) -> RenderableType:
@@ -140,13 +172,10 @@ def _listing(listed: tuple[KernelInfo, ...]) -> RenderableType:
     listing.columns[0].no_wrap = listing.columns[1].no_wrap = True
     missing: dict[str, list[str]] = {}
     for kernel in listed:
-        usable = "yes" if kernel.available else "no"
         if not kernel.available:
             missing.setdefault(str(kernel.reason), []).append(f"{kernel.op} {kernel.id}")
-        elif not kernel.automatic:
-            usable = "only where it is asked for"
         serves = f"{kernel.description} ({kernel.device_type}: {kernel.limits})"
-        listing.add_row(kernel.op, kernel.id, usable, Text(", ".join(kernel.families)), Text(serves))
+        listing.add_row(kernel.op, kernel.id, _usable(kernel), Text(", ".join(kernel.families)), Text(serves))
     return Group(
         listing, *(Text(f"not usable here: {', '.join(names)}: {reason}") for reason, names in missing.items())
     )

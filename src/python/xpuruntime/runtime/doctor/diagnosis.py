@@ -83,6 +83,9 @@ class Diagnosis(Shown, msgspec.Struct, frozen=True, kw_only=True):
         return printable("\n".join(lines))
 
     def __rich__(self) -> RenderableType:
+        return self.rendered()
+
+    def rendered(self, *, libraries: bool = True) -> RenderableType:
         """Return the verdict, what is wrong, the engines, what else was found, and the libraries that are loaded."""
         from rich.box import SIMPLE_HEAD
         from rich.console import Group
@@ -105,6 +108,9 @@ class Diagnosis(Shown, msgspec.Struct, frozen=True, kw_only=True):
             parts.append(Text(f"core: {_build_line(self.facts.build)}"))
         if self.facts.torch is not None:
             parts.append(Text(_torch_line(self.facts.torch)))
+        if not libraries:
+            hint = f"For the {len(self.facts.loaded)} libraries that are loaded, pipe it into less, or add --json."
+            return Group(*parts, Text(hint, style="dim"))
         loaded = Table(
             title="\nlibraries loaded in this process", title_justify="left", title_style="bold", box=SIMPLE_HEAD
         )
