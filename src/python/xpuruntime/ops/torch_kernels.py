@@ -108,14 +108,15 @@ class TorchCall:
     operands: Mapping[str, Operand]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     deterministic: bool = False
+    #: Everything of the call, to be compared.
+    key: tuple[Any, ...] = field(init=False, repr=False, compare=False)
 
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Everything of the call, to be compared."""
-        return (
+    def __post_init__(self) -> None:
+        key = (
             self.op, self.phase, self.device, self.deterministic, tuple(self.operands.items()),
             tuple(self.attributes.items()),
         )  # fmt: skip
+        object.__setattr__(self, "key", key)
 
     def __str__(self) -> str:
         shown = ", ".join(f"{name} {list(operand.shape)} {operand.dtype}" for name, operand in self.operands.items())

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["attention"]
+__all__ = ["Recorded", "attention", "autograd_kernel"]
 
 _forward_op = torch.ops.xpuruntime.attention.default
 _backward_op = torch.ops.xpuruntime.attention_backward.default
@@ -144,7 +144,7 @@ def _warn_math_kernel(dropout_p: float, kernel: str) -> None:
         warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
 
 
-class _Recorded(_private_api.SingleLevelFunction):  # type: ignore[misc]
+class Recorded(_private_api.SingleLevelFunction):  # type: ignore[misc]
     """What an operator leaves with autograd, also inside the transforms of ``torch.func``.
 
     These hand a level of theirs to the operator as they do to PyTorch's own, whose nodes know nothing of them; so does
@@ -153,13 +153,14 @@ class _Recorded(_private_api.SingleLevelFunction):  # type: ignore[misc]
 
     @classmethod
     def record(cls, *args: Any) -> Any:
+        """Return what `forward` does, and leave the node with autograd."""
         if not _private_api.has_transforms():
             return cls.apply(*args)
         with _private_api.single_level_functions():
             return cls.apply(*args)
 
 
-class _Attention(_Recorded):
+class _Attention(Recorded):
     @staticmethod
     def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
         if keyset is None:
@@ -175,7 +176,7 @@ class _Attention(_Recorded):
         return (None, *_backward(ctx, *grads))
 
 
-class _Gradient(_Recorded):
+class _Gradient(Recorded):
     @staticmethod
     def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
         with _private_api.below_autograd():
@@ -188,7 +189,9 @@ class _Gradient(_Recorded):
         return (None, *_backward_again(ctx, *grads))
 
 
-def _autograd(op: Any, node: type[_Recorded]) -> Callable[..., Any]:
+def autograd_kernel(op: Any, node: type[Recorded]) -> Callable[..., Any]:
+    """Return the kernel of an operator at autograd's key, which records a node where a gradient will be wanted."""
+
     def run(keyset: Any, *args: Any) -> Any:
         if torch.is_grad_enabled() and _private_api.any_requires_grad(*args):
             return node.record(keyset, *args)
@@ -198,8 +201,8 @@ def _autograd(op: Any, node: type[_Recorded]) -> Callable[..., Any]:
     return run
 
 
-LIBRARY.impl("attention", _autograd(_forward_op, _Attention), "Autograd", with_keyset=True)
-LIBRARY.impl("attention_backward", _autograd(_backward_op, _Gradient), "Autograd", with_keyset=True)
+LIBRARY.impl("attention", autograd_kernel(_forward_op, _Attention), "Autograd", with_keyset=True)
+LIBRARY.impl("attention_backward", autograd_kernel(_backward_op, _Gradient), "Autograd", with_keyset=True)
 
 
 def _folded(info: Any, in_dims: tuple[Any, ...], tensors: tuple[Any, ...], mask_at: int) -> list[Any]:

@@ -40,6 +40,7 @@ __all__ = ["BoundKernel", "automatic_kernels", "bound_kernel", "call_of", "rejec
 #: Answers of `supports` that are kept for one kernel; with one more, all are forgotten.
 _MOST = 4096
 _ALIGNED = 256
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 #: Attributes of norms that are called as operators of PyTorch's, whose gradient has no epsilon.
 _NORM = {"formula": "torch", "paired": False}
 
@@ -53,24 +54,32 @@ def call_of(
     deterministic: bool = False,
 ) -> TorchCall:
     """Return the description of a call; operands that are ``None`` are left out."""
-    like = next(x for x in operands.values() if x is not None)
+    present = [(name, x) for name, x in operands.items() if x is not None]
+    exact = deterministic or torch.are_deterministic_algorithms_enabled()
+    plain = all(type(x) in _PLAIN for _, x in present)
+    described = _described if plain else _described.__wrapped__
+    kinds = [(name, x.dtype, x.shape, x.stride(), _alignment(x)) for name, x in present]
+    device = present[0][1].device
+    return described(op, phase or context.phase(), device, tuple(kinds), tuple(attributes.items()), exact)
+
+
+@functools.lru_cache(maxsize=4096)
+def _described(
+    op: str, phase: str, device: torch.device, kinds: tuple[Any, ...], attributes: tuple[Any, ...], exact: bool
+) -> TorchCall:
     return TorchCall(
         op=op,
-        phase=phase or context.phase(),
-        device=str(like.device),
-        arch=context.arch_of(like.device) or "",
+        phase=phase,
+        device=str(device),
+        arch=context.arch_of(device) or "",
         operands={
             name: Operand(
-                str(x.dtype).removeprefix("torch."),
-                tuple(map(int, x.shape)),
-                tuple(map(int, x.stride())),
-                _alignment(x),
+                str(dtype).removeprefix("torch."), tuple(map(int, shape)), tuple(map(int, strides)), alignment
             )
-            for name, x in operands.items()
-            if x is not None
+            for name, dtype, shape, strides, alignment in kinds
         },
-        attributes=attributes,
-        deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
+        attributes=dict(attributes),
+        deterministic=exact,
     )
 
 
@@ -191,7 +200,7 @@ class BoundKernel:
                     raise self._wrong(call, f"returned {what} {number} with {name} {has}, and it has to be {needs}")
             if str(x.device) != call.device:
                 raise self._wrong(call, f"returned {what} {number} on {x.device}, and it has to be on {call.device}")
-            if x.numel() > 1 and _steps(x) != _steps(wanted):
+            if x.stride() != wanted.stride() and x.numel() > 1 and _steps(x) != _steps(wanted):
                 steps = f"strides {list(x.stride())}, and they have to be {list(wanted.stride())}"
                 raise self._wrong(call, f"returned {what} {number} with {steps}")
         return results
@@ -299,7 +308,7 @@ class BoundKernel:
 
 def _alignment(x: Tensor) -> int:
     """Return the largest power of two up to 256 that divides an address; 256 where there is none, as in traced code."""
-    address = x.data_ptr() if type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_meta else 0
+    address = x.data_ptr() if type(x) in _PLAIN and not x.is_meta else 0
     return min(address & -address, _ALIGNED) if address else _ALIGNED
 
 

@@ -46,6 +46,7 @@ class Operation(NamedTuple):
     call whose gradient is wanted of some operands alone says so to the kernel, by the attribute ``needs``, as others
     are too large to be computed in vain. `linear` are operands whose gradient depends on none of them, nor on outputs.
     `part` names an operation of the table that is a part of it: `reference` takes the function for it by that name.
+    `results` is the number of its outputs.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Operation(NamedTuple):
     writes: int = 0
     part: str = ""
     linear: tuple[str, ...] = ()
+    results: int = 1
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, *, epsilon: float, formula: str = "torch") -> Tensor:
@@ -175,7 +177,7 @@ _ROWS = (
     Operation("geglu", ("gate", "up"), geglu, defaults={"approximate": "none"}),
     Operation(
         "rope", ("q", "k", "cos", "sin"), rope, without_gradient=("cos", "sin"), defaults={"mirrored": False},
-        linear=("q", "k"),
+        linear=("q", "k"), results=2,
     ),
     Operation("softmax", ("x",), softmax),
     Operation(
@@ -187,7 +189,9 @@ _ROWS = (
         defaults=_LOSS, large=True, part="cross_entropy",
     ),
     Operation("grouped_matmul", ("x", "weight", "offsets"), grouped_matmul, without_gradient=("offsets",)),
-    Operation("cache_update", ("keys", "values", "new_keys", "new_values", "positions"), cache_update, writes=2),
+    Operation(
+        "cache_update", ("keys", "values", "new_keys", "new_values", "positions"), cache_update, writes=2, results=0
+    ),
 )  # fmt: skip
 #: Operation to its row.
 OPERATIONS: dict[str, Operation] = {row.name: row for row in _ROWS}

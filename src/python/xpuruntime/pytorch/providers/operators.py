@@ -22,6 +22,7 @@ from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import context, tuning
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.route import BY_CALL, Route, facts_of_call
+from xpuruntime.pytorch.ops.attention_gradient import Recorded, autograd_kernel
 from xpuruntime.pytorch.providers.bound import (
     BoundKernel,
     automatic_kernels,
@@ -109,7 +110,7 @@ def _decide(op: str, tensors: Sequence[Tensor], names: str, attributes: str, ker
         return _by_torch(op, route, tensors, names, attributes)
     word = route.place.word if isinstance(route.place, BoundKernel) else route.kernel
     served = _served(op, tensors, names, attributes, word, context.phase())
-    return served[: _count(op, tensors, names, attributes)]
+    return served[: OPERATIONS[op].results]
 
 
 def _served(op: str, tensors: Sequence[Tensor], names: str, attributes: str, word: str, phase: str) -> list[Tensor]:
@@ -146,10 +147,6 @@ def _reference(
         options[OPERATIONS[op].part] = part
     results = OPERATIONS[op].reference(*(operands.get(name) for name in OPERATIONS[op].operands), **options)
     return [results] if isinstance(results, torch.Tensor) else list(results or ())
-
-
-def _count(op: str, tensors: Sequence[Tensor], names: str, attributes: str) -> int:
-    return len(_like(op, tensors, names, attributes))
 
 
 def _like(op: str, tensors: Sequence[Tensor], names: str, attributes: str) -> list[Tensor]:
@@ -235,7 +232,7 @@ def _settle(
         route.open = False
         active.keep(known, route)
         return route
-    count = _count(op, tensors, names, attributes)
+    count = OPERATIONS[op].results
 
     def run(by: Callable[[list[Tensor]], Sequence[Tensor]]) -> None:
         with torch.set_grad_enabled(records):
@@ -315,8 +312,12 @@ def _placed(op: str, word: str) -> BoundKernel:
 
 
 def _call(bound: BoundKernel, phase: str, tensors: Sequence[Tensor], names: str, attributes: str) -> Any:
-    options = {**_options(attributes), "paired": True}
-    return call_of(bound.kernel.op, phase, dict(zip(names.split(","), tensors, strict=True)), options)
+    return call_of(
+        bound.kernel.op,
+        phase,
+        dict(zip(names.split(","), tensors, strict=True)),
+        _options(f"{attributes}; paired=True"),
+    )
 
 
 def _observed(
@@ -348,6 +349,58 @@ def _times(active: CompiledPolicy, op: str, bound: BoundKernel, tensors: Sequenc
         if route.op == op and [(shape, dtype) for shape, _, dtype, _ in key[-len(kinds) :]] == kinds
     )
     return next(times, ())
+
+
+class _Served(Recorded):
+    """The node of an operation in a graph of autograd."""
+
+    operation: Operation
+
+    @classmethod
+    def record(cls, keyset: Any, tensors: Sequence[Tensor], *stated: str) -> Any:
+        return list(super().record(cls.operation, keyset, *stated, *tensors))
+
+    @staticmethod
+    def forward(
+        ctx: Any, operation: Operation, keyset: Any, names: str, attributes: str, kernel: str, phase: str,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        operator = getattr(torch.ops.xpuruntime, operation.name).served
+        with _private_api.below_autograd():
+            keyset &= _private_api.keyset_after_autograd
+            outputs = operator.redispatch(keyset, list(tensors), names, attributes, kernel, phase)
+        ctx.operation, ctx.names, ctx.attributes, ctx.kernel = operation, names, attributes, kernel
+        ctx.count = len(tensors)
+        ctx.set_materialize_grads(False)  # zeros like what is saved beside the outputs would be in vain
+        ctx.mark_non_differentiable(*outputs[operation.results :])
+        inputs, kept = tensors, outputs
+        if operation.linear:
+            named = zip(names.split(","), tensors, strict=True)
+            inputs = tuple(_without_data(x) if name in operation.linear else x for name, x in named)
+            kept = [*map(_without_data, outputs[: operation.results]), *outputs[operation.results :]]
+        ctx.save_for_backward(*inputs, *kept)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        operation, saved = ctx.operation, ctx.saved_tensors
+        tensors, kept = saved[: ctx.count], saved[ctx.count :]
+        of_outputs = [
+            torch.zeros_like(x) if grad is None else grad.contiguous()
+            for grad, x in zip(grads[: operation.results], kept, strict=False)
+        ]
+        if torch.is_grad_enabled():
+            with torch.enable_grad():
+                outputs = _reference(operation.name, tensors, ctx.names, ctx.attributes)
+                gradients_of_torch = torch.autograd.grad(
+                    outputs, [x for x in tensors if x.requires_grad], of_outputs, create_graph=True, allow_unused=True
+                )
+            each = iter(gradients_of_torch)
+            return *(None,) * 6, *(next(each) if x.requires_grad else None for x in tensors)
+        operator = getattr(torch.ops.xpuruntime, f"{operation.name}_backward").served
+        values = iter(operator(of_outputs, list(tensors), list(kept), ctx.names, ctx.attributes, ctx.kernel))
+        wanted = _with_gradient(operation, ctx.names, ctx.attributes)
+        return *(None,) * 6, *(next(values) if x else None for x in wanted)
 
 
 def define(operation: Operation) -> None:
@@ -404,42 +457,6 @@ def define(operation: Operation) -> None:
             if wanted
         ]
 
-    def keep(ctx: Any, inputs: Any, output: Any) -> None:
-        tensors, ctx.names, ctx.attributes, ctx.kernel, _ = inputs
-        ctx.count, ctx.outputs = len(tensors), _count(op, tensors, ctx.names, ctx.attributes)
-        ctx.set_materialize_grads(True)
-        ctx.mark_non_differentiable(*output[ctx.outputs :])
-        if operation.linear:
-            named = zip(ctx.names.split(","), tensors, strict=True)
-            tensors = [_without_data(x) if name in operation.linear else x for name, x in named]
-            output = [*map(_without_data, output[: ctx.outputs]), *output[ctx.outputs :]]
-        ctx.save_for_backward(*tensors, *output)
-
-    def gradients(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
-        saved = ctx.saved_tensors
-        tensors, kept = saved[: ctx.count], saved[ctx.count :]
-        of_outputs = [
-            torch.zeros_like(x) if grad is None else grad.contiguous()
-            for grad, x in zip(grads[: ctx.outputs], kept, strict=False)
-        ]
-        if torch.is_grad_enabled():
-            with torch.enable_grad():
-                outputs = _reference(op, tensors, ctx.names, ctx.attributes)
-                gradients_of_torch = torch.autograd.grad(
-                    outputs, [x for x in tensors if x.requires_grad], of_outputs, create_graph=True, allow_unused=True
-                )
-            each = iter(gradients_of_torch)
-            return [next(each) if x.requires_grad else None for x in tensors], None, None, None, None
-        values = iter(
-            getattr(torch.ops.xpuruntime, f"{op}_backward").served(
-                of_outputs, list(tensors), list(kept), ctx.names, ctx.attributes, ctx.kernel
-            )
-        )
-        return (
-            [next(values) if wanted else None for wanted in _with_gradient(operation, ctx.names, ctx.attributes)],
-            None, None, None, None,
-        )  # fmt: skip
-
     _library.define(f"{op}.decided(Tensor[] tensors, str names, str attributes, str kernel) -> Tensor[]")
     _library.define(f"{op}.served(Tensor[] tensors, str names, str attributes, str kernel, str phase) -> Tensor[]")
     _library.define(
@@ -451,7 +468,9 @@ def define(operation: Operation) -> None:
     _library.impl(f"{op}_backward.served", served_backward, "CompositeExplicitAutograd")
     torch.library.register_fake(f"xpuruntime::{op}.served", fake, lib=_library)
     torch.library.register_fake(f"xpuruntime::{op}_backward.served", fake_backward, lib=_library)
-    torch.library.register_autograd(f"xpuruntime::{op}.served", gradients, setup_context=keep, lib=_library)
+    node = type(f"xpuruntime_{op}", (_Served,), {"operation": operation})
+    kernel = autograd_kernel(getattr(torch.ops.xpuruntime, op).served, node)
+    _library.impl(f"{op}.served", kernel, "Autograd", with_keyset=True)
 
 
 def _define_in_place(operation: Operation) -> None:
