@@ -260,7 +260,9 @@ class CapturedDecode:
                     raise NotCapturedError(f"generate is called with {name}")
             # transformers tells a callable nothing of the streamer, and would put the prompt into it already.
             streamer = options.get("streamer")
-            loop = functools.partial(self._loop, _streamer=streamer, _ahead=ahead)
+            loop = functools.partial(
+                self._loop, _streamer=streamer, _ahead=ahead, _placed=options.get("position_ids") is not None
+            )
             loop.__signature__ = _signature_of(GenerationMixin._sample)  # type: ignore[attr-defined]  # read three times
             with self._alone():
                 return self._generate(**{**options, "streamer": None, "custom_generate": loop})
@@ -292,6 +294,7 @@ class CapturedDecode:
         *,
         _streamer: Any,
         _ahead: bool,
+        _placed: bool,
         **model_kwargs: Any,
     ) -> torch.Tensor:
         """Generate: what transformers calls in place of its own loop."""
@@ -316,7 +319,7 @@ class CapturedDecode:
             if self._recorder is not None:
                 self._recorder.order()
             positions = _moved(model_kwargs.get("position_ids"), self._device)
-            lane.fused = self._fused_for(lane, positions is None or int(positions.max()) < prompt)
+            lane.fused = self._fused_for(lane, not _placed or positions is None or int(positions.max()) < prompt)
             lane.start(ids, mask, positions, choice.least)
             if _streamer is not None:
                 _streamer.put(input_ids.cpu())

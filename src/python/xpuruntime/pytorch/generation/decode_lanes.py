@@ -122,10 +122,10 @@ class Lane:
             self.mask[:, :length].copy_(mask)
         # Processors see all of the history, and count no token twice: what is empty has the last token of the prompt.
         self.history.copy_(ids[:, -1:].expand_as(self.history))
-        self.history[:, :length].copy_(ids)
         if mask is not None:
             empty = torch.arange(length, device=ids.device) < padding_of(self.mask[:, :length])[:, None]
-            self.history[:, :length] = torch.where(empty, ids[:, -1:], ids)
+            ids = torch.where(empty, ids[:, -1:], ids)
+        self.history[:, :length].copy_(ids)
         self.length.fill_(length)
         self.counted.zero_()
         self.unfinished.fill_(1)
