@@ -38,8 +38,8 @@ SHAPES: dict[str, dict[str, int]] = {
     },
 }  # fmt: skip
 PROMPT, TOKENS = 128, 256
-#: Replays of one graph that are timed.
-STEPS = 100
+#: Replays of one graph that are timed, and first tokens.
+STEPS, FIRSTS = 100, 25
 #: Options of `capture_decode`; others are no captures of ours.
 CAPTURED: dict[str, dict[str, Any]] = {
     "captured": {"fuse": False, "compile": False},
@@ -148,6 +148,8 @@ def agreement(model: Any, tokens: torch.Tensor) -> float:
 def measure(mode: str, shape: str, batch: int, device: str, repeats: int, gate: bool) -> dict[str, Any]:
     """Generate in one way, in this process."""
     import xpuruntime.pytorch as xrt_torch
+    from harness import interleaved
+    from xpuruntime.measuring.statistics import paired_ratio
 
     model = model_of(shape, device)
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
@@ -170,8 +172,12 @@ def measure(mode: str, shape: str, batch: int, device: str, repeats: int, gate: 
         first_call = seconds(lambda: generate(ids, **options), device)
         tokens = generate(ids, **options)
         times = [seconds(lambda: generate(ids, **options), device) for _ in range(repeats)]
-        firsts = [seconds(lambda: generate(ids, **{**options, "max_new_tokens": 1}), device) for _ in range(repeats)]
-        first = statistics.median(firsts)
+        one = {**options, "max_new_tokens": 1}
+        ways = {"first": lambda: generate(ids, **one)}
+        if captured is not None:
+            ways["plain"] = lambda: model.generate(ids, **one)
+        firsts = interleaved(ways, calls=1, rounds=FIRSTS, warm=2, finish=lambda: sync(device), rotate=True)
+        first = statistics.median(firsts["first"]) / 1e6
         peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
         top1 = agreement(model, tokens)
         record: dict[str, Any] = {
@@ -182,9 +188,8 @@ def measure(mode: str, shape: str, batch: int, device: str, repeats: int, gate: 
             "weights": weights, "kv_bytes": batch * keys * (PROMPT + TOKENS // 2),
         }  # fmt: skip
         if captured is not None:
-            one = {**options, "max_new_tokens": 1}
-            plain = [seconds(lambda: model.generate(ids, **one), device) for _ in range(repeats)]
-            record["plain_first_token_us"] = round(statistics.median(plain) * 1e6)
+            record["plain_first_token_us"] = round(statistics.median(firsts["plain"]))
+            record["first_of_plain"] = list(paired_ratio(firsts["first"], firsts["plain"]))
             record["notes"], record["reasons"] = list(captured.report.notes), dict(captured.report.reasons)
         if gate:
             record["top1_plain"] = agreement(model, model.generate(ids, **{**options, "cache_implementation": None}))

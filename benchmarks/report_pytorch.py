@@ -344,7 +344,8 @@ def generation(record: dict[str, Any]) -> Section:
         if one and str(batch) in bars["of_one_row"]:
             checks.append(Check(f"{name}: a step over that of 1", step / one, bars["of_one_row"][str(batch)], "times"))
         if plain:
-            checks.append(Check(f"{name}: the first token", first[0] * 1e3 / plain, bars["first"], "times plain"))
+            of_plain = case.get("first_of_plain", [first[0] * 1e3 / plain])[0]
+            checks.append(Check(f"{name}: the first token", of_plain, bars["first"], "times plain"))
     head = (
         "model", "rows", "mode", "µs a step", "µs a token", "µs to read it", "first token, ms", "plain, ms",
         "peak GiB", "top-1, %",
