@@ -26,6 +26,7 @@ __all__ = [
     "checkpoint_frame",
     "child_modules",
     "collective_number",
+    "compile_by_inductor",
     "compile_stance",
     "compiled_function",
     "cuda_allocator",
@@ -266,6 +267,16 @@ def mark_dynamic(x: Any, dim: int) -> None:
     mark = getattr(importlib.import_module("torch._dynamo"), "maybe_mark_dynamic", None)
     if mark is not None:
         mark(x, dim)
+
+
+TABLE.append(
+    PrivateName("torch._inductor.compile_fx.compile_fx", "which compiles a graph of Dynamo's", "Dynamo asks for it")
+)
+
+
+def compile_by_inductor(graph: Any, examples: Any) -> Any:
+    """Return the code that Inductor makes of a graph of Dynamo's, as its backend does. Imports Inductor."""
+    return importlib.import_module("torch._inductor.compile_fx").compile_fx(graph, examples)
 
 
 TABLE.append(

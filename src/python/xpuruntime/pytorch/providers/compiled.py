@@ -39,49 +39,114 @@ _COMPILER = "clang++" if sys.platform == "darwin" else "g++"
 _MOST_LAYOUTS = 8
 #: Layouts whose code is kept; with one more, all are looked for again.
 _MOST_KEPT = 4096
+#: Largest index that code for 32 bits reaches.
+_MOST_INDEX = (1 << 31) - 1
 _code: dict[Any, Callable[..., Any]] = {}
 _layouts: dict[Any, set[Any]] = {}
 
 
-@functools.lru_cache(maxsize=256)
-def _compiled(function: FunctionType, kind: Any, dynamic: bool | None) -> Callable[..., Any]:
-    """Return a function compiled for one kind of tensors."""
-    del kind
-    # PyTorch counts what it compiles of one code object, and gives up after a few.
+def _own(function: FunctionType) -> Any:
+    """Return a function once more: PyTorch counts what it compiles of one code object, and gives up after a few."""
     own = FunctionType(function.__code__.replace(co_name=function.__name__), function.__globals__, function.__name__)
     own.__kwdefaults__ = function.__kwdefaults__
-    compiled: Callable[..., Any] = torch.compile(own, dynamic=dynamic, fullgraph=True)
+    return own
+
+
+@functools.lru_cache(maxsize=256)
+def _of_any_sizes(function: FunctionType, kind: Any) -> Callable[..., Any]:
+    del kind
+    compiled: Callable[..., Any] = torch.compile(_own(function), dynamic=True, fullgraph=True)
     return compiled
 
 
 def _run(function: Any, *tensors: Tensor, **options: Any) -> Any:
     """Run a function compiled for tensors of these layouts, the number of rows apart, which is that of dimension 0."""
     plain = [x.detach() if x.requires_grad else x for x in tensors]
-    layouts = (function, *options.values(), *((x.dtype, x.shape[1:], x.stride(), len(x) == 1 if x.shape else True)
-                                              for x in plain))  # fmt: skip
+    layouts = (function, plain[0].device, *options.values(), *map(_layout, plain))
     with torch.no_grad(), _private_api.below_autograd():  # as inside of an operator, which Dynamo tells apart
         code = _code.get(layouts)
         if code is None:
-            code = _code_for(layouts, function, plain, tuple(options.items()))
+            code = _code_for(layouts, function, plain, options)
         return code(*plain, **options)
 
 
-def _code_for(layouts: Any, function: Any, tensors: list[Tensor], options: Any) -> Callable[..., Any]:
+def _layout(x: Tensor) -> tuple[Any, ...]:
+    """Return what the code for a tensor depends on: how it lies, and whether its rows are one, or beyond 32 bits."""
+    shape, strides = x.shape, x.stride()
+    if not shape:
+        return (x.dtype,)
+    return x.dtype, shape[1:], strides, shape[0] == 1, max(x.numel(), shape[0] * strides[0]) > _MOST_INDEX
+
+
+def _code_for(layouts: Any, function: Any, tensors: list[Tensor], options: dict[str, Any]) -> Callable[..., Any]:
     known = _layouts.setdefault(function, set())
-    own = len(known) < _MOST_LAYOUTS
-    if own:
-        known.add(layouts)
-        tensors[:] = [x.detach() for x in tensors]  # a mark is an attribute, which the program's own are not to get
-        for x in tensors:
-            if x.dim() and len(x) > 1:
-                _private_api.mark_dynamic(x, 0)
-    order = tuple(
-        (x.dtype, tuple(sorted(range(x.dim()), key=x.stride)), tuple(size == 1 for size in x.shape)) for x in tensors
-    )
     if len(_code) >= _MOST_KEPT:
         _code.clear()
-    _code[layouts] = _compiled(function, layouts if own else (order, options), None if own else True)
+    if len(known) < _MOST_LAYOUTS:
+        known.add(layouts)
+        _code[layouts] = _of_layout(function, tensors, options)
+    else:
+        order = tuple(
+            (x.dtype, tuple(sorted(range(x.dim()), key=x.stride)), tuple(size == 1 for size in x.shape))
+            for x in tensors
+        )
+        _code[layouts] = _of_any_sizes(function, (order, tuple(options.items())))
     return _code[layouts]
+
+
+def _of_layout(function: Any, tensors: list[Tensor], options: dict[str, Any]) -> Callable[..., Any]:
+    """Return the code that Inductor makes for tensors that lie like these: without Dynamo, as the layout is its guards.
+
+    With Dynamo where its graph is no function of the tensors alone.
+    """
+    graphs: list[tuple[list[tuple[bool, int]] | None, Callable[..., Any]]] = []
+
+    def inductor(graph: Any, examples: Any) -> Callable[..., Any]:
+        arguments = _arguments(graph, function)
+        graphs.append((arguments, _private_api.compile_by_inductor(graph, examples)))
+        return graphs[-1][1]
+
+    marked = [x.detach() for x in tensors]  # a mark is an attribute, which the program's own tensors are not to get
+    for x in marked:
+        if x.dim() and len(x) > 1:
+            _private_api.mark_dynamic(x, 0)
+    compiled: Callable[..., Any] = torch.compile(_own(function), backend=inductor, dynamic=False, fullgraph=True)
+    expected = compiled(*marked, **options)
+    arguments, code = graphs[0] if len(graphs) == 1 else (None, compiled)
+    if arguments is None:
+        return compiled
+    single = isinstance(expected, torch.Tensor)
+
+    def run(*tensors: Tensor, **_: Any) -> Any:
+        outputs = code(*[len(tensors[at]) if rows else tensors[at] for rows, at in arguments])
+        return outputs[0] if single else outputs
+
+    outputs = run(*tensors)
+    pairs = [(outputs, expected)] if single else zip(outputs, expected, strict=True)
+    return run if all(torch.equal(x, y) for x, y in pairs) else compiled
+
+
+def _arguments(graph: Any, function: Any) -> list[tuple[bool, int]] | None:
+    """Return what a graph of Dynamo's is called with: each a tensor by its number, or the number of rows of one.
+
+    ``None`` where it takes anything else.
+    """
+    names = [f"l_{name}_" for name in function.__code__.co_varnames[: function.__code__.co_argcount]]
+    taken = {node.name: node.meta.get("example_value") for node in graph.graph.nodes if node.op == "placeholder"}
+    rows = {
+        str(value.shape[0]): names.index(name)
+        for name, value in taken.items()
+        if name in names and isinstance(value, torch.Tensor) and value.dim()
+    }
+    arguments: list[tuple[bool, int]] = []
+    for name, value in taken.items():
+        if name in names:
+            arguments.append((False, names.index(name)))
+        elif isinstance(value, torch.SymInt) and str(value) in rows:
+            arguments.append((True, rows[str(value)]))
+        else:
+            return None
+    return arguments
 
 
 def _uncompiled() -> str:
