@@ -42,6 +42,24 @@ def attention(request):
     library._destroy()
 
 
+@pytest.mark.parametrize("key", ["CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd"])
+def test_strict_refuses_kernels_of_a_package_that_is_not_known_by_their_names(key):
+    """What is made of PyTorch's operators goes on, as those obey."""
+    library = torch.library.Library("some_other_package", "DEF")
+    library.define("fused_gemm(Tensor a, Tensor b) -> Tensor")
+    library.impl("fused_gemm", torch.mm, key)
+    try:
+        with xt.kernel_policy(strict(matmul="cpu.blas")), xt.explain() as found:
+            if key == "CPU":
+                with pytest.raises(UnsupportedOperationError, match=r"some_other_package::fused_gemm .*use: torch"):
+                    torch.ops.some_other_package.fused_gemm(X, X.T)
+                return
+            torch.ops.some_other_package.fused_gemm(X, X.T)
+        assert {(row.operator, row.status) for row in of(found, "matmul")} == {("aten::mm", "honoured")}
+    finally:
+        library._destroy()
+
+
 @pytest.mark.parametrize("kernel", ["torch.math", "cpu.reference"])
 def test_strict_refuses_such_an_operator_before_it_runs(attention, kernel):
     q = torch.randn(1, 2, 6, 4)
@@ -264,6 +282,18 @@ def test_spectral_norm_goes_on_with_the_rule_that_the_error_states(old):
         ("_C_cache_ops::reshape_and_cache_flash", "cache_update"),
         ("flash_attn_3::get_scheduler_metadata", "metadata"),
         ("torchao::something", "unknown:torchao"),
+        ("npu::npu_fusion_attention", "attention"),
+        ("some_package::fused_attn_fwd", "attention"),
+        ("some_package::scaled_dot_product", "attention"),
+        ("some_package::mla_decode.out", "attention"),
+        ("some_package::attention_mask", "unknown:some_package"),
+        ("some_package::attn_plan", "unknown:some_package"),
+        ("trtllm::fp8_block_scaling_gemm", "matmul"),
+        ("some_package::marlin_mm", "matmul"),
+        ("some_package::fused_linear", "matmul"),
+        ("some_package::linear_interpolate", "unknown:some_package"),
+        ("some_package::prepack_gemm", "unknown:some_package"),
+        ("some_package::comms", "unknown:some_package"),
         ("aten::mm", None),
         ("autograd::engine::evaluate_function: MmBackward0", None),
         ("Optimizer.step#SGD.step", None),

@@ -35,6 +35,7 @@ __all__ = [
     "decomposed_operator",
     "names_operation",
     "norm_by_operators",
+    "of_unknown_package",
     "operation_of",
     "operation_of_function",
     "title_of",
@@ -114,6 +115,16 @@ _FOREIGN_ROWS = tuple(
          r"|fbgemm\w*|mslk\w*|bitsandbytes|torch_ipex|deep_?gemm\w*|cutlass\w*|gptq\w*|awq\w*|marlin\w*|machete\w*"
          r"|aiter|xformers\w*|hqq\w*|gemlite\w*)::\w*(gemm|gemv|mm\b|mm_|linear|matmul|f8f8|bf16i4|experts|fused_moe)",
          "matmul"),
+    )
+)  # fmt: skip
+#: The same for packages that the table does not know, by what such kernels are called everywhere.
+_ANY_PACKAGE_ROWS = tuple(
+    (re.compile(pattern), op)
+    for pattern, op in (
+        (r"::(?!\w*(mask|bias|metadata|plan|pack))\w*(attention|scaled_dot_product|sdpa|fmha|mla_decode"
+         r"|(?<![a-z])attn(_(fwd|bwd|forward|backward|func|varlen|prefill|decode))*(\.|$))", "attention"),
+        (r"::(?!\w*(pack|layout|tune|plan|cross_entropy))(\w*(gemm|gemv|matmul|scaled_mm|(?<![a-z])mm(?![a-z]))"
+         r"|(\w*_)?linear(_(fwd|bwd|forward|backward))*(\.|$))", "matmul"),
     )
 )  # fmt: skip
 #: An operator, as the profiler has it.
@@ -240,7 +251,13 @@ def operation_of(name: str) -> str | None:
     namespace = name.partition("::")[0]
     if namespace in _PYTORCH or not _OPERATOR.fullmatch(name):
         return None
-    return next((op for pattern, op in _FOREIGN_ROWS if pattern.search(name)), f"{UNKNOWN}{namespace}")
+    rows = (*_FOREIGN_ROWS, *_ANY_PACKAGE_ROWS)
+    return next((op for pattern, op in rows if pattern.search(name)), f"{UNKNOWN}{namespace}")
+
+
+def of_unknown_package(name: str) -> bool:
+    """Say whether what an operator computes is known by its name alone, and not by its package."""
+    return operation_of(name) is not None and not any(pattern.search(name) for pattern, _ in _FOREIGN_ROWS)
 
 
 def operation_of_function(kind: type[torch.autograd.Function]) -> str | None:

@@ -17,7 +17,12 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.call import sizes_of
 from xpuruntime.pytorch.attention.entry_points import left
 from xpuruntime.pytorch.call_scope import function_phases
-from xpuruntime.pytorch.coverage.operation_table import names_operation, operation_of_function, unserved_operator
+from xpuruntime.pytorch.coverage.operation_table import (
+    names_operation,
+    of_unknown_package,
+    operation_of_function,
+    unserved_operator,
+)
 from xpuruntime.pytorch.coverage.unserved import UNSERVED, unserved_row
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
@@ -114,18 +119,24 @@ def _overrides(unserved: Unserved) -> Iterator[Override]:
         )
 
 
-_IMPLICIT = "CompositeImplicitAutograd"
+_IMPLICIT, _EXPLICIT = "CompositeImplicitAutograd", "CompositeExplicitAutograd"
 
 
 def overrides_of_operators(op: str) -> tuple[Override, ...]:
     """Return overrides of all operators, of other packages too, that are registered now and compute an operation.
 
-    They refuse calls under ``strict``; see `operation_table.unserved_operator`.
+    They refuse calls under ``strict``; see `operation_table.unserved_operator`. Of a package that is not known, those
+    for all devices pass: they are made of other operators, as `torch.library.custom_op` makes them of Python, and these
+    obey or are refused.
     """
     overrides: list[Override] = []
     for name in _private_api.operator_names():
-        if unserved_operator(name.partition(".")[0]) == op:
-            keys = (_IMPLICIT,) if _private_api.has_kernel(name, _IMPLICIT) else ("CPU", "CUDA")
+        short = name.partition(".")[0]
+        if unserved_operator(short) == op:
+            implicit = _private_api.has_kernel(name, _IMPLICIT)
+            if of_unknown_package(short) and (implicit or _private_api.has_kernel(name, _EXPLICIT)):
+                continue
+            keys = (_IMPLICIT,) if implicit else ("CPU", "CUDA")
             overrides += _overrides(unserved_row(name.removeprefix("aten::"), keys, op))
     return tuple(overrides)
 
