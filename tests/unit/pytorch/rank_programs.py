@@ -280,7 +280,7 @@ def captured_step(place: Path, rank: int, kind: str) -> dict[str, Any]:
             loss, optimizer=optimizer, modules=[model], make_capturable=True, strict=Device.kind == "cuda"
         )
         for _ in range(4):
-            step(torch.ones(4, 8, device=Device.kind))
+            float(step(torch.ones(4, 8, device=Device.kind)))
         (place / "stored").mkdir(exist_ok=True)
     return {"saved": True}
 
