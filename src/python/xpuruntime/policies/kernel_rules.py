@@ -149,6 +149,7 @@ KERNEL_IDS: dict[str, tuple[tuple[str, ...], str]] = {
     "compiled.geglu": (("geglu",), "gated GELU by torch.compile, in eager calls"),
     "compiled.rope": (("rope",), "rotary embedding by torch.compile, in eager calls"),
     "compiled.cross_entropy": (("cross_entropy",), "cross entropy by torch.compile, in eager calls"),
+    "compiled.linear_cross_entropy": (("linear_cross_entropy",), "the logits of some rows at a time, by torch.compile"),
     "flashinfer.rms_norm": (("rms_norm",), "FlashInfer's RMS norm, for inference"),
     "flashinfer.swiglu": (("swiglu",), "FlashInfer's gated SiLU, for inference"),
     "flashinfer.rope": (("rope",), "FlashInfer's rotary embedding, for inference"),

@@ -40,9 +40,11 @@ def order_of(operand: Operand) -> list[int]:
 
 
 def own_sizes(call: TorchCall) -> list[int]:
-    """Return the sizes that code compiled for a call has in it; heads and positions of ``rope`` are among them."""
+    """Return the sizes that code compiled for a call has in it; heads, positions and classes are among them."""
     described = [operand.shape for name, operand in call.operands.items() if name != "grad"]
     compiled_in = {1, described[0][-1]}
+    if call.op == "linear_cross_entropy":
+        compiled_in.update(described[1])
     if call.op == "rope":
         compiled_in.update(size for shape in described for size in shape[1:])
     return sorted(compiled_in)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.ops.torch_kernels import Saved, TorchCall
 
-__all__ = ["KERNELS", "is_loss_of_rows", "scaled_gradients", "unsaved_gradients"]
+__all__ = ["KERNELS", "is_loss_of_rows", "needed", "scaled_gradients", "unsaved_gradients"]
 
 _LEAST_ROWS = 128
 
@@ -70,7 +70,7 @@ class _Chunked(TorchKernel):
             grad = grad / (~ignored).sum()
         factors = grad.expand(target.shape).masked_fill(ignored, 0)
         of_x, of_weight, of_bias = (
-            None if name not in _needs(call, bias) else torch.zeros_like(like, dtype=dtype)
+            None if name not in needed(call, bias) else torch.zeros_like(like, dtype=dtype)
             for name, like, dtype in (
                 ("x", x, x.dtype),
                 ("weight", weight, lse.dtype),
@@ -97,7 +97,8 @@ class _Chunked(TorchKernel):
         return (tensors[0].new_empty(tensors[0].shape[:1], dtype=wide),)
 
 
-def _needs(call: TorchCall, bias: Sequence[Tensor]) -> tuple[str, ...]:
+def needed(call: TorchCall, bias: Sequence[Tensor]) -> tuple[str, ...]:
+    """Return the operands of which a call wants the gradient."""
     needs: tuple[str, ...] = call.attributes.get("needs", ("x", "weight", "bias"))
     return needs if bias else tuple(name for name in needs if name != "bias")
 
@@ -113,14 +114,14 @@ def unsaved_gradients(call: TorchCall, tensors: Sequence[Any]) -> list[Any]:
     """Return tensors like the gradients that a forward computes already, for `TorchKernel.saved_like`."""
     if call.phase != "train":
         return []
-    needs = _needs(call, tensors[3:])
+    needs = needed(call, tensors[3:])
     names = ("x", "weight", "target", "bias")
     return [x.new_empty(x.shape) for name, x in zip(names, tensors, strict=False) if name in needs]
 
 
 def scaled_gradients(call: TorchCall, saved: Saved, grad: Any) -> list[Any]:
     """Return the gradients that the forward has computed of a mean or a sum, times that of the loss."""
-    needs = _needs(call, saved.inputs[3:])
+    needs = needed(call, saved.inputs[3:])
     values = iter(saved.extra)
     names = ("x", "weight", "target", "bias")[: len(saved.inputs)]
     return [
@@ -148,7 +149,7 @@ class _TorchChunked(TorchKernel):
         import torch.nn.modules.linear_cross_entropy
 
         x, weight, target, *bias = tensors
-        needs = _needs(call, bias) if call.phase == "train" else ()
+        needs = needed(call, bias) if call.phase == "train" else ()
         options: Any = torch.nn.LinearCrossEntropyOptions()  # type: ignore[attr-defined,unused-ignore]
         options = options._adjust(x.shape[0], x.shape[1], weight.shape[0], x.dtype, x.device)
         # F.linear_cross_entropy gives no gradient below autograd, where this runs; its operator returns them.

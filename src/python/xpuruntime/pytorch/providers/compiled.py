@@ -19,6 +19,7 @@ import torch
 
 from xpuruntime.ops.torch_kernels import TorchKernel
 from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.providers.chunked import is_loss_of_rows, needed, scaled_gradients, unsaved_gradients
 from xpuruntime.pytorch.providers.operations import geglu, rope, swiglu
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ _COMPILER = "clang++" if sys.platform == "darwin" else "g++"
 _MOST_LAYOUTS = 8
 #: Layouts whose code is kept; with one more, all are looked for again.
 _MOST_KEPT = 4096
+#: Bytes of the logits that are in memory at a time, and the most parts: a gradient is rounded once for each.
+_PART_BYTES, _MOST_PARTS = 64 << 20, 8
 #: Largest index that code for 32 bits reaches.
 _MOST_INDEX = (1 << 31) - 1
 _code: dict[Any, Callable[..., Any]] = {}
@@ -257,6 +260,54 @@ class _CrossEntropy(_CompiledKernel):
         return (tensors[0].new_empty(tensors[0].shape[:1], dtype=torch.float32),)
 
 
+class _LinearCrossEntropy(_CompiledKernel):
+    id = "compiled.linear_cross_entropy"
+    op = "linear_cross_entropy"
+    description = "the logits of some rows at a time, their loss compiled by Inductor, and the gradient in the forward"
+    limits = f"{_CompiledKernel.limits}; rows with one class index each; a mean or a sum"
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        if call.attributes["reduction"] == "none":
+            return False, "it is used for the mean or the sum of the losses"
+        fits, why = is_loss_of_rows(call)
+        return super().supports(call) if fits else (fits, why)
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        x, weight, target, *bias = tensors
+        ignored = call.attributes["ignore_index"]
+        stated = {"ignore_index": ignored, "reduction": "none"}
+        count = (target != ignored).sum().float()
+        factor = count.reciprocal() if call.attributes["reduction"] == "mean" else torch.ones_like(count)
+        gradients = unsaved_gradients(call, tensors)
+        named = dict(
+            zip([name for name in ("x", "weight", "bias") if name in needed(call, bias)], gradients, strict=False)
+        )
+        losses = torch.empty(target.shape, dtype=torch.float32, device=x.device)
+        least = -(-len(x) // _MOST_PARTS)
+        rows = max(1, least, _PART_BYTES // (len(weight) * x.element_size()))
+        for first in range(0, len(x), rows):
+            part = slice(first, first + rows)
+            logits = torch.nn.functional.linear(x[part], weight, *bias)
+            losses[part], sums = _run(_forward_of_loss, logits, target[part], **stated, upcast=True)
+            if not named:
+                continue
+            step = _run(_backward_of_loss, logits, target[part], sums, factor.expand(len(logits)), **stated)
+            if "x" in named:
+                torch.mm(step, weight, out=named["x"][part])
+            if "weight" in named:
+                named["weight"].addmm_(step.mT, x[part], beta=float(first > 0))
+            if "bias" in named:
+                of_part = step.sum(0)
+                named["bias"] = named["bias"].add_(of_part) if first else named["bias"].copy_(of_part)
+        return (losses.sum() * factor,), gradients
+
+    def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
+        return scaled_gradients(call, saved, grads[0])
+
+    def saved_like(self, call: TorchCall, *tensors: Any) -> Sequence[Any]:
+        return unsaved_gradients(call, tensors)
+
+
 # --- what is compiled; results are dense
 
 
@@ -333,4 +384,4 @@ def _backward_of_loss(
 _FORWARD = {"swiglu": _forward_of_swiglu, "geglu": _forward_of_geglu}
 _BACKWARD = {"swiglu": _backward_of_swiglu, "geglu": _backward_of_geglu}
 
-KERNELS: tuple[TorchKernel, ...] = (_SwiGlu(), _GeGlu(), _Rope(), _CrossEntropy())
+KERNELS: tuple[TorchKernel, ...] = (_SwiGlu(), _GeGlu(), _Rope(), _CrossEntropy(), _LinearCrossEntropy())
