@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from xpuruntime.evidence.documents import schema_of
 from xpuruntime.evidence.report import Report
 from xpuruntime.evidence.report_comparison import ReportComparison
-from xpuruntime.evidence.schemas import schema_of
 from xpuruntime.lockfile.records import Lock
 from xpuruntime.locks.verification.result import VerificationResult
 from xpuruntime.tuning.spec.tune_spec import tune_schema

@@ -17,7 +17,7 @@ import pytest
 
 import xpuruntime
 from xpuruntime.cli.commands.tune import _table
-from xpuruntime.evidence.schemas import schema_of
+from xpuruntime.evidence.documents import schema_of
 from xpuruntime.notebook import plain
 from xpuruntime.tuning.tune_result import CandidateResult, TuneProgress, TuneResult
 

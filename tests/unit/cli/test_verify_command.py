@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from xpuruntime.evidence.schemas import schema_of
+from xpuruntime.evidence.documents import schema_of
 from xpuruntime.locks.verification.result import VerificationResult
 
 if TYPE_CHECKING:

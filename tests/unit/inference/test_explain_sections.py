@@ -14,8 +14,8 @@ from exported_models import CONVNET, example
 from onnx import TensorProto, helper
 
 import xpuruntime as xrt
-from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint, observe_checkpoints
 from xpuruntime.evidence.cuda_graphs import graph_blockers
+from xpuruntime.evidence.documents import COLD, COUNTED, LOADED, checkpoint, observe_checkpoints
 from xpuruntime.inference.profiling import MemoryWatch
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from claim_records import HOSTILE, claim, result
 
-from xpuruntime.evidence.schemas import schema_of
+from xpuruntime.evidence.documents import schema_of
 from xpuruntime.locks.verification.claims import VERDICTS, ClaimCode
 from xpuruntime.locks.verification.result import VerificationResult
 

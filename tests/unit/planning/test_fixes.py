@@ -18,7 +18,7 @@ import xpuruntime as xrt
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.planning import PlanRequest, resolve
-from xpuruntime.planning.refusal import kinds_of
+from xpuruntime.planning.candidates import kinds_of
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.machine import EngineFacts, Machine
 from xpuruntime.runtime.packages import install_command, reinstall_command

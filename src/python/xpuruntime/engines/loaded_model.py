@@ -13,8 +13,7 @@ import msgspec
 from xpuruntime.engines.binding import Binding
 from xpuruntime.engines.input_binding import check_call, chosen_outputs
 from xpuruntime.errors import XpuRuntimeError
-from xpuruntime.runtime.process_forks import keep_in_child
-from xpuruntime.runtime.session_registry import instrumented_method
+from xpuruntime.runtime.session_registry import instrumented_method, keep_in_child
 from xpuruntime.runtime.telemetry import log_refusal
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ class LoadedModel(ABC):
     def observe(self, feeds: Mapping[str, Any], runs: int) -> Observed:
         """Run an instrumented copy of the model `runs` times and report what ran. Slow; never on the hot path.
 
-        Call `xpuruntime.evidence.checkpoints.checkpoint` when the copy is loaded, after its cold run and after its
+        Call `xpuruntime.evidence.documents.checkpoint` when the copy is loaded, after its cold run and after its
         counted runs: the report then shows the memory that was held at each.
         """
 

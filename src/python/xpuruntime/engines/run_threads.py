@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from xpuruntime.errors import DeadlineError, EngineError, QueueFullError, XpuRuntimeError
 from xpuruntime.runtime.interruptible_waits import LONGEST_WAIT, Latch, uninterrupted
-from xpuruntime.runtime.process_forks import reset_in_child
-from xpuruntime.runtime.session_registry import interpreter_ends
+from xpuruntime.runtime.session_registry import interpreter_ends, reset_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +115,7 @@ class RunThreads:
         self._wait_for_calls(threading.get_ident())
 
     def in_child(self) -> None:
-        """Fail what the threads had to do; see `xpuruntime.runtime.process_forks`."""
+        """Fail what the threads had to do; see `xpuruntime.runtime.session_registry`."""
         futures = [future for reference in self._futures.values() if (future := reference()) is not None]
         self._begin()
         for future in futures:

@@ -14,9 +14,9 @@ from xpuruntime.engines.base import Observed
 from xpuruntime.engines.control_builder import PROBED
 from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.evidence import Latency, SourceNode, build_report
-from xpuruntime.evidence.checkpoints import checkpoint, observe_checkpoints
 from xpuruntime.evidence.cuda_graphs import graph_status
 from xpuruntime.evidence.determinism import determinism_seen
+from xpuruntime.evidence.documents import checkpoint, observe_checkpoints
 from xpuruntime.evidence.records import KeySeen
 from xpuruntime.evidence.report_building import (
     coverage_note,

@@ -17,8 +17,13 @@ from xpuruntime.engines.registry import known_engines
 from xpuruntime.errors import EngineError, InputError, LockError, XpuRuntimeError
 from xpuruntime.inference.plan_request import plan_session, reopen_plan, warn_of
 from xpuruntime.inference.session_arguments import PolicyAliases, SessionArguments
-from xpuruntime.runtime.process_forks import reset_in_child
-from xpuruntime.runtime.session_registry import instrumented_method, note_bound, note_open, open_bindings
+from xpuruntime.runtime.session_registry import (
+    instrumented_method,
+    note_bound,
+    note_open,
+    open_bindings,
+    reset_in_child,
+)
 from xpuruntime.runtime.telemetry import log_decision, log_refusal, traced_run
 
 if TYPE_CHECKING:

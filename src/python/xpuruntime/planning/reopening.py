@@ -16,8 +16,8 @@ from xpuruntime.planning.candidates import (
     find_engine,
     list_candidates,
     normal_device,
+    refusal,
 )
-from xpuruntime.planning.refusal import refusal
 from xpuruntime.planning.resolve import decide, judge_candidate, plan_of
 
 if TYPE_CHECKING:

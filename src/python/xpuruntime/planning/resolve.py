@@ -19,13 +19,18 @@ from xpuruntime.files.paths import json_bytes
 from xpuruntime.planning.candidates import (
     KNOWN_EXTRAS,
     chooses_among_all_engines,
+    control_lines,
+    device_fix,
     devices_of,
     find_engine,
+    kinds_of,
     list_candidates,
     nearest_engine,
+    refusal,
+    with_free_choices,
+    without_nodes,
 )
 from xpuruntime.planning.plan import ModelFacts, Plan, execution_facts
-from xpuruntime.planning.refusal import control_lines, device_fix, kinds_of, refusal, with_free_choices, without_nodes
 from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.packages import install_command
 from xpuruntime.runtime.telemetry import log_decision

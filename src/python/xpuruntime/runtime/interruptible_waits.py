@@ -1,28 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Latches, condition variables and background calls for threads that a KeyboardInterrupt may end at any point.
-
-The events, conditions and thread starts of the standard library take and give back their locks in methods of Python. An
-interruption inside of one leaves the lock taken for good, and whoever sets the event or ends the wait stands still.
-"""
+"""Latches, condition variables and background calls that a KeyboardInterrupt may end, and signal stacks of threads."""
 
 from __future__ import annotations
 
 import collections
+import ctypes
 import functools
 import signal
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from xpuruntime import _core
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
-__all__ = ["LONGEST_WAIT", "BackgroundCall", "ConditionVariable", "Latch", "uninterrupted"]
+__all__ = [
+    "LONGEST_WAIT",
+    "BackgroundCall",
+    "ConditionVariable",
+    "Latch",
+    "kept_signal_stack",
+    "uninterrupted",
+]
 
 _Result = TypeVar("_Result")
 #: Seconds of one wait for a lock. A signal that comes as such a wait begins, or on Windows, does not end it.
@@ -171,3 +176,44 @@ class BackgroundCall(Generic[_Result]):
         if self.error is not None:
             raise self.error
         return self._results[0]
+
+
+#: A thread without such a stack says so by this flag, and by it again it is left without one.
+_SS_DISABLE = 2
+
+
+class _Stack(ctypes.Structure):
+    """`stack_t` of Linux: see sigaltstack(2)."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+@functools.lru_cache(maxsize=1)
+def _sigaltstack() -> Any:
+    call = ctypes.CDLL(None, use_errno=True).sigaltstack
+    call.argtypes = [ctypes.POINTER(_Stack), ctypes.POINTER(_Stack)]
+    return call
+
+
+@contextmanager
+def kept_signal_stack() -> Iterator[None]:
+    """Give this thread, at the end, the alternate signal stack that it had.
+
+    Each CPU plugin of OpenVINO (one an `openvino.Core`) gives the thread that loads it an alternate signal stack, and
+    unmaps that stack where it is destroyed: in whichever thread, and in whichever order. The first thread is then left
+    with a stack that is missing, and the next signal that Python handles in it (Ctrl-C, an alarm, the end of a worker
+    of a `DataLoader`) ends the process without a word. A stack that no thread uses is unmapped without harm.
+
+    On other systems than Linux there is nothing to keep.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    sigaltstack, had = _sigaltstack(), _Stack()
+    known = sigaltstack(None, ctypes.byref(had)) == 0
+    try:
+        yield
+    finally:
+        if known:
+            had.flags &= _SS_DISABLE
+            sigaltstack(ctypes.byref(had), None)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Sessions that are open: their registry, which holds weak references only, and what wraps their calls."""
+"""Sessions that are open: what wraps their calls, and what a forked child may do with them."""
 
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 import time
@@ -17,13 +18,18 @@ if TYPE_CHECKING:
     from types import FrameType
 
 __all__ = [
+    "Forks",
     "HoldsMemory",
+    "Rests",
     "instrumented_method",
     "interpreter_ends",
+    "keep_in_child",
     "note_bound",
     "note_open",
     "open_bindings",
     "open_sessions",
+    "reset_in_child",
+    "rest_for_fork",
     "set_call_instrumentation",
     "set_open_hook",
 ]
@@ -142,3 +148,59 @@ def _keep_daemons_out() -> None:
 
 
 atexit.register(_keep_daemons_out)
+
+
+class Forks(Protocol):
+    """What a child of a fork has to treat otherwise."""
+
+    def in_child(self) -> None:
+        """Begin anew, in the child, before anything else runs there."""
+
+
+class Rests(Protocol):
+    """What a fork has to wait for."""
+
+    def before_fork(self) -> None:
+        """Come to rest, in the thread that forks."""
+
+
+_kept: weakref.WeakSet[Any] = weakref.WeakSet()
+_reset: weakref.WeakSet[Forks] = weakref.WeakSet()
+_rest: weakref.WeakSet[Rests] = weakref.WeakSet()
+
+
+def keep_in_child(model: Any) -> None:
+    """Have a child never drop an object; there its attribute ``forked`` is true."""
+    _kept.add(model)
+
+
+def reset_in_child(owner: Forks) -> None:
+    """Have `in_child` called in a child."""
+    _reset.add(owner)
+
+
+def rest_for_fork(owner: Rests) -> None:
+    """Have `before_fork` called before a fork."""
+    _rest.add(owner)
+
+
+def _before_fork() -> None:
+    for owner in list(_rest):
+        owner.before_fork()
+
+
+def _in_child() -> None:
+    models = list(_kept)
+    if models:
+        from xpuruntime import _core  # planning and the doctor import this module without the core
+
+        _core.skip_exit_handlers()
+    for model in models:
+        _core.keep_forever(model)
+        model.forked = True
+    for owner in list(_reset):
+        owner.in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_in_child)

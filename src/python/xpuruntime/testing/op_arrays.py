@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Arrays of the op cases, as a kernel gets them: arrays of a library, in a layout, with poison where results go."""
+"""Op cases: calls of `xpuruntime.ops` with random inputs, and their arrays as a kernel gets them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from xpuruntime.errors import InputError
-from xpuruntime.testing.op_references import FP8_SUMS
+from xpuruntime.testing.op_references import FP8_SUMS, Expected, round_to
 
 __all__ = [
+    "DTYPES",
     "Arrays",
+    "Draw",
     "Input",
     "NumpyArrays",
+    "OpCall",
+    "OpCase",
     "TorchArrays",
     "dropout_factors",
 ]
@@ -203,3 +209,55 @@ def dropout_factors(p: float, seed: int, offset: int, shape: tuple[int, int, int
     word = 2 * ((row >> np.uint64(3)) & np.uint64(1)) + (column & np.uint64(1))
     chosen = np.choose(np.broadcast_to(word, shape).astype(np.int64), counter)
     return np.where(chosen >= np.uint64(int(p * 2.0**32)), 1 / (1 - p), 0.0)
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """What a case calls, and what it expects."""
+
+    inputs: dict[str, Input]
+    options: dict[str, Any]
+    expected: list[Expected]
+    outputs: dict[str, int]
+    order: tuple[int, ...] | None = None
+    weights: Expected | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether no result has an element, so that no kernel is needed."""
+        return all(tensor.values.size == 0 for tensor in self.expected)
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """One case; see the module's text."""
+
+    name: str
+    op: str
+    function: str
+    build: Callable[..., OpCall] = field(repr=False)
+    dropout: bool = False
+
+    def call(self, seed: int = 0, **factors: Any) -> OpCall:
+        """Return the call with the inputs of a seed, the same each time."""
+        return self.build(np.random.default_rng([seed, zlib.crc32(self.name.encode())]), **factors)
+
+
+class Draw:
+    """Random values as a dtype has them."""
+
+    def __init__(self, random: np.random.Generator, dtype: str) -> None:
+        self.random = random
+        self.dtype = dtype
+
+    def normal(self, *shape: int, dtype: str | None = None, scale: float = 1.0, offset: float = 0.0) -> Any:
+        """Return normally distributed numbers in float64, rounded to the dtype."""
+        return round_to(self.random.standard_normal(shape) * scale + offset, dtype or self.dtype)
+
+    def input(self, values: Any, dtype: str | None = None, **layout: Any) -> Input:
+        """Return values that are rounded already as an input."""
+        return Input(values, dtype or self.dtype, **layout)
+
+
+#: Dtypes that every operation knows.
+DTYPES = ("float64", "float32", "float16", "bfloat16")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xpuruntime.testing import op_references
-from xpuruntime.testing.op_case import DTYPES, Draw, OpCall, OpCase
+from xpuruntime.testing.op_arrays import DTYPES, Draw, OpCall, OpCase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -28,8 +28,7 @@ import numpy as np
 
 from xpuruntime import _core, ops
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.testing.op_arrays import Arrays, Input, NumpyArrays, dropout_factors
-from xpuruntime.testing.op_case import OpCase
+from xpuruntime.testing.op_arrays import Arrays, Input, NumpyArrays, OpCase, dropout_factors
 from xpuruntime.testing.op_cases_attention import attention_cases, norm_cases
 from xpuruntime.testing.op_cases_products import conv_cases, conv_gradient_cases, matmul_cases
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from xpuruntime.testing.op_case import OpCall
+    from xpuruntime.testing.op_arrays import OpCall
 
 __all__ = [
     "OpSuite",

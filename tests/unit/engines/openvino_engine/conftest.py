@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from xpuruntime.runtime.signal_stack import kept_signal_stack
+from xpuruntime.runtime.interruptible_waits import kept_signal_stack
 from xpuruntime.testing import models
 
 

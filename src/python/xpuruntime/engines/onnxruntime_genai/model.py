@@ -29,7 +29,7 @@ from xpuruntime.errors import (
     UnsupportedOperationError,
     XpuRuntimeError,
 )
-from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint
+from xpuruntime.evidence.documents import COLD, COUNTED, LOADED, checkpoint
 from xpuruntime.files.scratch import ScratchFolder
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 
 from xpuruntime.engines.openvino.slots import infer_call, port_order, share
 from xpuruntime.engines.precision.names import FLOATS
-from xpuruntime.evidence.checkpoints import COLD, COUNTED, checkpoint
+from xpuruntime.evidence.documents import COLD, COUNTED, checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -22,7 +22,7 @@ from xpuruntime.engines.openvino.options import read_back, word
 from xpuruntime.engines.openvino.probing import process_core, translate
 from xpuruntime.errors import EngineError, EngineUnavailable, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.files.scratch import ScratchFolder
-from xpuruntime.runtime.signal_stack import kept_signal_stack
+from xpuruntime.runtime.interruptible_waits import kept_signal_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -296,7 +296,7 @@ def _observer(
     def observer(feeds: Mapping[str, Any], runs: int) -> Observed:
         from xpuruntime.engines.base import Observed
         from xpuruntime.engines.openvino.observing import observe
-        from xpuruntime.evidence.checkpoints import LOADED, checkpoint
+        from xpuruntime.evidence.documents import LOADED, checkpoint
 
         try:
             counted, compiled, notes = opener.counted()

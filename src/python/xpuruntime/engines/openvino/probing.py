@@ -22,10 +22,10 @@ from xpuruntime.errors import (
     UnsupportedOperationError,
     XpuRuntimeError,
 )
+from xpuruntime.runtime.interruptible_waits import kept_signal_stack
 from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.packages import install_command, installed
-from xpuruntime.runtime.process_forks import reset_in_child, rest_for_fork
-from xpuruntime.runtime.signal_stack import kept_signal_stack
+from xpuruntime.runtime.session_registry import reset_in_child, rest_for_fork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,10 +21,10 @@ from xpuruntime.engines.generation import (
 )
 from xpuruntime.engines.model.file import MODEL_CONFIG
 from xpuruntime.errors import EngineFailed, EngineUnavailable, InputError, UnsupportedOperationError
-from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint
+from xpuruntime.evidence.documents import COLD, COUNTED, LOADED, checkpoint
 from xpuruntime.evidence.records import KeySeen
 from xpuruntime.files.paths import kind_of
-from xpuruntime.runtime.signal_stack import kept_signal_stack
+from xpuruntime.runtime.interruptible_waits import kept_signal_stack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,7 +18,7 @@ from xpuruntime.engines.precision.names import FLOATS, main_precision, read_and_
 from xpuruntime.engines.tensorrt.handle import Slot
 from xpuruntime.engines.tensorrt.network import layer_nodes
 from xpuruntime.errors import EngineError, ModelError
-from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint
+from xpuruntime.evidence.documents import COLD, COUNTED, LOADED, checkpoint
 from xpuruntime.evidence.records import Boundary, Time, Unit
 
 if TYPE_CHECKING:

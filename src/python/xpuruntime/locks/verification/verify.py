@@ -32,11 +32,16 @@ from xpuruntime.lockfile.canonical import load_lock
 from xpuruntime.lockfile.records import utc_now
 from xpuruntime.lockfile.rules import policy_of
 from xpuruntime.locks.environments import MODULE, session_worker
-from xpuruntime.locks.verification.accuracy import accuracy_claims, determinism_claims, generation_claims
+from xpuruntime.locks.verification.accuracy import (
+    accuracy_claims,
+    determinism_claims,
+    generation_claims,
+    memory_claims,
+    start_claims,
+)
 from xpuruntime.locks.verification.audit import audit_claims
 from xpuruntime.locks.verification.claims import SECTIONS, Claim, ClaimCode, Section, Subject
 from xpuruntime.locks.verification.evidence import evidence_claims
-from xpuruntime.locks.verification.memory import memory_claims, start_claims
 from xpuruntime.locks.verification.metrics import FileMetric, Metric, read_metric
 from xpuruntime.locks.verification.result import VerificationResult
 from xpuruntime.locks.verification.speed import machine_conditions, speed_claims

@@ -14,7 +14,7 @@ import numpy as np
 
 from xpuruntime import _core
 from xpuruntime.runtime.cpu_and_memory import cpu_cores
-from xpuruntime.runtime.process_forks import reset_in_child
+from xpuruntime.runtime.session_registry import reset_in_child
 from xpuruntime.serving.batching.requests import Execution, Job, failure_of_run
 from xpuruntime.serving.batching.settings import batch_sizes
 from xpuruntime.serving.messages import InferTensor

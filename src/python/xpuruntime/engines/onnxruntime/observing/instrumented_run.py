@@ -17,7 +17,7 @@ from xpuruntime.engines.onnxruntime.observing.unit_attribution import attribute_
 from xpuruntime.engines.onnxruntime.opening import assignment
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import EngineError
-from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint
+from xpuruntime.evidence.documents import COLD, COUNTED, LOADED, checkpoint
 from xpuruntime.evidence.records import Span, Timeline
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.runtime.profiler import tell

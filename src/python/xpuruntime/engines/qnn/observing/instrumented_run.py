@@ -21,7 +21,7 @@ from xpuruntime.engines.qnn.observing.units import INSERTED_CASTS, units_of
 from xpuruntime.engines.qnn.opening import PROVIDER, Placed
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import XpuRuntimeError
-from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint
+from xpuruntime.evidence.documents import COLD, COUNTED, LOADED, checkpoint
 from xpuruntime.evidence.records import Boundary, Time, Unit
 from xpuruntime.files.scratch import ScratchFolder
 

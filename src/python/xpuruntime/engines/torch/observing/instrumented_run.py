@@ -20,7 +20,7 @@ from xpuruntime.engines.torch.observing.tensor_sizes import TensorSizes
 from xpuruntime.engines.torch.pinning import read_back
 from xpuruntime.engines.torch.program.recording import ProgramRecorder
 from xpuruntime.errors import InputError
-from xpuruntime.evidence.checkpoints import COLD, COUNTED, checkpoint
+from xpuruntime.evidence.documents import COLD, COUNTED, checkpoint
 from xpuruntime.evidence.kernel_records import parse_kernel_name
 from xpuruntime.evidence.records import DeviceKernel, Span, Time, Timeline, Unit
 
