@@ -2,23 +2,26 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Decode steps with quantized weights: what is stored and computed, time against the floor of bf16, and gates.
 
-python benchmarks/bench_weights.py --mode fp8/fp8 --out rows.json
-python benchmarks/bench_weights.py --mode int8/float --device cpu --quick
+python benchmarks/bench_weights.py
+python benchmarks/bench_weights.py --modes int8/float --device cpu --quick --out folder
 
-Run each mode in a process of its own. The model is a random decoder of Llama's shape in bf16; gates compare it, as it
-is, with the quantized one on random texts. Random weights are more sensitive than trained ones: only a KL divergence
-that a broken product has is a failure here. Times are those of the device's work inside of the layers.
+Each mode prepares in a process of its own, all at once, and is timed alone. The model is a random decoder of Llama's
+shape in bf16; gates compare it, as it is, with the quantized one on random texts. Random weights are more sensitive
+than trained ones: only a KL divergence that a broken product has is a failure here. Times of layers are those of the
+device's work inside of them, eagerly; a step is the replay of a captured step that torch.compile has compiled.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
+import statistics
+import subprocess
 import sys
 import warnings
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,6 +29,12 @@ import xpuruntime as xrt
 import xpuruntime.pytorch as xrt_torch
 from xpuruntime.generation import check_gates
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Replays that are timed.
+STEPS = 200
+PLAIN = "bf16"
 MODES = ("int8/float", "int8/int8", "fp8/float", "fp8/fp8", "int4/float")
 
 
@@ -48,27 +57,56 @@ def decoder(device: str, *, quick: bool) -> Any:
             torch.set_default_dtype(torch.float32)
 
 
-def measure(mode: str, device: str, *, quick: bool) -> dict[str, Any]:
-    storage, _, compute = mode.partition("/")
-    weights = {"storage": storage, "compute": compute, "exclude": ["lm_head"]}
-    policy = xrt.Policy(mode="strict", execution={"weights": weights})
+def measure(mode: str, device: str, go: Callable[[], Any], *, quick: bool) -> dict[str, Any]:
+    """Prepare a mode, and time it after `go` has returned."""
     plain = decoder(device, quick=quick)
-    model = xrt_torch.quantize(copy.deepcopy(plain), policy)
-    draw = torch.Generator().manual_seed(1)
-    texts = torch.randint(1, plain.config.vocab_size, (2, 24), generator=draw).tolist()
-    limits = {"kl": 1.0, "tokens": 8}
-    gates = check_gates(xrt_torch.logprobs_of(plain), xrt_torch.logprobs_of(model, policy=policy), limits, texts=texts)
-    ids = torch.tensor([texts[0][:1]], device=device)
+    row: dict[str, Any] = {"mode": mode, "device": device}
+    policy, model = None, plain
+    if mode != PLAIN:
+        storage, _, compute = mode.partition("/")
+        weights = {"storage": storage, "compute": compute, "exclude": ["lm_head"]}
+        policy = xrt.Policy(mode="strict", execution={"weights": weights})
+        model = xrt_torch.quantize(copy.deepcopy(plain), policy)
+        draw = torch.Generator().manual_seed(1)
+        texts = torch.randint(1, plain.config.vocab_size, (2, 24), generator=draw).tolist()
+        ours = xrt_torch.logprobs_of(model, policy=policy)
+        gates = check_gates(xrt_torch.logprobs_of(plain), ours, {"kl": 1.0, "tokens": 8}, texts=texts)
+        row["gates"] = {gate.name: [gate.verdict, gate.observed, gate.figures] for gate in gates.gates}
+    ids = torch.ones(1, 16, dtype=torch.long, device=device)
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": False}
+    captured = xrt_torch.capture_decode(model, max_length=128, kv_ranges=[128], fuse=False)
+    captured.generate(ids, **options, max_new_tokens=4)
+    go()
+    row["reasons"] = dict(captured.report.reasons)
+    if captured._graphs:
+        row["step_us"] = _replayed(captured, lambda: captured.generate(ids, **options, max_new_tokens=16))
+    captured.reset()
+    return row | ({} if policy is None else _evidence(model, policy, ids[:, :1], calls=2 if quick else 5))
+
+
+def _replayed(captured: Any, call: Callable[[], Any]) -> float:
+    """Return the median microseconds of a replay of the graph, after a text for which the cache has room."""
+    call()
+    graph = next(iter(captured._graphs.values())).recording.graph
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(STEPS + 1)]
+    events[0].record()
+    for event in events[1:]:
+        graph.replay()
+        event.record()
+    events[-1].synchronize()
+    taken = [before.elapsed_time(after) * 1e3 for before, after in itertools.pairwise(events)]
+    return round(statistics.median(taken), 1)
+
+
+def _evidence(model: Any, policy: Any, ids: Any, *, calls: int) -> dict[str, Any]:
     with torch.no_grad(), xrt_torch.kernel_policy(policy, root=model):
         cache = model(ids, use_cache=True).past_key_values
         model(ids, past_key_values=cache, use_cache=True)
         with xrt_torch.explain(root=model) as found:
-            for _ in range(2 if quick else 5):
+            for _ in range(calls):
                 model(ids, past_key_values=cache, use_cache=True)
     counted = [weight for weight in found.weights if weight.module != "lm_head"]
     return {
-        "mode": mode,
-        "device": device,
         "storage": sorted({weight.storage for weight in counted}),
         "compute": sorted({weight.compute for weight in counted}),
         "operators": sorted({name for weight in counted for name in weight.operators}),
@@ -77,28 +115,75 @@ def measure(mode: str, device: str, *, quick: bool) -> dict[str, Any]:
         "layers_us": found.weight_traffic.layers_us if found.weight_traffic else 0.0,
         "floor_us": found.weight_traffic.floor_us if found.weight_traffic else 0.0,
         "reason": found.weight_traffic.reason if found.weight_traffic else "",
-        "gates": {gate.name: [gate.verdict, gate.figures] for gate in gates.gates},
     }
+
+
+def _prepared(mode: str, device: str, *, quick: bool) -> None:
+    """Measure a mode in this process, when a line comes."""
+
+    def go() -> None:
+        print("READY", flush=True)
+        sys.stdin.readline()
+
+    try:
+        row = measure(mode, device, go, quick=quick)
+    except Exception as error:
+        row = {"mode": mode, "device": device, "refused": str(error)}
+    print(json.dumps(row), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", choices=MODES, required=True)
+    parser.add_argument("--modes", nargs="+", choices=(PLAIN, *MODES), default=[PLAIN, *MODES])
+    parser.add_argument("--here", action="store_true", help="measure the first mode in this process")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", help="folder of the JSON file; default: benchmarks/results")
     stated = parser.parse_args()
     warnings.simplefilter("ignore")
-    try:
-        row = measure(stated.mode, stated.device, quick=stated.quick)
-    except xrt.XpuRuntimeError as error:
-        row = {"mode": stated.mode, "device": stated.device, "refused": str(error)}
-    if stated.out is not None:
-        rows = json.loads(stated.out.read_text()) if stated.out.exists() else []
-        stated.out.write_text(json.dumps([*rows, row], indent=1))
-    told = [f"{name} {verdict}" for name, (verdict, _) in row.get("gates", {}).items()]
-    print(stated.mode, row.get("refused", f"{row.get('traffic')}: {row.get('reason')}"), *told, sep=" | ")
-    print("  ", row.get("storage"), row.get("compute"), row.get("operators"), row.get("deviations"))
+    if stated.here:
+        _prepared(stated.modes[0], stated.device, quick=stated.quick)
+        return
+    from harness import write
+
+    quick = ["--quick"] if stated.quick else []
+    started = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--here", "--modes", mode, "--device", stated.device, *quick],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for mode in stated.modes
+    ]  # fmt: skip
+    said = [_until_ready(process) for process in started]
+    rows = []
+    for process, line in zip(started, said, strict=True):
+        if line == "READY":
+            line = process.communicate("go\n")[0].strip().rpartition("\n")[2]
+        row = json.loads(line or '{"refused": "the process has ended"}')
+        rows.append(row)
+        told = [f"{name} {verdict} {observed}" for name, (verdict, observed, _) in row.get("gates", {}).items()]
+        print(
+            row.get("mode"),
+            row.get("step_us"),
+            row.get("refused"),
+            row.get("traffic"),
+            row.get("reason"),
+            *told,
+            sep=" | ",
+        )
+        print(
+            "  ", *(row.get(name) for name in ("storage", "compute", "operators", "deviations", "reasons")), flush=True
+        )
+    write("weights_cuda", {"rows": rows}, stated.out)
+
+
+def _until_ready(process: Any) -> str:
+    """Return the line by which a process is ready, or its result where it is not going to be."""
+    line = ""
+    for line in process.stdout:
+        if line.strip() == "READY" or line.startswith("{"):
+            break
+    return line.strip()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import json
 import statistics
 from typing import TYPE_CHECKING, Any
 
+from report_generation import GENERATION_SECTIONS
 from report_parts import Check, Section, machine, number, spread, table, target_table
 from xpuruntime.measuring.statistics import Interval, paired_ratio
 
@@ -323,43 +324,6 @@ def model_steps(record: dict[str, Any]) -> Section:
     return Section("Steps of models of transformers", text, tuple(checks))
 
 
-def generation(record: dict[str, Any]) -> Section:
-    """Show what a token takes of captured decode steps."""
-    rows, checks, bars = [], [], record["targets"]
-    steps = {(case["shape"], case["batch"]): case.get("step_us") for case in record["records"]}
-    for case in record["records"]:
-        shape, batch, step, plain = case["shape"], case["batch"], case.get("step_us"), case.get("plain_first_token_us")
-        first = [case["first_token_us"] / 1e3, None if plain is None else plain / 1e3]
-        figures = [step, case["token_us"], case["floor_us"], *first, case.get("peak_gib"), 100 * case["top1"]]
-        rows.append([shape, str(batch), f"`{case['mode']}`", *("-" if x is None else number(x) for x in figures)])
-        if case["mode"] != "fused" or step is None:
-            continue
-        name, one = f"{shape}, {batch} rows", steps.get((shape, 1))
-        if batch == 1 and shape in bars["step_us"]:
-            checks.append(Check(f"{name}: a step", step, bars["step_us"][shape], "µs"))
-        if batch == 1 and shape in bars["of_floor"]:
-            checks.append(
-                Check(f"{name}: a step over reading", step / case["floor_us"], bars["of_floor"][shape], "times")
-            )
-        if one and str(batch) in bars["of_one_row"]:
-            checks.append(Check(f"{name}: a step over that of 1", step / one, bars["of_one_row"][str(batch)], "times"))
-        if plain:
-            of_plain = case.get("first_of_plain", [first[0] * 1e3 / plain])[0]
-            checks.append(Check(f"{name}: the first token", of_plain, bars["first"], "times plain"))
-    head = (
-        "model", "rows", "mode", "µs a step", "µs a token", "µs to read it", "first token, ms", "plain, ms",
-        "peak GiB", "top-1, %",
-    )  # fmt: skip
-    text = (
-        "What does a token of a Llama with random weights in bfloat16 take, 128 tokens of prompt and 256 more? A "
-        "*step* is the replay of a graph, a *token* `generate` from end to end without the first. *To read it*: "
-        f"weights and cache at {record['bandwidth'] / 1e12:.2f} TB/s, the rate of a copy. *Top-1*: how often a plain "
-        f"forward over the same text puts the same token first.\n\n{machine(record)}\n"
-        f"`python benchmarks/bench_generation.py`.\n\n{table(head, rows)}\n{target_table(checks) if checks else ''}"
-    )
-    return Section("Generation by captured steps", text, tuple(checks))
-
-
 def _size(size: int) -> str:
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
@@ -373,5 +337,5 @@ PYTORCH_SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "collectives": collectives,
     "many_gpus": many_gpus,
     "model_steps": model_steps,
-    "generation": generation,
+    **GENERATION_SECTIONS,
 }
