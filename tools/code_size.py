@@ -99,7 +99,7 @@ def main() -> None:
         print("|", f"`{name}`" if name else "top level", "|", " | ".join(cells), "|")
     print("| all |", " | ".join(cell(files) for files in columns.values()), "|\n")
     medians = {tree: statistics.median(size.lines for size in files.values()) for tree, files in trees.items()}
-    print("Median lines of a file:", ", ".join(f"{median:g} {tree}" for tree, median in medians.items()), "\n")
+    print("Median lines of a file:", ", ".join(f"{median:g} {tree}" for tree, median in medians.items()), end="\n\n")
     print("| added | lines / code / files |\n|---|---:|")
     for subject in ADDED:
         print("|", subject, "|", cell({path: size for path, size in now.items() if subject_of(path) == subject}), "|")
