@@ -253,7 +253,8 @@ def many_gpus(record: dict[str, Any]) -> Section:
             share if isinstance(share, str) else f"{100 * max(share):.1f}",
             {True: "yes", False: "no"}.get(case.get("same_kernels"), "unobservable"),
         ])  # fmt: skip
-        choices[f"{case['ranks']} ranks, {case['wrap']}"] = case["choices"]
+        if case["ranks"] > 1:
+            choices[f"{case['ranks']} ranks, {case['wrap']}"] = case["choices"]
         if case["ranks"] > 1 and case["variant"].startswith("captured"):
             of = f"{case['ranks']} ranks, {case['wrap']}, {case['variant']}"
             eager = efficiencies.get((case["ranks"], case["wrap"], "eager"))

@@ -250,8 +250,9 @@ def devices(record: dict[str, Any]) -> Section:
     text = (
         "How much more does a model serve on several devices, with one session on each? Requests of one row, from a "
         f"thread of this process.\n\n{machine(record)}\n`python benchmarks/bench_serving_gpu.py --devices "
-        f"{settings['devices']} --engine {settings.get('engine', 'onnxruntime')}`: batches of up to "
-        f"{settings['batch']} rows, {settings['instances']} instances on a device, {settings['seconds']:g} s each.\n\n"
+        f"{settings['devices']} --engine {settings.get('engine', 'onnxruntime')} --graph {settings['graph']} "
+        f"--instances {settings['instances']}`: batches of up to {settings['batch']} rows, {settings['seconds']:g} s "
+        "each.\n\n"
         f"{table((*_RATES[:4], 'rows by device', 'evidence'), rows)}"
     )
     return Section("Models on several devices", text, ())

@@ -131,7 +131,14 @@ def test_tuned_steps_of_two_gpus_have_a_section_of_their_own(report, tmp_path):
 def test_a_model_on_several_devices(report: Any, tmp_path: Path) -> None:
     evidence = ["cuda:0: policy honoured", "cuda:1: policy honoured"]
     row = {"rows_per_second": 4000.0, "p50_ms": 8.0, "p99_ms": 20.0, "rows": [9000, 7000], "evidence": evidence}
-    settings = {"devices": "cuda:0,cuda:1", "engine": "torch", "batch": 32, "instances": 2, "seconds": 4.0}
+    settings = {
+        "devices": "cuda:0,cuda:1",
+        "engine": "torch",
+        "graph": "off",
+        "batch": 32,
+        "instances": 2,
+        "seconds": 4.0,
+    }
     record = {"settings": settings, "models": {"resnet, 2 devices, 64 at a time": row}}
     page = pages(report, tmp_path, "serving_devices", record)
     assert f"| resnet, 2 devices, 64 at a time | 4,000 | 8.00 | 20.0 | 9,000 7,000 | {'; '.join(evidence)} |" in page
