@@ -122,14 +122,14 @@ def test_the_device_does_not_wait_for_what_a_first_call_compiles(monkeypatch):
 
 def test_whether_a_step_waits_for_the_device_and_what_a_call_holds_are_observed():
     torch.cuda.synchronize()
-    waiting, idle = step_cost.StepLag(), step_cost.StepLag()
+    waiting, idle = step_cost.StepLag(DEVICE), step_cost.StepLag(DEVICE)
     waiting._APART = idle._APART = 0.0
     for _ in range(25):
-        idle.observe(DEVICE)
+        idle.observe()
         torch.cuda.synchronize()
     assert (idle.behind, idle.settled) == (False, True)
     _private_api.occupy_stream(1 << 30)  # for about half a second
-    assert [waiting.observe(DEVICE) for _ in range(4)] == [False, False, False, True]
+    assert [waiting.observe() for _ in range(4)] == [False, False, False, True]
     assert waiting.behind
     torch.cuda.synchronize()
     x = torch.randn(1 << 20, device=DEVICE, requires_grad=True)

@@ -25,6 +25,8 @@ xt = pytest.importorskip("xpuruntime.pytorch")
 tuning = pytest.importorskip("xpuruntime.pytorch.dispatch.tuning")
 step_cost = pytest.importorskip("xpuruntime.pytorch.dispatch.step_cost")
 CONTEXT = pytest.importorskip("xpuruntime.pytorch.dispatch.context").CONTEXT
+CompiledPolicy = pytest.importorskip("xpuruntime.pytorch.dispatch.compiled_policy").CompiledPolicy
+Route = pytest.importorskip("xpuruntime.pytorch.dispatch.route").Route
 
 pytestmark = pytest.mark.torch
 
@@ -354,6 +356,22 @@ def test_what_follows_on_a_preparation_does_not_decide(device_that_waits):
     answers += [True, True, True]
     assert _picked(device, 4, "another") == ["torch.mm"] * 3 + ["auto"]  # the first call measures
     assert not answers
+
+
+def test_a_route_is_kept_when_enough_was_observed(device_that_waits):
+    device, answers = device_that_waits
+    active = CompiledPolicy(xrt.Policy(kernels=policy()))
+    route = Route("matmul", ("auto",), "default", "torch.mm", tuned=True)
+    route.lag = step_cost.StepLag(device)
+    active.keep_later("a call", route)
+    answers += [False] * 24
+    for left in range(24, -1, -1):
+        assert active.of_kind("a call", None) is route
+        assert ("a call" in active.routes) is (left == 0)
+    active.keep_later("another", route)
+    active.forget_tuned()
+    assert active.of_kind("another", None) is None
+    assert not active.routes
 
 
 def test_a_step_that_changes_is_noticed_each_time_later(device_that_waits):

@@ -91,6 +91,9 @@ class CompiledPolicy:
             self.overrides |= {f"unserved_{op}" for op in FAMILIES if requests_other_kernel(op, self.kernel_names(op))}
         self.routes: dict[Any, Route] = {}
         self.kinds: dict[Any, Route] = {}
+        #: Routes by measured times that are not kept yet, since kept ones may serve without Python, where the device is
+        #: not observed.
+        self._waiting: dict[Any, Route] = {}
         self._by_size = frozenset(op for op in SIZES if any(map(_states_size, self._rules(op))))
         self._places: dict[Any, CallContext] = {}
         self._lock = threading.RLock()
@@ -247,6 +250,7 @@ class CompiledPolicy:
         """Keep a route for calls of one kind, or none, so that it is looked for again."""
         with self._lock:
             before = self.routes.pop(key, None)
+            self._waiting.pop(key, None)
             if len(self.routes) >= _MOST:
                 self.routes.clear()
             if route is not None:
@@ -259,11 +263,29 @@ class CompiledPolicy:
 
         A kernel may refuse some of them: then the call is resolved as any other.
         """
-        known = None if CONTEXT.thread.route_pin is not None else self.kinds.get(kind)
+        if CONTEXT.thread.route_pin is not None:
+            return None
+        if (waiting := self._waiting.get(key)) is not None:
+            return self._observed(key, waiting)
+        known = self.kinds.get(kind)
         if known is None:
             return None
         route = known.for_other_sizes()
         self.keep(key, route)
+        return route
+
+    def keep_later(self, key: Any, route: Route) -> None:
+        """Have `of_kind` return a route, observe the device at each such call, and keep it when enough was observed."""
+        with self._lock:
+            self._waiting[key] = route
+
+    def _observed(self, key: Any, route: Route) -> Route | None:
+        assert route.lag is not None
+        if route.lag.observe():
+            context.forget_tuned_routes()
+            return None
+        if route.lag.settled:
+            self.keep(key, route)
         return route
 
     def keep_kind(self, kind: Any, route: Route) -> None:
@@ -278,6 +300,7 @@ class CompiledPolicy:
     def forget_tuned(self) -> None:
         """Forget the routes that measured times have decided; the times themselves are kept."""
         with self._lock:
+            self._waiting.clear()
             for key in [key for key, route in self.routes.items() if route.tuned or route.open]:
                 del self.routes[key]
         _core.forget_native_calls()

@@ -176,7 +176,8 @@ class StepLag:
     #: Seconds between observations at least.
     _APART = 5e-4
 
-    def __init__(self) -> None:
+    def __init__(self, device: Any) -> None:
+        self._device = device
         self.behind = self.settled = False
         #: Observations in a row by which it is behind, and how many there are without such a row where it is not.
         self._row, self._most = 3, 24
@@ -184,7 +185,7 @@ class StepLag:
         self._last: tuple[float, Any] | None = None
         self._prepared = -1
 
-    def observe(self, device: Any) -> bool:
+    def observe(self) -> bool:
         """Observe the device at a call. Returns whether `behind` is another one now."""
         now, before = time.perf_counter(), self.behind
         if self._prepared != CONTEXT.prepared:
@@ -200,7 +201,7 @@ class StepLag:
                 self.behind, self.settled, self._count = True, True, 0
             elif self.behind and self._count >= self._most:
                 self.behind, self._row, self._most = False, 2 * self._row, 2 * self._most
-        self._last = now, _queued(device)
+        self._last = now, _queued(self._device)
         return self.behind is not before
 
 

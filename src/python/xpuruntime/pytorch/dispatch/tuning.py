@@ -158,8 +158,10 @@ def keep_tuned(
     )  # fmt: skip
     rule = active.policy.kernels.tuning
     tuned.lag = _lag(_mark(route.op, text, device, rule), device, rule)
-    later = context.capturing() or not (asked or tuned.lag is None or tuned.lag.settled)
-    active.keep(key, None if later else tuned)
+    later = not (asked or tuned.lag is None or tuned.lag.settled)
+    active.keep(key, None if later or context.capturing() else tuned)
+    if later:
+        active.keep_later(key, tuned)
     return tuned
 
 
@@ -197,7 +199,7 @@ def pick(
             return None
     CONTEXT.times[mark] = times
     if (lag := _lag(mark, device, rule)) is not None:
-        if lag.observe(device):
+        if lag.observe():
             forget_tuned_routes()
         times = CONTEXT.times[*mark[:2], not lag.behind]
     can = {name for name, _ in candidates}  # another process may have had more
@@ -218,7 +220,7 @@ def _lag(mark: tuple[str, str, bool], device: Any, rule: TuningPolicy) -> StepLa
     if by_device.chosen.kernel not in {candidate.kernel for candidate in times.candidates}:
         return None
     CONTEXT.times[other] = by_device
-    return CONTEXT.lags.setdefault(device.index or 0, StepLag())
+    return CONTEXT.lags.setdefault(device.index or 0, StepLag(device))
 
 
 def _known(replacement: Replacement | None, rule: TuningPolicy) -> Replacement | None:

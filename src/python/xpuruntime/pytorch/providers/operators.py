@@ -187,7 +187,7 @@ def _route_of(
     )  # fmt: skip
     route = active.routes.get(known)
     like = tensors[0]
-    if route is not None and route.lag is not None and route.lag.observe(like.device):
+    if route is not None and route.lag is not None and route.lag.observe():
         context.forget_tuned_routes()
     elif route is not None and not route.open:
         return route
