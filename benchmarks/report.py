@@ -163,7 +163,8 @@ def cold_start(record: dict[str, Any]) -> Section:
         "How much processor time does a new process take that opens a small model and runs it once?\n\n"
         f"{machine(record)}\n`python benchmarks/bench_cold_start.py`: {record['rounds']} rounds, each with a process "
         "of each case; user and system time of all threads, imports and exit included. The ratio is of the medians, "
-        f"its 95 % interval from resampled rounds.{note}\n\n"
+        "its 95 % interval from resampled rounds. A first opening has an empty cache folder; a later one finds in it "
+        f"what the check of the model found.{note}\n\n"
         + table(("ms", "median", "p10", "p90", "to onnxruntime", "interval"), rows)
         + f"\n{target_table(checks)}"
     )
