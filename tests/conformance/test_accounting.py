@@ -48,15 +48,15 @@ def hold(session: xrt.InferenceSession, report: xrt.Report) -> dict[str, Any]:
     assert all(set(unit.serves) <= nodes for unit in report.units)
     assert not report.partial, report.notes
     assert report.latency is not None
-    found: dict[str, Any] = report.latency.detail["instrumented"]
+    results: dict[str, Any] = report.latency.detail["instrumented"]
     times = [unit.time for unit in report.units if unit.time is not None]
-    assert found["units"] == len(times)
+    assert results["units"] == len(times)
     assert {(t.unit, t.kind) for t in times} == {("us", "wall")}
-    assert found["outside_us"] >= 0
-    near = abs(found["coverage"] - 1) <= 0.1
+    assert results["outside_us"] >= 0
+    near = abs(results["coverage"] - 1) <= 0.1
     assert any(note.startswith("the units explain") for note in report.notes) is not near
-    assert 0 < found["coverage"] <= 1.1, found
-    return found
+    assert 0 < results["coverage"] <= 1.1, results
+    return results
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -30,11 +30,11 @@ def report(engine: str, model: Any = DIGITS, feeds: Any = None, **policy: Any) -
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "null"])
 def test_one_session_twice_is_the_same(engine: str, name: str) -> None:
     model, feeds = (DIGITS, None) if name == "digits" else (exported(name), example(name))
-    found = xrt.compare_reports(report(engine, model, feeds), report(engine, model, feeds))
-    assert found.same, found
-    assert found.headline.startswith("nothing moved")
-    assert found.keys == ()
-    assert not any(group.what for group in found.groups)
+    comparison = xrt.compare_reports(report(engine, model, feeds), report(engine, model, feeds))
+    assert comparison.same, comparison
+    assert comparison.headline.startswith("nothing moved")
+    assert comparison.keys == ()
+    assert not any(group.what for group in comparison.groups)
 
 
 def test_qnn_twice_is_the_same() -> None:
@@ -45,9 +45,9 @@ def test_qnn_twice_is_the_same() -> None:
         "provider_options": {"qnn": {"soc": "sm8650"}},
     }
     one, other = (report("qnn", exported("convnet"), execution=execution) for _ in range(2))
-    found = xrt.compare_reports(one, other)
-    assert found.same, found
-    assert {(total.unit, total.kind) for total in found.totals} == {("cycles", "simulated")}
+    comparison = xrt.compare_reports(one, other)
+    assert comparison.same, comparison
+    assert {(total.unit, total.kind) for total in comparison.totals} == {("cycles", "simulated")}
     onnx = xrt.compare_reports(report("onnxruntime", exported("convnet")), one)
     assert onnx.totals == ()
     assert any("different kinds" in note for note in onnx.notes)
@@ -57,43 +57,43 @@ def test_qnn_twice_is_the_same() -> None:
 def test_fusions_that_are_switched_off() -> None:
     options = {"provider_options": {"onnxruntime": {"graph_optimization_level": "disable"}}}
     whole, apart = report("onnxruntime"), report("onnxruntime", execution=options)
-    found = xrt.compare_reports(whole, apart, noise=1e9, noise_us=1e9)
-    assert found.nodes_that("placement") == ()
-    group = next(group for group in found.groups if "conv1" in group.nodes)
+    comparison = xrt.compare_reports(whole, apart, noise=1e9, noise_us=1e9)
+    assert comparison.nodes_that("placement") == ()
+    group = next(group for group in comparison.groups if "conv1" in group.nodes)
     assert set(group.nodes) == {"conv1", "bn1", "relu1"}
     assert (len(group.before), len(group.after)) == (1, 3)
     assert set(group.what["grouping"]) == set(group.nodes)
     assert group.time is not None
     assert group.time.after == pytest.approx(sum(u.time.value for u in group.after if u.time))
-    assert not found.same
-    settings = {change.subject: (change.before, change.after) for change in found.surroundings}
+    assert not comparison.same
+    settings = {change.subject: (change.before, change.after) for change in comparison.surroundings}
     assert settings["settings.level"] == ("all", "disable")
     back = xrt.compare_reports(apart, whole)
-    assert set(back.nodes_that("grouping")) == set(found.nodes_that("grouping"))
+    assert set(back.nodes_that("grouping")) == set(comparison.nodes_that("grouping"))
 
 
 def test_another_engine() -> None:
-    found = xrt.compare_reports(report("onnxruntime"), report("openvino"))
-    assert len(found.nodes_that("placement")) == 15
-    assert found.headline.startswith("15 nodes moved, ")
-    assert "plan.engine_version" in {change.subject for change in found.surroundings}
-    assert not any(change.subject.startswith("settings.") for change in found.surroundings), "each has its own"
-    assert [key.key for key in found.keys] == ["execution.engine"]
-    assert not found.keys[0].deviates
+    comparison = xrt.compare_reports(report("onnxruntime"), report("openvino"))
+    assert len(comparison.nodes_that("placement")) == 15
+    assert comparison.headline.startswith("15 nodes moved, ")
+    assert "plan.engine_version" in {change.subject for change in comparison.surroundings}
+    assert not any(change.subject.startswith("settings.") for change in comparison.surroundings), "each has its own"
+    assert [key.key for key in comparison.keys] == ["execution.engine"]
+    assert not comparison.keys[0].deviates
 
 
 def test_a_precision_that_is_not_honoured() -> None:
-    found = xrt.compare_reports(report("onnxruntime"), report("onnxruntime", execution={"precision": "fp16"}))
-    (key,) = (key for key in found.keys if key.key == "execution.precision")
+    comparison = xrt.compare_reports(report("onnxruntime"), report("onnxruntime", execution={"precision": "fp16"}))
+    (key,) = (key for key in comparison.keys if key.key == "execution.precision")
     assert (key.status_before, key.status_after, key.deviates) == ("honoured", "substituted", True)
-    assert not found.same
+    assert not comparison.same
 
 
 def test_other_sizes_are_not_compared_by_their_times() -> None:
     one, other = (report("null", feeds={"image": np.zeros((n, 1, 8, 8), np.float32)}) for n in (1, 64))
-    found = xrt.compare_reports(one, other)
-    assert (found.latency, found.totals, found.same) == (None, (), True)
-    assert "image float32 [1, 1, 8, 8]; image float32 [64, 1, 8, 8]" in found.notes[0]
+    comparison = xrt.compare_reports(one, other)
+    assert (comparison.latency, comparison.totals, comparison.same) == (None, (), True)
+    assert "image float32 [1, 1, 8, 8]; image float32 [64, 1, 8, 8]" in comparison.notes[0]
 
 
 @pytest.mark.torch
@@ -107,8 +107,8 @@ def test_another_kernel_of_attention(tmp_path: Path) -> None:
     torch.export.save(torch.export.export(Net().eval(), (torch.zeros(1, 2, 8, 16),)), tmp_path / "net.pt2")
     kernels = ("cpu.reference", "null.null")
     one, other = (report("torch", tmp_path / "net.pt2", kernels={"attention": name}) for name in kernels)
-    found = xrt.compare_reports(one, other)
-    assert found.nodes_that("kernel") == ("scaled_dot_product_attention",)
-    assert "nothing moved, 1 node changed kernel" in found.headline
-    group = next(group for group in found.groups if group.what)
+    comparison = xrt.compare_reports(one, other)
+    assert comparison.nodes_that("kernel") == ("scaled_dot_product_attention",)
+    assert "nothing moved, 1 node changed kernel" in comparison.headline
+    group = next(group for group in comparison.groups if group.what)
     assert tuple(unit.kernel for side in (group.before, group.after) for unit in side) == kernels

@@ -58,5 +58,5 @@ def test_an_input_that_openvino_adds_and_nobody_gives_is_no_pass(suite) -> None:
 
     (case,) = (case for case in load_model_tests(kind="simple") if case.name == "test_sequence_model1")
     model, sets = suite.load(case)
-    found = suite.outcome(partial(suite.directly, "openvino", model), sets, case, built_only=False)
-    assert found == ("ValueError", "the case has no value for out")
+    outcome = suite.outcome(partial(suite.directly, "openvino", model), sets, case, built_only=False)
+    assert outcome == ("ValueError", "the case has no value for out")

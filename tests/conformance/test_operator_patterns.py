@@ -158,11 +158,11 @@ def fault(row: dict[str, Any], want: dict[str, Any], limit: float) -> str:
 def test_patterns_are_right_or_refused_for_a_reason_listed(engine: str, precision: str, tmp_path: Path) -> None:
     if engine in PACKAGES and find_spec(PACKAGES[engine]) is None:
         pytest.skip(f"needs {PACKAGES[engine]}: make engines installs the engines")
-    found = run_cells(engine, precision, tmp_path)
+    cells = run_cells(engine, precision, tmp_path)
     rows = [refusal for refusal in REFUSALS if engine in refusal.engines and precision in refusal.precisions]
     faults = {}
     for name in ALL:
-        row, listed = found[name], [one for one in rows if name in one.patterns]
+        row, listed = cells[name], [row for row in rows if name in row.patterns]
         if "refused" in row:
             if not any(re.search(one.reason, row["refused"]) for one in listed):
                 faults[name] = f"refused, which is not listed: {row['refused']}"

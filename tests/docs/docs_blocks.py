@@ -79,7 +79,7 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
-    found: list[Block] = []
+    results: list[Block] = []
     end = 0
     for match in FENCE.finditer(text):
         before = MARKS.search(text[: match.start()])
@@ -87,11 +87,11 @@ def blocks(page: Path) -> list[Block]:
         indent = match["indent"]
         body = "".join(line.removeprefix(indent) for line in match["body"].splitlines(keepends=True))
         line = text.count("\n", 0, match.start()) + 2
-        if match["language"] == "text" and found and not text[end : match.start()].strip():
-            found[-1] = replace(found[-1], shown=body)
-        found.append(Block(page, line, match["language"], body, marks))
+        if match["language"] == "text" and results and not text[end : match.start()].strip():
+            results[-1] = replace(results[-1], shown=body)
+        results.append(Block(page, line, match["language"], body, marks))
         end = match.end()
-    return found
+    return results
 
 
 def shape(text: str) -> str:

@@ -22,8 +22,8 @@ PAGES = sorted((ROOT / "docs" / "examples").glob("*.html"))
 
 def data(page: str) -> dict[str, object]:
     text = page.partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
-    found: dict[str, object] = msgspec.json.decode(text)
-    return found
+    results: dict[str, object] = msgspec.json.decode(text)
+    return results
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

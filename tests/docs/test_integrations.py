@@ -13,9 +13,9 @@ from docs_blocks import ROOT, Block, blocks
 
 PAGE = ROOT / "docs" / "guides" / "integrations.md"
 PROGRAMS = [
-    pytest.param(block, [one for one in found[place + 1 :] if one.language != "console"][:1], id=str(block))
+    pytest.param(block, [one for one in found[index + 1 :] if one.language != "console"][:1], id=str(block))
     for found in [blocks(PAGE)]
-    for place, block in enumerate(found)
+    for index, block in enumerate(found)
     if block.language == "python" and block.marks.get("not run") == "in a process of its own"
 ]
 

@@ -29,9 +29,9 @@ TORCH = re.compile(r"xpuruntime\.(pytorch|training)\b")
 
 def rows() -> list[tuple[str, list[str]]]:
     """Return each name with its replacements; none where it is the same."""
-    found = re.findall(r"^\| `?([^`|]+?)`? \| ([^|]+) \|[^\n]*\|$", PAGE.read_text(encoding="utf-8"), re.M)
+    matches = re.findall(r"^\| `?([^`|]+?)`? \| ([^|]+) \|[^\n]*\|$", PAGE.read_text(encoding="utf-8"), re.M)
     return [
-        (name, [] if here == "the same" else re.findall("`([^`]+)`", here)) for name, here in found if name != "name"
+        (name, [] if here == "the same" else re.findall("`([^`]+)`", here)) for name, here in matches if name != "name"
     ]
 
 

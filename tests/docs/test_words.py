@@ -27,7 +27,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 )
 def test_words_are_defined(words: Any, page: str, head: str) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
-    found = re.search(rf"^\| {head} \| [^\n]*\n\|[-|]+\|\n((?:\|[^\n]+\n)+)", text, re.M)
-    assert found is not None, f"{page} has no table of {head}"
-    defined = re.findall(r"^\| `(\w+)` \| \S", found[1], re.M)
+    match = re.search(rf"^\| {head} \| [^\n]*\n\|[-|]+\|\n((?:\|[^\n]+\n)+)", text, re.M)
+    assert match is not None, f"{page} has no table of {head}"
+    defined = re.findall(r"^\| `(\w+)` \| \S", match[1], re.M)
     assert sorted(defined) == sorted(get_args(words))

@@ -93,7 +93,7 @@ def run_action(folder: Path, **given: str) -> tuple[int, str]:
     expression = re.compile(r"\$\{\{ inputs\.(\w+) \}\}")
     (install, step) = action["runs"]["steps"]
     assert install["if"] == "inputs.install != ''"
-    env = {name: expression.sub(lambda found: inputs[found[1]], value) for name, value in step["env"].items()}
+    env = {name: expression.sub(lambda match: inputs[match[1]], value) for name, value in step["env"].items()}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     files = {"GITHUB_OUTPUT": folder / "output", "GITHUB_STEP_SUMMARY": folder / "summary.md"}
     done = subprocess.run(

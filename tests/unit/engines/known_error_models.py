@@ -30,10 +30,10 @@ X3, X4, IMAGE, SEQUENCE = floats(2, 3, 4), floats(2, 3, 4, 5), floats(1, 2, 7, 6
 def one(op: str, x: Any, opset: int, weights: dict[str, Any] | None = None, *more: str, **attributes: Any) -> Any:
     """Return a model of one node; `more` are inputs after ``x``."""
     node = h.make_node(op, ["x", *more], ["y"], name="node", **attributes)
-    given = h.make_tensor_value_info("x", T.FLOAT, x.shape)
-    made = h.make_tensor_value_info("y", T.FLOAT, None)
+    info = h.make_tensor_value_info("x", T.FLOAT, x.shape)
+    value_info = h.make_tensor_value_info("y", T.FLOAT, None)
     tensors = [nh.from_array(np.asarray(value), name) for name, value in (weights or {}).items()]
-    graph = h.make_graph([node], "g", [given], [made], tensors)
+    graph = h.make_graph([node], "g", [info], [value_info], tensors)
     return h.make_model(graph, opset_imports=[h.make_opsetid("", opset)], ir_version=8)
 
 
@@ -105,11 +105,11 @@ def typed(op: str, inputs: list[Any], outputs: int = 1, opset: int = 18, open_: 
         if n == "x" or isinstance(v, tuple)
     }
     fixed = [nh.from_array(v, n) for n, v in zip(names, inputs, strict=False) if n and n not in fed]
-    made = [f"y{i}" if i else "y" for i in range(outputs)]
+    texts = [f"y{i}" if i else "y" for i in range(outputs)]
     values = [h.make_tensor_value_info(n, h.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in fed.items()]
     graph = h.make_graph(
-        [h.make_node(op, names, made, name="node", **attributes)], "g", values,
-        [onnx.ValueInfoProto(name=name) for name in made], fixed,
+        [h.make_node(op, names, texts, name="node", **attributes)], "g", values,
+        [onnx.ValueInfoProto(name=name) for name in texts], fixed,
     )  # fmt: skip
     if open_:
         graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"

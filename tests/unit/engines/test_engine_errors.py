@@ -33,8 +33,8 @@ def reshaping(folder: Path) -> Path:
         [value("x", TensorProto.FLOAT, ["n"]), value("s", TensorProto.INT64, [1])],
         [value("y", TensorProto.FLOAT, ["m"])],
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(made, folder / "reshape.onnx")
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, folder / "reshape.onnx")
     return folder / "reshape.onnx"
 
 

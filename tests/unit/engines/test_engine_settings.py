@@ -185,9 +185,9 @@ def test_what_is_given_to_settings_stays_apart_from_them() -> None:
     settings = OnnxRuntimeSettings(provider="CUDAExecutionProvider", options=given)
     given["device_id"] = "1"
     assert settings.options == {"device_id": "0"}
-    more = settings.with_options({"use_tf32": "0"}).with_session({"session.x64quantprecision": "1"})
-    assert more.options == {"device_id": "0", "use_tf32": "0"}
-    assert more.session == {"session.x64quantprecision": "1"}
+    session = settings.with_options({"use_tf32": "0"}).with_session({"session.x64quantprecision": "1"})
+    assert session.options == {"device_id": "0", "use_tf32": "0"}
+    assert session.session == {"session.x64quantprecision": "1"}
     assert settings == OnnxRuntimeSettings(provider="CUDAExecutionProvider", options={"device_id": "0"})
 
 

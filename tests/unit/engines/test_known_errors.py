@@ -86,7 +86,7 @@ def test_every_row_has_models() -> None:
 def test_a_row_and_the_installed_version_agree(row: str, tmp_path: Path) -> None:
     """A row whose error the installed version no longer shows must be closed; one that it still shows, extended."""
     pytest.importorskip("openvino")
-    (error,) = [one for one in known_errors("openvino") if one.id == row]
+    (error,) = [error for error in known_errors("openvino") if error.id == row]
     for model in OPENVINO[row]():
         feeds = feeds_of(model)
         shows = differs(truth(model, feeds), raw_openvino(model, feeds))
@@ -160,7 +160,7 @@ def test_softmax_of_old_opsets_is_computed_as_defined(
 
 
 def test_versions() -> None:
-    (error,) = [one for one in known_errors("openvino") if one.id == "lstm-peepholes"]
+    (error,) = [error for error in known_errors("openvino") if error.id == "lstm-peepholes"]
     assert [applies_to(error, version, "cpu") for version in ("2021.4", "2026.4.1-123-abc", "2026.5.0", None)] == [
         False,
         True,

@@ -60,9 +60,9 @@ def test_every_dtype_has_a_name():
         value = helper.make_tensor_value_info("x", number, [1])
         out = helper.make_tensor_value_info("y", number, [1])
         model = helper.make_model(helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [value], [out]))
-        found = inspect_bytes(model).inputs[0].dtype
+        dtype = inspect_bytes(model).inputs[0].dtype
         expected = {"FLOAT": "float32", "DOUBLE": "float64"}.get(name, name.lower())
-        assert found == expected
+        assert dtype == expected
 
 
 def test_shapes_known_symbolic_unknown_and_without_rank():
@@ -113,8 +113,8 @@ def test_a_made_up_name_never_takes_that_of_another_node():
 
 def test_subgraph_nodes_are_listed_with_the_path_of_their_graph():
     info = inspect_bytes(zoo.branch())
-    found = {n.name: n.graph for n in info.nodes}
-    assert found == {
+    graphs = {n.name: n.graph for n in info.nodes}
+    assert graphs == {
         "first": "",
         "choice": "",
         "exp": "choice/then_branch",
@@ -191,8 +191,8 @@ def test_quantization_is_read_from_zero_points():
     zoo.constant(model, "wq", np.ones((4, 4)), np.int8)
     model.opset_import[0].version = 21
     model.ir_version = 10
-    found = inspect_bytes(model).quantization
-    assert (found.scheme, found.activations, found.weights) == ("qdq", ("uint16",), ("int8",))
+    quantization = inspect_bytes(model).quantization
+    assert (quantization.scheme, quantization.activations, quantization.weights) == ("qdq", ("uint16",), ("int8",))
     assert inspect_bytes(zoo.mlp()).quantization.scheme == "none"
 
 

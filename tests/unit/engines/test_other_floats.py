@@ -63,7 +63,7 @@ def test_models_in_fp32_and_integers_are_enforced_and_honoured(name: str, tmp_pa
 def test_a_plan_that_is_not_strict_names_the_nodes_and_the_report_agrees(tmp_path: Path) -> None:
     path = write(OTHERS["cast"], tmp_path)
     plan = xrt.plan(path, policy=policy("fp32", mode="prefer"))
-    (control,) = (one for one in plan.controls if one.key == "execution.precision")
+    (control,) = (control for control in plan.controls if control.key == "execution.precision")
     assert control.enforceability == "unsupported"
     assert "(Softmax, fp64)" in control.reason
     with pytest.warns(xrt.XpuRuntimeWarning, match="other types"):

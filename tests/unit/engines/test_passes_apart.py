@@ -122,13 +122,15 @@ def test_passes_of_two_sessions_at_once_have_their_own_kernels(tmp_path: Path) -
     folders = [tmp_path / name for name in ("first", "second", "third")]
     for folder in folders:
         folder.mkdir()
-    made = {kernel: onnxruntime(folders.pop(), matmul=kernel) for kernel in ("cpu.reference", "cpu.blas")}
+    onnxruntime_by_kernel = {
+        kernel: onnxruntime(folders.pop(), matmul=kernel) for kernel in ("cpu.reference", "cpu.blas")
+    }
     third, feeds = onnxruntime(folders.pop())
     begin, done = threading.Barrier(2), threading.Event()
-    found: dict[str, list[xrt.Report]] = {kernel: [] for kernel in made}
+    found: dict[str, list[xrt.Report]] = {kernel: [] for kernel in onnxruntime_by_kernel}
 
     def explain(kernel: str) -> None:
-        session, given = made[kernel]
+        session, given = onnxruntime_by_kernel[kernel]
         begin.wait(60)
         for _ in range(PASSES // 2):
             found[kernel].append(session.explain(given, runs=2))
@@ -137,7 +139,7 @@ def test_passes_of_two_sessions_at_once_have_their_own_kernels(tmp_path: Path) -
         while not done.is_set():
             third.run(feeds)
 
-    threads = [threading.Thread(target=explain, args=(kernel,)) for kernel in made]
+    threads = [threading.Thread(target=explain, args=(kernel,)) for kernel in onnxruntime_by_kernel]
     other = threading.Thread(target=run)
     for thread in (other, *threads):
         thread.start()
@@ -145,7 +147,7 @@ def test_passes_of_two_sessions_at_once_have_their_own_kernels(tmp_path: Path) -
         thread.join()
     done.set()
     other.join()
-    for session, _ in (*made.values(), (third, feeds)):
+    for session, _ in (*onnxruntime_by_kernel.values(), (third, feeds)):
         session.close()
     for kernel, reports in found.items():
         assert len(reports) == PASSES // 2

@@ -77,8 +77,8 @@ def test_inputs_and_outputs_keep_their_types(make, precision):
 @pytest.mark.parametrize("make", MODELS)
 def test_weights_have_the_new_type(make, precision):
     converted = convert(inspect_bytes(make()), precision)
-    found = {t.data_type for t in converted.proto.graph.initializer if t.data_type not in (6, 7, 9)}
-    assert found == {TYPES[precision]}
+    types = {t.data_type for t in converted.proto.graph.initializer if t.data_type not in (6, 7, 9)}
+    assert types == {TYPES[precision]}
     assert converted.converted_weights == inspect_bytes(make()).weights["float32"]
 
 
@@ -202,8 +202,8 @@ def test_weights_outside_the_range_are_counted_and_stay_finite():
     assert converted.clamped_weights == 4
     assert "2 weights were too large for fp16 and took its largest value" in converted.notes
     assert "2 weights were too small for fp16 and took its smallest value" in converted.notes
-    found = numpy_helper.to_array(next(t for t in converted.proto.graph.initializer if t.name == "b1"))
-    np.testing.assert_array_equal(found[:4], np.array([65504, -65504, 6e-8, -6e-8], np.float16))
+    array = numpy_helper.to_array(next(t for t in converted.proto.graph.initializer if t.name == "b1"))
+    np.testing.assert_array_equal(array[:4], np.array([65504, -65504, 6e-8, -6e-8], np.float16))
     assert convert(inspect_bytes(model), "bf16").clamped_weights == 0
 
 

@@ -150,8 +150,8 @@ def test_types_without_values_are_refused_and_can_be_given():
     info = identity(8, [2])
     with pytest.raises(InputError, match=r"'x' of type string.*Fix: give an array"):
         probe_feeds(info)
-    given = np.array(["a", "b"])
-    assert probe_feeds(info, overrides={"x": given})["x"] is given
+    array = np.array(["a", "b"])
+    assert probe_feeds(info, overrides={"x": array})["x"] is array
     sequence = helper.make_tensor_sequence_value_info("s", 1, ["N"])
     out = helper.make_tensor_value_info("n", 7, [])
     model = helper.make_model(

@@ -154,9 +154,9 @@ def test_each_accepted_request_completes_or_is_cancelled(engine: str, want: Any)
         for future in done:
             counts["cancelled" if future.cancelled() else "done"] += 1
             if not future.cancelled():
-                found = future.result()["logits"]
+                logits = future.result()["logits"]
                 if engine != "null":
-                    np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
+                    np.testing.assert_allclose(logits, want, rtol=1e-4, atol=1e-5)
     assert counts["done"]
 
 

@@ -72,9 +72,9 @@ def dynamic(path: Path, largest: int) -> Any:
 
 
 def save(path: Path, nodes: list[Any], shape: Any, weights: dict[str, Any]) -> None:
-    tensors = [nh.from_array(np.asarray(one), name) for name, one in weights.items()]
-    given, made = h.make_tensor_value_info("x", T.FLOAT, shape), h.make_tensor_value_info("y", T.FLOAT, None)
-    graph = h.make_graph(nodes, "g", [given], [made], tensors)
+    tensors = [nh.from_array(np.asarray(weight), name) for name, weight in weights.items()]
+    info, value_info = h.make_tensor_value_info("x", T.FLOAT, shape), h.make_tensor_value_info("y", T.FLOAT, None)
+    graph = h.make_graph(nodes, "g", [info], [value_info], tensors)
     onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=9), path)
 
 

@@ -36,7 +36,7 @@ def policy(shapes, **more) -> Policy:
 def pair(first=("N", 4), second=("N", 4), output=("N", 4)) -> onnx.ModelProto:
     """``total = a + b``."""
     nodes = [helper.make_node("Add", ["a", "b"], ["t"], name="add"), helper.make_node("Relu", ["t"], ["total"])]
-    made = helper.make_graph(
+    graph = helper.make_graph(
         nodes,
         "pair",
         [
@@ -46,7 +46,7 @@ def pair(first=("N", 4), second=("N", 4), output=("N", 4)) -> onnx.ModelProto:
         [helper.make_tensor_value_info("total", TensorProto.FLOAT, output)],
         value_info=[helper.make_tensor_value_info("t", TensorProto.FLOAT, output)],
     )
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 @pytest.fixture
@@ -119,13 +119,13 @@ class TestRanges:
 
     def test_a_sequence_is_refused(self):
         sequence = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, ["N"])
-        made = helper.make_graph(
+        graph = helper.make_graph(
             [helper.make_node("SequenceLength", ["s"], ["n"])],
             "sequence",
             [sequence],
             [helper.make_tensor_value_info("n", TensorProto.INT64, [])],
         )
-        info = inspect_bytes(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+        info = inspect_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
         with pytest.raises(
             PolicyError, match=r"^execution\.shapes\.s: this input is no tensor but of the kind sequence; leave it out$"
         ):
@@ -136,8 +136,8 @@ class TestFixing:
     def test_sizes_stand_in_inputs_outputs_and_graph(self):
         info = with_shapes(inspect_bytes(pair()), policy({"a": [3, 4]}))
         assert [t.shape for t in (*info.inputs, *info.outputs)] == [(3, 4)] * 3
-        made = info.named_proto().graph
-        for value in (*made.input, *made.output, *made.value_info):
+        graph = info.named_proto().graph
+        for value in (*graph.input, *graph.output, *graph.value_info):
             assert [(d.dim_value, d.dim_param) for d in value.type.tensor_type.shape.dim] == [(3, ""), (4, "")]
 
     def test_a_range_is_kept_open_and_limited(self):

@@ -33,13 +33,13 @@ _KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowLeft": 37, "ArrowUp": 38, "A
 
 def find_chromium() -> str | None:
     """Return the path of a Chromium or Chrome, or ``None``."""
-    return next((found for name in _NAMES if (found := shutil.which(name))), None)
+    return next((path for name in _NAMES if (path := shutil.which(name))), None)
 
 
 def axe_script() -> str | None:
     """Return axe-core, of a package that holds it, or ``None``."""
-    found = importlib.util.find_spec("axe_playwright_python")
-    return found and Path(found.origin or "").with_name("axe.min.js").read_text(encoding="utf-8")
+    spec = importlib.util.find_spec("axe_playwright_python")
+    return spec and Path(spec.origin or "").with_name("axe.min.js").read_text(encoding="utf-8")
 
 
 class Browser:

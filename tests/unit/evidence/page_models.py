@@ -24,15 +24,15 @@ HOSTILE = (
 
 def deep_model(path: Path, nodes: int) -> Path:
     """Write residual blocks of eight nodes, with names of paths as exporters give them."""
-    made: list[onnx.NodeProto] = []
+    protos: list[onnx.NodeProto] = []
 
     def add(op: str, inputs: list[str], name: str, **attributes: int) -> str:
-        full = f"/model/blocks.{len(made) // 8}/{name}"
-        made.append(helper.make_node(op, inputs, [f"{full}_output_0"], full, **attributes))
-        return made[-1].output[0]
+        full = f"/model/blocks.{len(protos) // 8}/{name}"
+        protos.append(helper.make_node(op, inputs, [f"{full}_output_0"], full, **attributes))
+        return protos[-1].output[0]
 
     flow = "x"
-    while len(made) + 8 <= nodes:
+    while len(protos) + 8 <= nodes:
         normal = add("LayerNormalization", [flow, "scale"], "norm/LayerNormalization", axis=-1)
         left = add("MatMul", [normal, "weight"], "attn/q/MatMul")
         right = add("MatMul", [normal, "weight"], "attn/k/MatMul")
@@ -41,15 +41,15 @@ def deep_model(path: Path, nodes: int) -> Path:
         up = add("MatMul", [soft, "weight"], "mlp/up/MatMul")
         active = add("Relu", [up], "mlp/act/Relu")
         flow = add("Add", [flow, active], "Add")
-    while len(made) < nodes - 1:
-        flow = add("Sigmoid", [flow], f"tail/Sigmoid_{len(made)}")
-    if len(made) < nodes:
+    while len(protos) < nodes - 1:
+        flow = add("Sigmoid", [flow], f"tail/Sigmoid_{len(protos)}")
+    if len(protos) < nodes:
         add("Tanh", [flow], "Tanh")
     weights = [
         numpy_helper.from_array(np.eye(32, dtype=np.float32), "weight"),
         numpy_helper.from_array(np.ones(32, np.float32), "scale"),
     ]
-    return _save(path, made, [8, 32], weights)
+    return _save(path, protos, [8, 32], weights)
 
 
 def hostile_model(path: Path) -> Path:

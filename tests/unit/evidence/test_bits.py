@@ -15,19 +15,19 @@ from xpuruntime.evidence.tolerances import differing, same_bits, ulp_distance
 @pytest.mark.parametrize("start", [1.0, -1.0, 0.0, -0.0])
 def test_steps_of_nextafter(dtype: type, start: float) -> None:
     """NumPy's `nextafter` is the judge: so many steps are so many units."""
-    one = np.array([start, 5.0], dtype)
-    other = one.copy()
+    array = np.array([start, 5.0], dtype)
+    other = array.copy()
     for _ in range(7):
         other[0] = np.nextafter(other[0], dtype(np.inf))
-    assert ulp_distance(one, other) == 7
-    assert ulp_distance(other, one) == 7
-    assert not same_bits(one, other)
+    assert ulp_distance(array, other) == 7
+    assert ulp_distance(other, array) == 7
+    assert not same_bits(array, other)
 
 
 def test_zeros_of_both_signs_have_other_bits_and_no_distance() -> None:
-    one, other = np.array([0.0]), np.array([-0.0])
-    assert not same_bits(one, other)
-    assert ulp_distance(one, other) == 0
+    array, other = np.array([0.0]), np.array([-0.0])
+    assert not same_bits(array, other)
+    assert ulp_distance(array, other) == 0
 
 
 def test_across_zero_and_over_the_whole_range() -> None:
@@ -40,8 +40,8 @@ def test_across_zero_and_over_the_whole_range() -> None:
 
 
 def test_bfloat16_has_steps_of_its_own() -> None:
-    one = np.array([1.0], ml_dtypes.bfloat16)
-    assert ulp_distance(one, np.array([1.0078125], ml_dtypes.bfloat16)) == 1
+    array = np.array([1.0], ml_dtypes.bfloat16)
+    assert ulp_distance(array, np.array([1.0078125], ml_dtypes.bfloat16)) == 1
 
 
 def test_what_has_no_distance() -> None:

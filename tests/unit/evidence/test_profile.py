@@ -52,8 +52,8 @@ def profile(**changed: Any) -> Profile:
 
 
 def test_shares_sum_what_is_alike() -> None:
-    found = [tuple(share) for share in profile().shares()]
-    assert found == [
+    shares = [tuple(share) for share in profile().shares()]
+    assert shares == [
         ("range", "epoch", 1, 2000.0, 0),
         ("range", "m on e@cuda:0", 2, 700.0, 0),
         ("kernel", GEMM, 2, 8.0, 0),
@@ -127,7 +127,7 @@ def test_a_trace_is_written_as_a_whole(tmp_path: Path, name: str) -> None:
     assert trace["metadata"]["run"] == 5
     assert sum(traceevent.get("cat") == "kernel" for traceevent in trace["traceEvents"]) == 2
     assert any(traceevent["name"] == "matmul" for traceevent in trace["traceEvents"])
-    assert [one.name for one in tmp_path.iterdir()] == [name]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize("name", ["trace", "trace.txt", "trace.json.bz2", "trace.JSON", ""])
@@ -165,7 +165,7 @@ def test_a_folder_without_the_right_is_refused(tmp_path: Path, monkeypatch: pyte
 def test_a_check_leaves_nothing_and_an_old_trace_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text("old")
     check_trace(tmp_path / "t.json")
-    assert [one.name for one in tmp_path.iterdir()] == ["t.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
     assert (tmp_path / "t.json").read_text() == "old"
 
 
@@ -184,4 +184,4 @@ def test_a_full_disk_leaves_the_old_trace(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
     assert target.read_text() == "old"
-    assert [one.name for one in tmp_path.iterdir()] == ["t.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]

@@ -249,8 +249,8 @@ def report() -> Any:
 
 
 def test_a_fallback_is_in_the_headline_and_has_its_status(report: Any, tmp_path: Path) -> None:
-    found = {observation.key: observation.status for observation in report.observations}
-    assert {key for key, status in found.items() if status == "fallback"} == {
+    statuses = {observation.key: observation.status for observation in report.observations}
+    assert {key for key, status in statuses.items() if status == "fallback"} == {
         "execution.engine",
         "execution.device",
         "execution.fallback",

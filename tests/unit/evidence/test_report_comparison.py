@@ -47,11 +47,11 @@ def fused(name, *nodes, **more):
 
 def test_the_same():
     one = report(unit("a"), unit("b", relation="folded", device="none", time=None), boundaries=[LAYOUT])
-    found = compare_reports(one, one)
-    assert found.same
-    assert found.headline == "nothing moved"
-    assert (found.groups, found.keys, found.boundaries, found.unchanged) == ((), (), (), 2)
-    assert found.latency.verdict == "same"
+    comparison = compare_reports(one, one)
+    assert comparison.same
+    assert comparison.headline == "nothing moved"
+    assert (comparison.groups, comparison.keys, comparison.boundaries, comparison.unchanged) == ((), (), (), 2)
+    assert comparison.latency.verdict == "same"
 
 
 def test_what_can_differ_about_one_node():
@@ -67,9 +67,9 @@ def test_what_can_differ_about_one_node():
         for change in several:
             b = msgspec.structs.replace(a, **change)
             for sides in ((a, b), (b, a)):
-                found = compare_reports(report(sides[0], unit("other")), report(sides[1], unit("other")))
-                assert [g.what for g in found.groups] == [{what: ("n",)}], change
-                assert (found.nodes_that(what), found.unchanged, found.same) == (("n",), 1, False)
+                comparison = compare_reports(report(sides[0], unit("other")), report(sides[1], unit("other")))
+                assert [g.what for g in comparison.groups] == [{what: ("n",)}], change
+                assert (comparison.nodes_that(what), comparison.unchanged, comparison.same) == (("n",), 1, False)
 
 
 @pytest.mark.parametrize("field", ["kernel", "provider", "precision_run", "layout"])
@@ -85,33 +85,33 @@ def test_units_are_compared_as_connected_groups():
     """a+b and c+d in one report, b+c in the other: one group of four, with all times in it."""
     before = report(fused("ab", "a", "b", time=10.0), fused("cd", "c", "d", time=20.0), unit("e", time=1.0))
     after = report(unit("a", time=5.0), fused("bc", "b", "c", time=30.0), unit("d", time=5.0), unit("e", time=1.0))
-    found = compare_reports(before, after)
-    (group,) = found.groups
+    comparison = compare_reports(before, after)
+    (group,) = comparison.groups
     assert set(group.nodes) == {"a", "b", "c", "d"}
     assert {u.id for u in group.before} == {"ab", "cd"}
     assert {u.id for u in group.after} == {"a", "bc", "d"}
     assert set(group.what["grouping"]) == {"a", "b", "c", "d"}
     assert (group.time.before, group.time.after, group.time.verdict) == (30.0, 40.0, "slower")
     assert group.time.change == pytest.approx(1 / 3)
-    assert found.unchanged == 1
-    assert found.headline.startswith("nothing moved, 4 nodes are fused otherwise")
+    assert comparison.unchanged == 1
+    assert comparison.headline.startswith("nothing moved, 4 nodes are fused otherwise")
 
 
 def test_steps_of_a_node_count_to_its_group():
     steps = [unit(f"s{i}", relation="inserted", serves=("softmax",), time=10.0) for i in range(3)]
-    found = compare_reports(report(unit("softmax", time=10.0)), report(unit("softmax", time=10.0), *steps))
-    (group,) = found.groups
+    comparison = compare_reports(report(unit("softmax", time=10.0)), report(unit("softmax", time=10.0), *steps))
+    (group,) = comparison.groups
     assert (group.time.before, group.time.after) == (10.0, 40.0)
     assert len(group.after) == 4
 
 
 def test_inserted_work_is_a_group_without_nodes():
     cast = unit("cast", op="Cast", relation="inserted", time=5.0)
-    found = compare_reports(report(unit("a")), report(unit("a"), cast))
-    (group,) = found.groups
+    comparison = compare_reports(report(unit("a")), report(unit("a"), cast))
+    (group,) = comparison.groups
     assert (group.nodes, group.what, group.before) == ((), {"inserted": ("Cast",)}, ())
-    assert "other Cast inserted" in found.headline
-    assert not found.same
+    assert "other Cast inserted" in comparison.headline
+    assert not comparison.same
 
 
 @pytest.mark.parametrize(
@@ -128,10 +128,10 @@ def test_inserted_work_is_a_group_without_nodes():
     ],
 )
 def test_times_below_the_noise_claim_nothing(before, after, verdict):
-    found = compare_reports(report(unit("a", time=before)), report(unit("a", time=after)))
-    assert found.totals[0].verdict == verdict
-    assert [g.time.verdict for g in found.groups] == ([] if verdict == "same" else [verdict])
-    assert found.same, "times do not say that something else ran"
+    comparison = compare_reports(report(unit("a", time=before)), report(unit("a", time=after)))
+    assert comparison.totals[0].verdict == verdict
+    assert [g.time.verdict for g in comparison.groups] == ([] if verdict == "same" else [verdict])
+    assert comparison.same, "times do not say that something else ran"
 
 
 def test_the_noise_is_an_option():
@@ -171,13 +171,13 @@ def test_a_difference_inside_the_spread_of_the_runs_is_not_claimed(before, after
         )
         for least, median, most in (before, after)
     ]
-    found = compare_reports(*both)
-    assert (found.latency.verdict, found.totals[0].verdict) == (verdict, verdict)
-    assert bool(found.groups) == (verdict in ("slower", "faster"))
-    assert ("slower" in found.headline or "faster" in found.headline) == (verdict in ("slower", "faster"))
-    assert ("speed cannot be decided" in found.headline) == (verdict == "undecided")
-    assert any("cannot be decided from" in note for note in found.notes) == (verdict == "undecided")
-    assert ("slower" in str(found) or "faster" in str(found)) == (verdict in ("slower", "faster"))
+    comparison = compare_reports(*both)
+    assert (comparison.latency.verdict, comparison.totals[0].verdict) == (verdict, verdict)
+    assert bool(comparison.groups) == (verdict in ("slower", "faster"))
+    assert ("slower" in comparison.headline or "faster" in comparison.headline) == (verdict in ("slower", "faster"))
+    assert ("speed cannot be decided" in comparison.headline) == (verdict == "undecided")
+    assert any("cannot be decided from" in note for note in comparison.notes) == (verdict == "undecided")
+    assert ("slower" in str(comparison) or "faster" in str(comparison)) == (verdict in ("slower", "faster"))
 
 
 def cycles(name, value, kind="cycles"):
@@ -189,9 +189,9 @@ def cycles(name, value, kind="cycles"):
 
 
 def test_times_of_different_kinds_are_not_compared():
-    found = compare_reports(report(unit("a", time=10.0)), report(cycles("a", 90000.0)))
-    assert (found.groups, found.totals) == ((), ())
-    assert any("different kinds" in note for note in found.notes)
+    comparison = compare_reports(report(unit("a", time=10.0)), report(cycles("a", 90000.0)))
+    assert (comparison.groups, comparison.totals) == ((), ())
+    assert any("different kinds" in note for note in comparison.notes)
     wall, device = (
         report(unit("a")),
         report(msgspec.structs.replace(unit("a"), time=Time(value=90.0, unit="us", kind="device", runs=1))),
@@ -205,17 +205,17 @@ def test_times_of_different_kinds_are_not_compared():
 
 def test_a_unit_that_ran_unseen_leaves_its_time_open():
     unseen = unit("a", time=None, status="unobservable")
-    found = compare_reports(report(unit("a", time=50.0), unit("b")), report(unseen, unit("b")))
-    assert (found.groups, found.totals) == ((), ())
-    assert "a unit has no time although it ran" in "\n".join(found.notes)
+    comparison = compare_reports(report(unit("a", time=50.0), unit("b")), report(unseen, unit("b")))
+    assert (comparison.groups, comparison.totals) == ((), ())
+    assert "a unit has no time although it ran" in "\n".join(comparison.notes)
 
 
 def test_times_of_other_inputs_are_not_compared():
     a = report(unit("a", time=10.0), detail={"inputs": {"x": "float32 [1, 8]"}})
     b = report(unit("a", time=90.0), detail={"inputs": {"x": "float32 [9, 8]"}}, latency=900.0)
-    found = compare_reports(a, b)
-    assert (found.groups, found.totals, found.latency) == ((), (), None)
-    assert "the inputs differ (x float32 [1, 8]; x float32 [9, 8])" in found.notes[0]
+    comparison = compare_reports(a, b)
+    assert (comparison.groups, comparison.totals, comparison.latency) == ((), (), None)
+    assert "the inputs differ (x float32 [1, 8]; x float32 [9, 8])" in comparison.notes[0]
 
 
 def test_policy_keys():
@@ -237,18 +237,18 @@ def test_policy_keys():
 
 
 def test_a_key_that_only_one_states_and_that_is_honoured_is_told_and_no_difference():
-    found = compare_reports(report(unit("a")), report(unit("a"), controls=[control("mode", "strict")]))
-    assert [k.key for k in found.keys] == ["mode"]
-    assert found.same
+    comparison = compare_reports(report(unit("a")), report(unit("a"), controls=[control("mode", "strict")]))
+    assert [k.key for k in comparison.keys] == ["mode"]
+    assert comparison.same
 
 
 def test_boundaries_come_and_go():
-    more = msgspec.structs.replace(LAYOUT, count=3)
-    for sides, counts in (((LAYOUT,), ()), (2, 0)), (((), (LAYOUT,)), (0, 2)), (((LAYOUT,), (more,)), (2, 3)):
-        found = compare_reports(report(unit("a"), boundaries=sides[0]), report(unit("a"), boundaries=sides[1]))
-        assert [(b.count_before, b.count_after) for b in found.boundaries] == [counts]
-        assert not found.same
-        assert "1 boundary changed" in found.headline
+    layout = msgspec.structs.replace(LAYOUT, count=3)
+    for sides, counts in (((LAYOUT,), ()), (2, 0)), (((), (LAYOUT,)), (0, 2)), (((LAYOUT,), (layout,)), (2, 3)):
+        comparison = compare_reports(report(unit("a"), boundaries=sides[0]), report(unit("a"), boundaries=sides[1]))
+        assert [(b.count_before, b.count_after) for b in comparison.boundaries] == [counts]
+        assert not comparison.same
+        assert "1 boundary changed" in comparison.headline
 
 
 def test_memory_and_surroundings_are_told_and_are_no_difference():
@@ -261,13 +261,13 @@ def test_memory_and_surroundings_are_told_and_are_no_difference():
             plan={"settings": {"threads": threads}},
         )
 
-    found = compare_reports(
+    comparison = compare_reports(
         made("2.0", "1.2", {"weights": 10}, 1, {"OMP_NUM_THREADS": "3"}),
         made("2.1", "1.3", {"weights": 20, "pool": 5}, 2, {}),
     )
-    assert found.same
-    assert [(m.owner, m.before, m.after) for m in found.memory] == [("weights", 10, 20), ("pool", None, 5)]
-    assert {s.subject: (s.before, s.after) for s in found.surroundings} == {
+    assert comparison.same
+    assert [(m.owner, m.before, m.after) for m in comparison.memory] == [("weights", 10, 20), ("pool", None, 5)]
+    assert {s.subject: (s.before, s.after) for s in comparison.surroundings} == {
         "packages.numpy": ("2.0", "2.1"),
         "variables.OMP_NUM_THREADS": ("3", None),
         "libraries.libx.so": ("1.2 in /x/libx.so", "1.3 in /x/libx.so"),
@@ -278,17 +278,22 @@ def test_memory_and_surroundings_are_told_and_are_no_difference():
 def test_different_models_are_refused_unless_nodes_overlap():
     with pytest.raises(InputError, match=r"different models and have no source node in common.*one model"):
         compare_reports(report(unit("a")), report(unit("z"), sha="b" * 64))
-    found = compare_reports(report(unit("a"), unit("b")), report(unit("a"), unit("c"), sha="b" * 64))
-    assert (found.only_before, found.only_after, found.unchanged, found.same) == (("b",), ("c",), 1, False)
-    assert "not the same file" in found.notes[0]
-    assert "2 nodes are in one report only" in found.headline
+    comparison = compare_reports(report(unit("a"), unit("b")), report(unit("a"), unit("c"), sha="b" * 64))
+    assert (comparison.only_before, comparison.only_after, comparison.unchanged, comparison.same) == (
+        ("b",),
+        ("c",),
+        1,
+        False,
+    )
+    assert "not the same file" in comparison.notes[0]
+    assert "2 nodes are in one report only" in comparison.headline
 
 
 def test_what_a_partial_report_does_not_show_is_not_held_against_it():
     whole, part = report(unit("a"), unit("b")), report(unit("a"), partial=True)
-    found = compare_reports(whole, part)
-    assert (found.only_before, found.nodes_that("placement")) == ((), ())
-    assert any("is incomplete: 1 source nodes" in note for note in found.notes)
+    comparison = compare_reports(whole, part)
+    assert (comparison.only_before, comparison.nodes_that("placement")) == ((), ())
+    assert any("is incomplete: 1 source nodes" in note for note in comparison.notes)
     nothing = compare_reports(whole, report(partial=True))
     assert {k.key: k.status_after for k in nothing.keys}["execution.engine"] == "unobservable"
     assert not nothing.same
@@ -319,11 +324,11 @@ def test_sentences():
 
 def test_files(tmp_path):
     paths = [report(unit("a")).save(tmp_path / "a.json"), report(unit("a", ran="fp16")).save(tmp_path / "b.json")]
-    found = compare_reports(paths[0], str(paths[1]))
-    assert found.before.name == str(paths[0])
-    assert found.nodes_that("precision") == ("a",)
-    plain = found.to_dict()
-    assert plain == json.loads(found.to_json()) == json.loads(found.to_json(indent=None))
+    comparison = compare_reports(paths[0], str(paths[1]))
+    assert comparison.before.name == str(paths[0])
+    assert comparison.nodes_that("precision") == ("a",)
+    plain = comparison.to_dict()
+    assert plain == json.loads(comparison.to_json()) == json.loads(comparison.to_json(indent=None))
     assert list(plain)[:3] == ["schema", "headline", "same"]
     assert plain["schema"] == "xpuruntime.report_comparison/2"
     paths[0].write_bytes(paths[0].read_bytes()[:-100])
@@ -338,7 +343,7 @@ def test_two_thousand_nodes_are_compared():
     before = report(*(unit(f"n{i}") for i in range(2000)))
     chain = report(fused("all", *(f"n{i}" for i in range(2000))))
     for other in (before, chain):
-        found = compare_reports(before, other)
-        str(found)
-    assert len(found.groups) == 1
+        comparison = compare_reports(before, other)
+        str(comparison)
+    assert len(comparison.groups) == 1
     assert isinstance(before, Report)

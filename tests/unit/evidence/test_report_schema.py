@@ -73,9 +73,9 @@ def test_what_explain_prints_is_valid(explained, engine):
 def test_what_the_comparison_prints_is_valid(explained, capfd):
     paths = [str(explained / f"{engine}.json") for engine in ("onnxruntime", "null")]
     assert run(["explain", *paths, "--json"]) == 1
-    found = json.loads(capfd.readouterr().out)
-    assert found["groups"]
-    validator("report_comparison", closed=True).validate(found)
+    document = json.loads(capfd.readouterr().out)
+    assert document["groups"]
+    validator("report_comparison", closed=True).validate(document)
 
 
 def test_every_part_is_described():

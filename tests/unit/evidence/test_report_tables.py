@@ -30,7 +30,9 @@ def test_rows_are_flat_and_complete(report: xrt.Report) -> None:
     assert [row.get("time.value") for row in rows] == [unit.time and unit.time.value for unit in report.units]
     assert {type(value) for row in rows for value in row.values()} <= {str, int, float, bool, type(None)}
     assert not any("time" in row for row in rows)
-    assert [row["status"] for row in report.records("observations")] == [one.status for one in report.observations]
+    assert [row["status"] for row in report.records("observations")] == [
+        observation.status for observation in report.observations
+    ]
 
 
 def test_csv_holds_the_rows(report: xrt.Report, tmp_path: Path) -> None:

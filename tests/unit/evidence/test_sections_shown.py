@@ -209,12 +209,12 @@ def changed():
 
 
 def test_two_reports():
-    found = compare_reports(report(), changed())
-    assert [(peak.owner, peak.before, peak.after) for peak in found.peaks] == [
+    comparison = compare_reports(report(), changed())
+    assert [(peak.owner, peak.before, peak.after) for peak in comparison.peaks] == [
         ("pool a: in use", 3 * MIB, 9 * MIB),
         ("tensors between units", 4096, 8192),
     ]
-    assert [(one.about, one.before, one.after) for one in (*found.cuda_graph, *found.shapes)] == [
+    assert [(one.about, one.before, one.after) for one in (*comparison.cuda_graph, *comparison.shapes)] == [
         ("status", "blocked", "refused"),
         ("blocker: b (NonZero)", "blocks", None),
         ("blocker: det (Det)", None, "blocks"),
@@ -223,8 +223,8 @@ def test_two_reports():
         ("allowed: k", "4", None),
         ("observed: k", "4", None),
     ]
-    assert found.same
-    shown = words(str(found))
+    assert comparison.same
+    shown = words(str(comparison))
     for text in (
         "status blocked refused det is on the cpu",
         "blocker: b (NonZero) blocks -",
@@ -238,17 +238,17 @@ def test_two_reports():
 
 def test_noise_of_memory_is_not_told():
     near = report(memory_over_time=samples(None, 3 * MIB + 9, 2 * MIB))
-    found = compare_reports(report(), near)
-    assert (found.peaks, found.cuda_graph, found.shapes, found.notes) == ((), (), (), ())
+    comparison = compare_reports(report(), near)
+    assert (comparison.peaks, comparison.cuda_graph, comparison.shapes, comparison.notes) == ((), (), (), ())
     assert [peak.owner for peak in compare_reports(report(), near, noise=0).peaks] == ["pool a: in use"]
 
 
 def test_a_report_from_before_is_not_held_against_the_other():
     old = msgspec.structs.replace(report(), memory_over_time=(), live=(), cuda_graph=None, shapes=None)
     for pair, name in (((old, report()), "before"), ((report(), old), "after")):
-        found = compare_reports(*pair)
-        assert (found.peaks, found.cuda_graph, found.shapes) == ((), (), ())
-        assert found.notes[0].startswith(f"'{name}' does not have memory over time, CUDA graphs, shapes")
+        comparison = compare_reports(*pair)
+        assert (comparison.peaks, comparison.cuda_graph, comparison.shapes) == ((), (), ())
+        assert comparison.notes[0].startswith(f"'{name}' does not have memory over time, CUDA graphs, shapes")
 
 
 def test_the_page_of_two_reports(look):

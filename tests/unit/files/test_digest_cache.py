@@ -41,15 +41,15 @@ def large(tmp_path: Path) -> Path:
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the sizes of the files that were read."""
-    found: list[int] = []
+    sizes: list[int] = []
     compute = digests.digest_of
 
     def counted(file, size):
-        found.append(size)
+        sizes.append(size)
         return compute(file, size)
 
     monkeypatch.setattr(digests, "digest_of", counted)
-    return found
+    return sizes
 
 
 def sealed(content: bytes) -> bytes:
@@ -126,9 +126,9 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(folder, large, monkeyp
     compute = digests.digest_of
 
     def late(file, size):
-        found = compute(file, size)
+        result = compute(file, size)
         flip(large)
-        return found
+        return result
 
     with monkeypatch.context() as patch:
         patch.setattr(digests, "digest_of", late)
@@ -206,5 +206,5 @@ def test_another_process_finds_it(folder, large):
         "import sys; from xpuruntime.files import digests; digests.digest_of = None; "
         "print(digests.file_digest(sys.argv[1]))"
     )
-    found = subprocess.run([sys.executable, "-c", code, str(large)], check=True, capture_output=True, text=True)
-    assert found.stdout.strip() == right(large)
+    process = subprocess.run([sys.executable, "-c", code, str(large)], check=True, capture_output=True, text=True)
+    assert process.stdout.strip() == right(large)

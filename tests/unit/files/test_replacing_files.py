@@ -59,7 +59,7 @@ def test_who_may_read_what_a_user_asked_for(tmp_path: Path, name: str) -> None:
         path.chmod(kept)
         WRITERS[name](path)
         assert mode(path) == kept
-    assert [one.name for one in tmp_path.iterdir()] == [name]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.usefixtures("umask")
@@ -102,7 +102,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(xrt.InputError, match="No space left on device"):
         Report().save(path)
-    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("report.json", b"old")]
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("report.json", b"old")]
 
 
 needs_sigkill = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")

@@ -89,7 +89,7 @@ def test_a_path_that_cannot_be_is_an_error_of_ours(
     Path("file").write_text("x")
     with pytest.raises(xrt.XpuRuntimeError):
         CALLS[call](PATHS[path])
-    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("path", ["", "/", ".", ".."])

@@ -51,8 +51,8 @@ def results(quick_folder: Path) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 WRITERS = (
@@ -157,7 +157,7 @@ def test_a_lock_file_of_another_sweep_is_not_taken_for_ones_own(
     seen: list[str] = []
 
     def swept(descriptor: int) -> bool:
-        (room,) = (one for one in tmp_path.iterdir() if one.name not in seen)
+        (room,) = (path for path in tmp_path.iterdir() if path.name not in seen)
         seen.append(room.name)
         if len(seen) == 1:
             (room / ".lock").unlink()
@@ -193,11 +193,11 @@ def test_many_sweeps_at_once_lose_no_write(tmp_path: Path) -> None:
 def test_nothing_changes_the_umask_or_writes_in_another_way() -> None:
     """One routine for files and one for folders; what is left are temporary folders of the system's and scratch."""
     forbidden = {"umask", "mkstemp", "mkdtemp", "NamedTemporaryFile"}
-    found = []
+    texts = []
     for path in SOURCE.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(text)) if any(word in text for word in forbidden) else ():
             name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
             if name in forbidden and "testing" not in path.parts:
-                found.append(f"{path.relative_to(SOURCE)}:{node.lineno}: {name}")
-    assert not found
+                texts.append(f"{path.relative_to(SOURCE)}:{node.lineno}: {name}")
+    assert not texts

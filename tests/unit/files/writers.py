@@ -179,7 +179,7 @@ def starve(name: str, folder: Path) -> list[int]:
     write, read = WRITERS[name]
     target = folder / name
     write(target, "one")
-    listed, found = names(folder), []
+    listed, statuses = names(folder), []
     for room in (0, 1, 40):
 
         def limited(room: int = room) -> None:
@@ -187,11 +187,11 @@ def starve(name: str, folder: Path) -> list[int]:
             write(target, "two")
 
         status = in_child(limited)
-        found.append(status)
+        statuses.append(status)
         assert read(target) == ("one" if status else "two")
         write(target, "one")
         assert names(folder) == listed, room
-    return found
+    return statuses
 
 
 def without_rights(name: str, folder: Path) -> int:

@@ -81,25 +81,25 @@ def controls(text: str) -> list[str]:
 
 def flip_bytes(data: bytes, rng: random.Random) -> bytes:
     """Return the bytes with some changed, cut out, repeated, or cut off."""
-    found = bytearray(data)
+    choices = bytearray(data)
     for _ in range(rng.randint(1, 4)):
-        if not found:
+        if not choices:
             break
-        at = rng.randrange(len(found))
+        at = rng.randrange(len(choices))
         kind = rng.randrange(6)
         if kind == 0:
-            found[at] ^= 1 << rng.randrange(8)
+            choices[at] ^= 1 << rng.randrange(8)
         elif kind == 1:
-            found[at] = rng.choice((0, 0x7F, 0x80, 0xFF))
+            choices[at] = rng.choice((0, 0x7F, 0x80, 0xFF))
         elif kind == 2:
-            del found[at : at + rng.randint(1, 16)]
+            del choices[at : at + rng.randint(1, 16)]
         elif kind == 3:
-            found[at:at] = found[at : at + rng.randint(1, 64)]
+            choices[at:at] = choices[at : at + rng.randint(1, 64)]
         elif kind == 4:
-            found[at:at] = rng.choice(TEXTS).encode("utf-8", "surrogatepass")[:200]
+            choices[at:at] = rng.choice(TEXTS).encode("utf-8", "surrogatepass")[:200]
         else:
-            del found[at:]
-    return bytes(found)
+            del choices[at:]
+    return bytes(choices)
 
 
 def change_json(value: Any, rng: random.Random) -> Any:

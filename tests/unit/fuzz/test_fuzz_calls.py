@@ -78,13 +78,13 @@ def test_sessions() -> None:
 
 def test_tensors_and_operations() -> None:
     for seed, rng in cases():
-        one, other = any_array(rng), any_array(rng)
+        array, other = any_array(rng), any_array(rng)
         dtype, device = rng.choice(("float32", "int8", *TEXTS)), rng.choice(("cpu", *TEXTS))
         shape = [rng.choice((*NUMBERS, "x", None)) for _ in range(rng.randrange(4))]
         # What is not of the Python type that a function states is a TypeError; a producer may raise what it likes.
-        expect_ours(seed, lambda a=one: xrt.Tensor.from_dlpack(a), TypeError, BufferError)
-        expect_ours(seed, lambda a=one: xrt.Tensor.from_numpy(a), TypeError)
+        expect_ours(seed, lambda a=array: xrt.Tensor.from_dlpack(a), TypeError, BufferError)
+        expect_ours(seed, lambda a=array: xrt.Tensor.from_numpy(a), TypeError)
         expect_ours(seed, lambda s=shape, t=dtype, d=device: xrt.Tensor.empty(s, t, d), TypeError)
-        expect_ours(seed, lambda a=one, b=other: xrt.ops.matmul(a, b))
-        expect_ours(seed, lambda a=one, b=other: xrt.ops.layer_norm(a, b), TypeError)
+        expect_ours(seed, lambda a=array, b=other: xrt.ops.matmul(a, b))
+        expect_ours(seed, lambda a=array, b=other: xrt.ops.layer_norm(a, b), TypeError)
         expect_ours(seed, lambda d=device: xrt.InferenceSession(xrt.demo_model_path(), device=d, engine="null"))

@@ -68,10 +68,10 @@ def seeds() -> list[onnx.ModelProto]:
 
 @pytest.fixture(scope="module")
 def sound() -> list[bytes]:
-    found = [model.SerializeToString() for model in seeds()]
-    for data in found:
+    strings = [model.SerializeToString() for model in seeds()]
+    for data in strings:
         inspect_bytes(data)
-    return found
+    return strings
 
 
 def change(message: Any, rng: random.Random) -> None:

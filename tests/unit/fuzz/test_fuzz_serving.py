@@ -110,7 +110,7 @@ class Connection:
             data += part
         head, _, body = data.partition(b"\r\n\r\n")
         line, *lines = head.split(b"\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (one.partition(b":") for one in lines)}
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
         while len(body) < int(headers[b"content-length"]):
             part = self._received()
             assert part, "the connection was closed within an answer"

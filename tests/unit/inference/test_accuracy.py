@@ -96,8 +96,8 @@ def test_any_engine_is_held_against_the_reference() -> None:
     with opened(OffEngine(1.0), accuracy={"rtol": 1.0, "cosine": 0.0}) as session:
         report = session.explain(runs=1)
     assert any("a probe input was compared with fp32" in conversion.what for conversion in report.conversions)
-    found = {observation.key: observation.status for observation in report.observations}
-    assert found["accuracy.rtol"] == "honoured"
+    statuses = {observation.key: observation.status for observation in report.observations}
+    assert statuses["accuracy.rtol"] == "honoured"
 
 
 def test_a_converted_model_is_checked_unasked() -> None:

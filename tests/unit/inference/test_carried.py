@@ -155,9 +155,9 @@ class TestMarks:
         assert read_policy(policy.dumps("json"), [("a/MatMul", "MatMul", "cpu.blas")], "m") == policy
 
     def test_names_with_patterns_in_them(self) -> None:
-        found = read_policy(None, [("a[0]/MatMul", "MatMul", "cpu.blas")], "m")
-        assert found is not None
-        (rule,) = found.kernels.rules
+        policy = read_policy(None, [("a[0]/MatMul", "MatMul", "cpu.blas")], "m")
+        assert policy is not None
+        (rule,) = policy.kernels.rules
         assert rule.match.matches(op="matmul", node="a[0]/MatMul")
         assert not rule.match.matches(op="matmul", node="a0/MatMul")
 
@@ -253,12 +253,12 @@ class TestLock:
         assert any(re.search(note, one) for one in notes), notes
 
     def test_the_digest_follows_names_types_and_values(self) -> None:
-        one = onnx_digest(models.mlp().graph)
-        assert one == onnx_digest(models.mlp().graph)
+        digest = onnx_digest(models.mlp().graph)
+        assert digest == onnx_digest(models.mlp().graph)
         other = models.mlp()
         other.graph.initializer[0].name = "w9"
-        assert onnx_digest(other.graph) != one
-        assert onnx_digest(models.mlp(seed=3).graph) != one
+        assert onnx_digest(other.graph) != digest
+        assert onnx_digest(models.mlp(seed=3).graph) != digest
 
 
 GPU = gpu(name="GPU", total_memory=1 << 34, sm_count=80)
@@ -309,11 +309,11 @@ class TestIntermediates:
         weights = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
         path = write(tmp_path, None, proto=proto)
         with xrt.InferenceSession(path, device="cpu", engine="onnxruntime") as session:
-            found = session.intermediates(X, ["r", "h", "y"])
-            assert list(found) == ["r", "h", "y"]
-            np.testing.assert_allclose(found["h"], X["x"] @ weights["w1"], rtol=1e-5, atol=1e-5)
-            np.testing.assert_array_equal(found["r"], np.maximum(found["h"], 0))
-            np.testing.assert_allclose(found["y"], session.run(X)["y"], rtol=1e-5, atol=1e-6)
+            intermediates = session.intermediates(X, ["r", "h", "y"])
+            assert list(intermediates) == ["r", "h", "y"]
+            np.testing.assert_allclose(intermediates["h"], X["x"] @ weights["w1"], rtol=1e-5, atol=1e-5)
+            np.testing.assert_array_equal(intermediates["r"], np.maximum(intermediates["h"], 0))
+            np.testing.assert_allclose(intermediates["y"], session.run(X)["y"], rtol=1e-5, atol=1e-6)
             with pytest.raises(xrt.InputError, match=r"no node of .* makes a tensor 'hh'; did you mean 'h'"):
                 session.intermediates(X, ["hh"])
 

@@ -79,7 +79,7 @@ def test_a_planted_fault_is_found(node: str) -> None:
 @pytest.mark.parametrize("node", ["conv1", "conv2", "add", "fc"])
 def test_a_fault_on_one_of_two_branches_is_found(tmp_path: object, node: str) -> None:
     model = models.save(models.conv(), tmp_path)
-    names = [one.name for one in inspect_model(model).nodes]
+    names = [node.name for node in inspect_model(model).nodes]
     assert node in names, names
     assert row_of(FaultEngine(node), model).divergence.nodes == (node,)
 

@@ -106,13 +106,13 @@ def test_the_optimisers_of_onnxruntime_do_not_run_again(artifact: xrt.Artifact) 
 
 
 def test_the_manifest_says_what_it_is_tied_to(artifact: xrt.Artifact) -> None:
-    made = artifact.manifest
+    manifest = artifact.manifest
     facts = default_registry().get("onnxruntime").probe()
-    assert made.target["onnxruntime"] == facts.version
-    assert made.target["provider"] == "CPUExecutionProvider"
-    assert made.target["cpu features"]
-    assert made.version == xrt.__version__
-    assert made.model_sha256 == xrt.plan(MODEL, device="cpu").model.sha256
+    assert manifest.target["onnxruntime"] == facts.version
+    assert manifest.target["provider"] == "CPUExecutionProvider"
+    assert manifest.target["cpu features"]
+    assert manifest.version == xrt.__version__
+    assert manifest.model_sha256 == xrt.plan(MODEL, device="cpu").model.sha256
     plain = msgspec.json.decode((artifact.folder / "manifest.json").read_bytes())
     assert plain["schema"] == "xpuruntime.artifact/1"
     assert set(plain["files"]) == {p.name for p in artifact.folder.iterdir()} - {"manifest.json"}
@@ -132,8 +132,8 @@ def test_weights_beside_the_model_count_for_its_digest(tmp_path: Path) -> None:
         data = bytearray((folder / "w").read_bytes())
         data[3] ^= value
         (folder / "w").write_bytes(bytes(data))
-        made = xrt.compile_model(folder / "m.onnx", folder / "m.xrt", device="cpu").manifest
-        digests.append((made.model.sha256, made.model_sha256))
+        manifest = xrt.compile_model(folder / "m.onnx", folder / "m.xrt", device="cpu").manifest
+        digests.append((manifest.model.sha256, manifest.model_sha256))
     assert digests[0][0] == digests[1][0]
     assert digests[0][1] != digests[1][1]
 
@@ -304,9 +304,9 @@ def test_an_engine_that_wrote_nothing_is_caught(tmp_path: Path, monkeypatch: pyt
     compile_ = engine.compile
 
     def forgetful(*arguments: Any) -> Any:
-        made = compile_(*arguments)
+        result = compile_(*arguments)
         (arguments[-1] / "model.bin").write_bytes(b"")
-        return made
+        return result
 
     monkeypatch.setattr(engine, "compile", forgetful)
     with pytest.raises(xrt.EngineError, match=r"slow did not write 'model\.bin'.*is the disk full"):

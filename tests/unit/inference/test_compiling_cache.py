@@ -94,8 +94,10 @@ def test_each_key_has_a_control(engine: SlowEngine, cache: Path) -> None:
 
 def key_of(engine: SlowEngine, model: Path, **execution: Any) -> str:
     policy = xrt.Policy.coerce(policy_of(Path("/cache"), **execution))
-    found = plan_session(model, SessionArguments(policy=policy), engine.registry(), None)
-    return cache_key(Recipe(engine, found.request.on(found.plan.device, policy), found.judgement, found.machine))
+    session = plan_session(model, SessionArguments(policy=policy), engine.registry(), None)
+    return cache_key(
+        Recipe(engine, session.request.on(session.plan.device, policy), session.judgement, session.machine)
+    )
 
 
 def test_what_makes_another_entry(engine: SlowEngine, tmp_path: Path) -> None:

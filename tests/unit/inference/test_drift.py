@@ -174,14 +174,14 @@ def test_the_verdict_in_a_few_words(engines: list[str], headline: str) -> None:
 
 
 def test_where_layers_are_measured_there_is_one_first_node() -> None:
-    found = xrt.compare_engines(xrt.demo_model_path(), ["null"], device="cpu", runs=1, layers=True)
-    (row,) = found.rows
+    engines = xrt.compare_engines(xrt.demo_model_path(), ["null"], device="cpu", runs=1, layers=True)
+    (row,) = engines.rows
     assert row.status == "differs"
     assert row.drift is not None
     assert row.drift.first is not None
     assert row.divergence is None
     assert any("not looked for by bisection: the layers were measured" in note for note in row.notes)
-    assert str(found).count("first") == 1
+    assert str(engines).count("first") == 1
     (searched,) = xrt.compare_engines(xrt.demo_model_path(), ["null"], device="cpu", runs=1).rows
     assert searched.divergence is not None
 

@@ -66,9 +66,9 @@ class PlantedEngine(NullEngine):
         return ("cuda:0",) if machine.cuda else ("cpu",)
 
     def judge(self, request: Any, machine: Machine) -> Any:
-        found = super().judge(msgspec.structs.replace(request, device="cpu"), machine)
-        verdict = msgspec.structs.replace(found.verdict, candidate=f"null@{request.device}")
-        return msgspec.structs.replace(found, verdict=verdict)
+        judgement = super().judge(msgspec.structs.replace(request, device="cpu"), machine)
+        verdict = msgspec.structs.replace(judgement.verdict, candidate=f"null@{request.device}")
+        return msgspec.structs.replace(judgement, verdict=verdict)
 
     def load(self, request: Any, judgement: Any, machine: Machine) -> Any:
         model = super().load(request, judgement, machine)

@@ -110,10 +110,10 @@ def test_live_bytes_of_onnxruntime_are_those_of_its_profile(tmp_path: Path) -> N
     assert order[0] == "soft"
     assert sorted(order) == sorted(makes) == sorted(unit.id for unit in report.units)
     held: dict[str, int] = {}
-    for place, one in enumerate(report.live):
+    for index, one in enumerate(report.live):
         held |= makes[one.unit]
         assert one.during == sum(held.values())
-        left = set(order[place + 1 :])
+        left = set(order[index + 1 :])
         held = {name: size for name, size in held.items() if name not in readers or readers[name] & left}
         assert one.after == sum(held.values())
 
@@ -188,8 +188,8 @@ class TestTorch:
 
         with xrt.InferenceSession(Waits().eval(), device="cpu", example_inputs=[torch.eye(4)]) as session:
             report = session.explain({"x": torch.eye(4)}, runs=1)
-        found = graph_blockers("cpu", report.units, report.boundaries, report.graph)
-        assert {(one.op.rpartition(".")[2], one.kind) for one in found} == {
+        blockers = graph_blockers("cpu", report.units, report.boundaries, report.graph)
+        assert {(one.op.rpartition(".")[2], one.kind) for one in blockers} == {
             ("masked_select", "data_dependent"),
             ("_local_scalar_dense", "sync"),
             ("nonzero", "data_dependent"),
@@ -240,8 +240,8 @@ def test_control_flow_of_onnxruntime_is_in_the_units(tmp_path: Path) -> None:
     feeds = {"x": np.ones((2, 2), np.float32), "n": np.array(3, np.int64)}
     with xrt.InferenceSession(path, device="cpu", engine="onnxruntime") as session:
         report = session.explain(feeds, runs=1)
-    found = graph_blockers("cpu", report.units, report.boundaries, report.graph)
-    assert {(one.node, one.kind) for one in found} == {("loop", "control_flow"), ("find", "data_dependent")}
+    blockers = graph_blockers("cpu", report.units, report.boundaries, report.graph)
+    assert {(one.node, one.kind) for one in blockers} == {("loop", "control_flow"), ("find", "data_dependent")}
     assert [one.unit for one in report.live] == ["loop", "find"]
     assert [row.covered for row in report.shapes.inputs] == ["all", "all"]  # type: ignore[union-attr]
 

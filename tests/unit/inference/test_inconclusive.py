@@ -134,9 +134,9 @@ def test_inputs_of_explain_decide_what_the_probe_could_not(framed: Path) -> None
 
 def test_a_comparison_of_engines_does_not_agree_on_nothing(tmp_path: Path) -> None:
     model = saved(tmp_path / "nan.onnx", SILENT["nan"][0], [value("y")], {})
-    found = xrt.compare_engines(model, ["onnxruntime"], device="cpu", runs=1)
-    assert [row.status for row in found.rows] == ["inconclusive"]
-    assert (found.agreed, found.headline) == (False, "the engine is inconclusive")
+    engines = xrt.compare_engines(model, ["onnxruntime"], device="cpu", runs=1)
+    assert [row.status for row in engines.rows] == ["inconclusive"]
+    assert (engines.agreed, engines.headline) == (False, "the engine is inconclusive")
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,14 @@ UNENFORCEABLE = {"mode": "strict", "execution": {"device": "cpu", "engine": "onn
 def logged(caplog: pytest.LogCaptureFixture, operation: str, event: str) -> list[dict[str, Any]]:
     """Return the fields of the records of an event, with the level and the text."""
     return [
-        {name.removeprefix("xpuruntime."): value for name, value in vars(one).items() if name.startswith("xpuruntime.")}
-        | {"level": one.levelname, "text": one.getMessage()}
-        for one in caplog.records
-        if one.name == f"xpuruntime.{operation}" and vars(one)["xpuruntime.event"] == event
+        {
+            name.removeprefix("xpuruntime."): value
+            for name, value in vars(record).items()
+            if name.startswith("xpuruntime.")
+        }
+        | {"level": record.levelname, "text": record.getMessage()}
+        for record in caplog.records
+        if record.name == f"xpuruntime.{operation}" and vars(record)["xpuruntime.event"] == event
     ]
 
 
@@ -47,7 +51,7 @@ def test_plan_fallback_and_evidence_are_logged(caplog: pytest.LogCaptureFixture)
     (rejected,) = logged(caplog, "plan", "candidate")
     assert (rejected["level"], rejected["candidate"]) == ("DEBUG", "onnxruntime@cuda:99")
     observed = {one["key"]: one for one in logged(caplog, "explain", "observation")}
-    assert observed.keys() == {one.key for one in report.observations}
+    assert observed.keys() == {observation.key for observation in report.observations}
     levels = {one["status"]: one["level"] for one in observed.values()}
     assert levels == {"honoured": "DEBUG", "fallback": "INFO"}
 
@@ -84,7 +88,7 @@ def test_locks_and_claims_are_logged(caplog: pytest.LogCaptureFixture, tmp_path:
     caplog.clear()
     result = xrt.verify(MODEL, {"execution": {**POLICY["execution"], "layout": "nchw"}}, only=["evidence"])
     claims = {one["claim"]: (one["level"], one["verdict"]) for one in logged(caplog, "verify", "claim")}
-    assert claims.keys() == {one.id for one in result.claims}
+    assert claims.keys() == {claim.id for claim in result.claims}
     assert claims["evidence.execution.layout"] == ("WARNING", "fail")
     assert claims["evidence.execution.device"] == ("DEBUG", "pass")
     (verdict,) = logged(caplog, "verify", "verdict")
@@ -114,9 +118,9 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Any]]:
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
 
     def taken() -> list[Any]:
-        found = list(exporter.get_finished_spans())
+        finished_spans = list(exporter.get_finished_spans())
         exporter.clear()
-        return found
+        return finished_spans
 
     return taken
 
@@ -146,9 +150,9 @@ def test_the_operations_of_a_verification_are_inside_its_span(spans: Callable[[]
 
 
 def test_a_lock_is_one_trace(spans: Callable[[], list[Any]], tmp_path: Path) -> None:
-    made = xrt.lock(MODEL, POLICY, tmp_path / "model.lock", measure=False)
+    lock = xrt.lock(MODEL, POLICY, tmp_path / "model.lock", measure=False)
     *inside, outer = spans()
-    assert (outer.name, outer.attributes["xpuruntime.digest"]) == ("xpuruntime.lock", made.lock.digest)
+    assert (outer.name, outer.attributes["xpuruntime.digest"]) == ("xpuruntime.lock", lock.lock.digest)
     assert {one.context.trace_id for one in inside} == {outer.context.trace_id}
 
 
@@ -169,7 +173,7 @@ def test_steps_of_long_operations_are_logged(caplog: pytest.LogCaptureFixture, t
     assert [one["of"] for one in (observing, running, measuring)] == [3, 3, 3], "and none of what a lock explains"
     explained = [one["step"] for one in (timing, watching, comparing)]
     assert explained == ["timing", "observing", "comparing with the policy"]
-    assert [(one["step"], one["number"], one["of"]) for one in steps] == [
+    assert [(step["step"], step["number"], step["of"]) for step in steps] == [
         ("evidence", 1, 2), ("start", 2, 2), ("null", 1, 2), ("onnxruntime@cpu", 2, 2), ("run_to_run", 1, 1),
     ]  # fmt: skip
-    assert ["seconds" in one for one in steps] == [False, False, False, True, False]
+    assert ["seconds" in step for step in steps] == [False, False, False, True, False]

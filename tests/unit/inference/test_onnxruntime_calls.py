@@ -171,9 +171,9 @@ def test_a_choice_of_outputs(engine: str, tmp_path: Path) -> None:
         everything = session.run(feeds)
         for chosen in (["row"], ["row", "sum"], ("sum",), ["sum", "sum"]):
             for _ in range(2):
-                found = session.run(feeds, outputs=chosen)
-                assert list(found) == list(dict.fromkeys(chosen))
-                for name, array in found.items():
+                outputs = session.run(feeds, outputs=chosen)
+                assert list(outputs) == list(dict.fromkeys(chosen))
+                for name, array in outputs.items():
                     np.testing.assert_array_equal(array, everything[name])
         for wrong, text in ((["moon"], "no output 'moon'"), ("sum", "a list of names"), ([], "a list of names")):
             with pytest.raises(InputError, match=text):
@@ -194,9 +194,9 @@ def test_a_choice_of_outputs_of_a_module() -> None:
         first, second = (output.name for output in session.outputs)
         name = session.inputs[0].name
         for _ in range(2):
-            found = session.run({name: x}, outputs=[second])
-            assert list(found) == [second]
-            assert torch.equal(found[second], x * x)
+            outputs = session.run({name: x}, outputs=[second])
+            assert list(outputs) == [second]
+            assert torch.equal(outputs[second], x * x)
         assert list(session.run({name: x})) == [first, second]
         with pytest.raises(InputError, match="ONNX Runtime's own run"):
             session.run(None, {name: x})  # type: ignore[arg-type]
@@ -205,5 +205,5 @@ def test_a_choice_of_outputs_of_a_module() -> None:
 def test_a_choice_of_outputs_of_batches_that_are_padded(tmp_path: Path) -> None:
     policy = {"execution": {"device": "cpu", "engine": "onnxruntime", "static_batch": 4}}
     with xrt.InferenceSession(xrt.demo_model_path(), policy=policy) as session:
-        found = session.run({"image": np.zeros((2, 1, 8, 8), np.float32)}, outputs=["logits"])
-        assert found["logits"].shape == (2, 10)
+        outputs = session.run({"image": np.zeros((2, 1, 8, 8), np.float32)}, outputs=["logits"])
+        assert outputs["logits"].shape == (2, 10)

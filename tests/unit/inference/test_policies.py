@@ -104,7 +104,7 @@ def test_a_rule_is_shown_as_it_is_written_in_a_file() -> None:
 def test_a_precision_rule_may_leave_the_kernel_to_auto() -> None:
     rules = [{"match": {"node": "fc*"}, "use": "auto", "precision": "fp32"}]
     plan = xrt.plan(MODEL, device="cpu", precision="fp16", policy={"kernels": {"rules": rules}})
-    control = next(one for one in plan.controls if one.key == "kernels.rules[0]")
+    control = next(control for control in plan.controls if control.key == "kernels.rules[0]")
     assert control.enforceability == "enforced"
     assert list(plan.settings["keep_fp32"]) == ["fc*"]
 

@@ -80,10 +80,10 @@ def test_sixteen_threads_nest_by_themselves(session: xrt.InferenceSession) -> No
         for thread in threads:
             thread.join()
     by_id = {range_.id: range_ for range_ in prof.result.ranges}
-    found = [range_ for range_ in prof.result.ranges if range_.category == "run"]
-    assert len(found) == 160
-    assert all(by_id[one.parent].thread == one.thread for one in found)
-    assert {by_id[one.parent].name for one in found} == {f"thread {number}" for number in range(16)}
+    ranges = [range_ for range_ in prof.result.ranges if range_.category == "run"]
+    assert len(ranges) == 160
+    assert all(by_id[one.parent].thread == one.thread for one in ranges)
+    assert {by_id[one.parent].name for one in ranges} == {f"thread {number}" for number in range(16)}
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
@@ -199,7 +199,7 @@ def test_beyond_the_limit_records_are_counted(session: xrt.InferenceSession) -> 
             session.run(X)
     assert len(prof.result.ranges) == 3
     assert prof.result.dropped == 7
-    [note] = [one for one in prof.result.notes if "lost" in one]
+    [note] = [note for note in prof.result.notes if "lost" in note]
     assert note.startswith("7 records are lost")
     assert note in str(prof).replace("\n", " ")
 
@@ -355,7 +355,7 @@ def test_an_exception_at_any_line_of_a_profile_leaves_none_open(session: xrt.Inf
             sys.settrace(None)
         with xrt.profile() as again:
             session.run(X)
-        assert [one.category for one in again.result.ranges] == ["run"], steps
+        assert [range_.category for range_ in again.result.ranges] == ["run"], steps
         if left > 0:
             break
     assert 20 < steps < 399, "every line was interrupted once"

@@ -30,7 +30,7 @@ def value(name: str, kind: int = T.FLOAT) -> Any:
 
 
 def built(nodes: list[Any], constants: dict[str, Any] | None = None, functions: Any = (), outputs: str = "y") -> Any:
-    weights = [nh.from_array(np.asarray(one), name) for name, one in (constants or {}).items()]
+    weights = [nh.from_array(np.asarray(constant), name) for name, constant in (constants or {}).items()]
     graph = h.make_graph(nodes, "g", [value("x")], [value(name) for name in outputs], weights)
     opsets = [h.make_opsetid("", 17), h.make_opsetid("local", 1)]
     return h.make_model(graph, opset_imports=opsets, ir_version=9, functions=list(functions))
@@ -130,8 +130,8 @@ def test_a_comparison_of_engines_names_the_node(sampled: str) -> None:
 
 def test_a_lock_has_the_outputs_that_can_be_locked(sampled: str, tmp_path: Path) -> None:
     path = str(tmp_path / "sampled.lock")
-    made = xrt.lock(sampled, CPU, path)
-    assert {output.name: output.grade for output in made.lock.identity.outputs} == {"m": "bitwise", "y": "random"}
+    lock = xrt.lock(sampled, CPU, path)
+    assert {output.name: output.grade for output in lock.lock.identity.outputs} == {"m": "bitwise", "y": "random"}
     with xrt.InferenceSession(sampled, lock=path) as session:
         row = next(observation for observation in session.explain().observations if observation.key == "execution.lock")
     assert row.status == "honoured"
@@ -147,7 +147,7 @@ def test_a_lock_has_the_outputs_that_can_be_locked(sampled: str, tmp_path: Path)
 def test_work_of_which_every_output_is_random_is_inconclusive(tmp_path: Path) -> None:
     onnx.save(built([N("RandomNormalLike", ["x"], ["y"], name="noise")]), tmp_path / "noise.onnx")
     result = xrt.verify(str(tmp_path / "noise.onnx"), CPU, only=["audit"])
-    claim = next(one for one in result.claims if one.id == "audit.same_work")
+    claim = next(claim for claim in result.claims if claim.id == "audit.same_work")
     assert claim.verdict == "inconclusive"
     assert NOISE in claim.reason
 

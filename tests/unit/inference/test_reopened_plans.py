@@ -70,18 +70,18 @@ def test_plans_of_every_engine_here_survive_json_and_open(engine: str) -> None:
 def test_the_planned_engine_alone_is_asked() -> None:
     plan = planned(device="cpu")  # the engine is left open
     registry = default_registry()
-    asked = []
+    names = []
 
     class Spy(EngineRegistry):
         def engines(self) -> Any:
             return registry.engines()
 
         def get(self, name: str) -> Any:
-            asked.append(name)
+            names.append(name)
             return registry.get(name)
 
     with xrt.InferenceSession(MODEL, plan=plan, registry=Spy()):
-        assert set(asked) == {plan.engine}
+        assert set(names) == {plan.engine}
 
 
 class TestRefused:

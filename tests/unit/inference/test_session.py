@@ -240,8 +240,8 @@ def test_fp16_asked_and_fp32_run_is_caught(mlp: Path) -> None:
     session.close()
     assert not report.honoured
     assert "1 deviation" in report.headline
-    found = {o.key: o.status for o in report.observations}
-    assert found["execution.precision"] == "substituted"
+    statuses = {o.key: o.status for o in report.observations}
+    assert statuses["execution.precision"] == "substituted"
 
 
 def test_provider_options_are_checked(mlp: Path) -> None:

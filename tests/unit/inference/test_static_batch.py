@@ -55,14 +55,14 @@ def test_rows_are_right_and_the_same_in_batches_of_every_size(engine: str, tmp_p
         assert session.outputs[0].shape is not None
         assert (session.inputs[0].shape[0], session.inputs[0].limits) == ("batch", ((1, SIZE), None))
         assert session.outputs[0].shape[0] == "batch"
-        whole = session.run({feed: rows})[out]
-        np.testing.assert_allclose(whole, exact(rows.astype(np.float64)), rtol=LIMIT[engine], atol=LIMIT[engine])
+        output = session.run({feed: rows})[out]
+        np.testing.assert_allclose(output, exact(rows.astype(np.float64)), rtol=LIMIT[engine], atol=LIMIT[engine])
         for size in range(1, SIZE + 1):
             for start in range(SIZE - size + 1):
                 part = session.run({feed: rows[start : start + size]})[out]
                 assert part.shape == (size, 16)
-                assert part.tobytes() == whole[start : start + size].tobytes()
-        assert session.run_async({feed: rows[:2]}).result()[out].tobytes() == whole[:2].tobytes()
+                assert part.tobytes() == output[start : start + size].tobytes()
+        assert session.run_async({feed: rows[:2]}).result()[out].tobytes() == output[:2].tobytes()
         for count in (0, SIZE + 1):
             with pytest.raises(InputError, match=f"has {count} rows; execution.static_batch takes 1 to {SIZE}"):
                 session.run({feed: np.zeros((count, 16), np.float32)})
@@ -84,9 +84,9 @@ def test_it_grants_what_the_engine_alone_does_not_give(tmp_path: Path) -> None:
         module, device="cpu", engine="torch", policy=policy, example_inputs=(torch.zeros(8, 512),)
     ) as session:
         feed, out = session.inputs[0].name, session.outputs[0].name
-        whole = session.run({feed: rows})[out]
+        output = session.run({feed: rows})[out]
         alone = [session.run({feed: rows[row : row + 1]})[out] for row in range(8)]
-    assert np.concatenate(alone).tobytes() == whole.tobytes()
+    assert np.concatenate(alone).tobytes() == output.tobytes()
 
 
 def test_a_model_with_several_open_dimensions() -> None:
@@ -96,8 +96,8 @@ def test_a_model_with_several_open_dimensions() -> None:
         feed = session.inputs[0].name
         three = session.run({feed: ids})
         for row in range(3):
-            one = session.run({feed: ids[row : row + 1]})
-            assert all(one[name].tobytes() == three[name][row : row + 1].tobytes() for name in three)
+            outputs = session.run({feed: ids[row : row + 1]})
+            assert all(outputs[name].tobytes() == three[name][row : row + 1].tobytes() for name in three)
 
 
 def test_tensors_of_pytorch_stay_tensors(tmp_path: Path) -> None:

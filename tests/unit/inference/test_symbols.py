@@ -27,11 +27,11 @@ ENGINES = ["onnxruntime", "openvino"]
 
 
 def value(name: str, *shape: Any) -> onnx.ValueInfoProto:
-    made = h.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-    for dim, size in zip(made.type.tensor_type.shape.dim, shape, strict=True):
+    proto = h.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+    for dim, size in zip(proto.type.tensor_type.shape.dim, shape, strict=True):
         if isinstance(size, str):
             dim.dim_param = size
-    return made
+    return proto
 
 
 def convolution(word: Any) -> onnx.ModelProto:

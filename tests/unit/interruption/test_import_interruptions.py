@@ -58,8 +58,8 @@ except xrt.XpuRuntimeError:
 def _twice(work: str, files: str, last: int, function: str = "") -> dict[str, Any]:
     command = [sys.executable, "-c", _TWICE, work, files, function, str(last)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 def test_an_import_that_was_interrupted_in_this_package_works_again() -> None:

@@ -77,10 +77,10 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 def _works(kernel: str = "cpu.blas") -> None:
-    with xt.kernel_policy(matmul=kernel), xt.explain() as found:
+    with xt.kernel_policy(matmul=kernel), xt.explain() as report:
         answer = torch.from_numpy(_A) @ torch.from_numpy(_A.T)
     np.testing.assert_allclose(answer.numpy(), _A.astype(np.float64) @ _A.T.astype(np.float64))
-    assert [row.resolved for row in found.rows if row.op == "matmul"] == [kernel]
+    assert [row.resolved for row in report.rows if row.op == "matmul"] == [kernel]
 
 
 @pytest.mark.filterwarnings("ignore:kernels.rules:xpuruntime.errors.XpuRuntimeWarning")
@@ -92,10 +92,10 @@ def test_an_interrupted_forward_names_no_module_later(error: type[BaseException]
             raise error
 
     def paths() -> set[tuple[str, str, str]]:
-        with xt.explain() as found:
+        with xt.explain() as report:
             Net()(torch.ones(2, 4)).sum().backward()
             torch.mm(torch.ones(2, 4), torch.ones(4, 4))
-        return {(row.module, row.phase, row.resolved) for row in found.rows if row.op == "matmul"}
+        return {(row.module, row.phase, row.resolved) for row in report.rows if row.op == "matmul"}
 
     if outside:
         xt.set_kernel_policy(RULES)
@@ -135,15 +135,15 @@ def test_a_forward_that_catches_an_interruption_goes_on_in_its_own_module() -> N
             result: torch.Tensor = self.a(x)
             return result
 
-    with xt.kernel_policy(RULES), xt.explain() as found:
+    with xt.kernel_policy(RULES), xt.explain() as report:
         Outer()(torch.ones(2, 4))
-    rows = {(row.module, row.resolved) for row in found.rows if row.op == "matmul"}
+    rows = {(row.module, row.resolved) for row in report.rows if row.op == "matmul"}
     assert rows == {("", "cpu.blas"), ("a", "cpu.reference")}
 
 
 def _kernel() -> str | None:
-    found = xt.get_kernel_policy()
-    return None if found is None else str(found.matmul)
+    policy = xt.get_kernel_policy()
+    return None if policy is None else str(policy.matmul)
 
 
 def test_blocks_left_in_another_order() -> None:
@@ -221,8 +221,8 @@ def test_a_block_that_python_never_leaves() -> None:
 
 def test_explain_suspended_in_a_generator_is_the_only_one() -> None:
     def steps() -> Iterator[Any]:
-        with xt.explain() as found:
-            yield found
+        with xt.explain() as report:
+            yield report
 
     running = steps()
     next(running)

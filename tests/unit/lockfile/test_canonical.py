@@ -128,11 +128,11 @@ def test_a_file_in_which_any_byte_of_the_identity_changed_is_refused() -> None:
     for at in range(start + 12, end, 17):
         edited = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
         try:
-            found = parse_lock(edited, "m.lock")
+            lock = parse_lock(edited, "m.lock")
         except xrt.LockError:
             refused += 1
         else:
-            assert found.identity == a_lock().identity, "only white space may change"
+            assert lock.identity == a_lock().identity, "only white space may change"
     assert refused > 50
 
 
@@ -307,4 +307,4 @@ def test_two_processes_write_one_file(tmp_path: Path) -> None:
         sizes.add(len(load_lock(path).identity.entries))
     assert [writer.returncode for writer in writers] == [0, 0]
     assert sizes <= {1, 50, 400}
-    assert {one.name for one in tmp_path.iterdir()} == {"m.lock"}
+    assert {path.name for path in tmp_path.iterdir()} == {"m.lock"}

@@ -123,8 +123,10 @@ def foreign(kind: str = "", here: Surroundings = HERE, **facts: str) -> Callable
     def deviation() -> tuple[Identity, Surroundings]:
         identity = identity_of(HERE, Foreign.id)
         validators = tuple(
-            msgspec.structs.replace(one, expect={**one.expect, **facts}) if one.kind == kind else one
-            for one in identity.validators
+            msgspec.structs.replace(validator, expect={**validator.expect, **facts})
+            if validator.kind == kind
+            else validator
+            for validator in identity.validators
         )
         return msgspec.structs.replace(identity, validators=validators), here
 
@@ -281,9 +283,9 @@ def test_build_ids_are_those_that_readelf_shows() -> None:
     compared = 0
     for path in paths[:40]:
         shown = subprocess.run(["readelf", "-n", path], capture_output=True, text=True, check=False).stdout
-        found = re.search(r"Build ID: ([0-9a-f]+)", shown)
-        assert read_elf(path).build_id == (found[1] if found else None), path
-        compared += found is not None
+        match = re.search(r"Build ID: ([0-9a-f]+)", shown)
+        assert read_elf(path).build_id == (match[1] if match else None), path
+        compared += match is not None
     assert compared > 5
 
 

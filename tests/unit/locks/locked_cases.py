@@ -57,9 +57,9 @@ def make_case(engine: str, folder: Path) -> Case:
     if engine in ("onnxruntime", "torch"):
         policy["kernels"] = {"matmul": "cpu.blas"}
     path = folder / "model.lock"
-    made = xrt.lock(model, policy, path, shapes={"x": (2, 64)}, **options)
-    assert made.written
-    return Case(engine, model, path, policy, made.lock, options)
+    lock = xrt.lock(model, policy, path, shapes={"x": (2, 64)}, **options)
+    assert lock.written
+    return Case(engine, model, path, policy, lock.lock, options)
 
 
 def _program(folder: Path) -> Path:

@@ -33,7 +33,7 @@ class PlantedEngine(DisguisedEngine):
         run = loaded.run
 
         def planted(feeds: Any, stream: Any = None) -> dict[str, Any]:
-            return self.around(lambda given: run(given, stream), feeds)
+            return self.around(lambda feed: run(feed, stream), feeds)
 
         loaded.run = planted  # type: ignore[method-assign]
         loaded.runner = lambda: planted  # type: ignore[method-assign]

@@ -38,29 +38,29 @@ def feeds():
 
 
 def test_one_interpreter_is_the_same_as_itself(feeds):
-    found = diff("here", f"py:{sys.executable}", MODEL, inputs=feeds, device="cpu", budget=10, margin=0.5)
-    verdicts = {one.name: one.verdict for one in found.levels}
+    difference = diff("here", f"py:{sys.executable}", MODEL, inputs=feeds, device="cpu", budget=10, margin=0.5)
+    verdicts = {level.name: level.verdict for level in difference.levels}
     assert tuple(verdicts) == LEVELS
     assert verdicts["environment"] == verdicts["plan"] == verdicts["placement"] == verdicts["numerics"] == "same"
     assert verdicts["kernels"] in {"same", "unobservable"}
-    assert verdicts["time"] in {"same", "undecided"}, found
-    assert found.exit_code in {0, 4}
-    assert not [row for level in found.levels for row in level.rows]
-    assert found.speed is not None
-    assert found.conditions is not None
+    assert verdicts["time"] in {"same", "undecided"}, difference
+    assert difference.exit_code in {0, 4}
+    assert not [row for level in difference.levels for row in level.rows]
+    assert difference.speed is not None
+    assert difference.conditions is not None
 
 
 def test_what_an_engine_does_otherwise_is_found_with_its_cause(tmp_path, feeds):
     side = interpreter(tmp_path / "new", customize=UNOPTIMISED + ANOTHER_VERSION)
-    found = diff("here", side, MODEL, inputs=feeds, device="cpu", budget=3)
-    assert found.exit_code == 1
-    rows = {row.subject: row for row in found.level("environment").rows}
+    difference = diff("here", side, MODEL, inputs=feeds, device="cpu", budget=3)
+    assert difference.exit_code == 1
+    rows = {row.subject: row for row in difference.level("environment").rows}
     name, row = next((name, row) for name, row in rows.items() if name.startswith("packages.onnxruntime"))
     assert row.after == "9.9.9"
     assert row.restore == f"pip install {name.removeprefix('packages.')}=={row.before}"
-    placement = found.level("placement")
+    placement = difference.level("placement")
     assert placement.verdict == "differs"
-    assert {one.code for one in placement.rows} & {"grouping", "folding", "inserted"}
+    assert {row.code for row in placement.rows} & {"grouping", "folding", "inserted"}
     assert all(name in one.causes and row.restore in one.restore for one in placement.rows)
     # The engine itself, without xpuruntime, says whether the bits are the same.
     import onnxruntime as ort
@@ -71,13 +71,13 @@ def test_what_an_engine_does_otherwise_is_found_with_its_cause(tmp_path, feeds):
         options.graph_optimization_level = level
         session = ort.InferenceSession(str(MODEL), options, providers=["CPUExecutionProvider"])
         bits.append([value.tobytes() for value in session.run(None, feeds)])
-    assert (found.level("numerics").verdict == "same") == (bits[0] == bits[1])
+    assert (difference.level("numerics").verdict == "same") == (bits[0] == bits[1])
 
 
 def test_a_variable_of_one_environment_is_named_with_its_pin(tmp_path, feeds):
     side = interpreter(tmp_path / "new", variables="export OMP_NUM_THREADS=1\n")
-    found = diff("here", side, MODEL, inputs=feeds, device="cpu", budget=0)
-    rows = {row.subject: row for row in found.level("environment").rows}
+    difference = diff("here", side, MODEL, inputs=feeds, device="cpu", budget=0)
+    rows = {row.subject: row for row in difference.level("environment").rows}
     if os.environ.get("OMP_NUM_THREADS") == "1":
         assert not rows
     else:
@@ -110,9 +110,9 @@ def test_another_result_of_one_node_is_found_at_that_node(tmp_path, feeds):
         ort.InferenceSession.__init__ = opened
     """
     side = interpreter(tmp_path / "new", customize=customize)
-    found = diff("here", side, MODEL, inputs=feeds, device="cpu", budget=0)
-    numerics = found.level("numerics")
-    assert numerics.verdict == "differs", found
+    difference = diff("here", side, MODEL, inputs=feeds, device="cpu", budget=0)
+    numerics = difference.level("numerics")
+    assert numerics.verdict == "differs", difference
     assert numerics.rows[0].subject.startswith("output ")
     first = numerics.rows[-1]
     with xrt.InferenceSession(MODEL, device="cpu") as session:
@@ -140,16 +140,16 @@ def other_precision(report):
 def test_two_reports_are_compared_without_what_only_a_run_can_tell(tmp_path):
     before = saved(tmp_path / "a.json", lambda report: report.update(libraries=[]))
     after = saved(tmp_path / "b.json", other_precision)
-    found = diff(before, after)
-    assert found.exit_code == 1
-    kernels = found.level("kernels")
+    difference = diff(before, after)
+    assert difference.exit_code == 1
+    kernels = difference.level("kernels")
     assert [row.code for row in kernels.rows] == ["precision"]
     assert (kernels.rows[0].before, kernels.rows[0].after) == ("fp32", "fp16")
     assert "packages.onnx" in kernels.rows[0].causes
     assert "pip install onnx==" in kernels.rows[0].restore
-    assert found.level("numerics").verdict == found.level("time").verdict == "not compared"
+    assert difference.level("numerics").verdict == difference.level("time").verdict == "not compared"
     assert diff(before, before).exit_code == 0
-    assert json.loads(found.to_json())["exit_code"] == 1
+    assert json.loads(difference.to_json())["exit_code"] == 1
 
 
 def test_libraries_that_lie_in_another_folder_alone_are_no_difference(tmp_path):
@@ -163,9 +163,9 @@ def test_libraries_that_lie_in_another_folder_alone_are_no_difference(tmp_path):
 
 def test_a_report_is_compared_with_an_interpreter(tmp_path):
     report = saved(tmp_path / "a.json")
-    found = diff(report, "here", xrt.demo_model_path(), device="cpu")
-    assert found.level("placement").verdict == "same"
-    assert found.level("time").verdict == "not compared"
+    difference = diff(report, "here", xrt.demo_model_path(), device="cpu")
+    assert difference.level("placement").verdict == "same"
+    assert difference.level("time").verdict == "not compared"
     assert isinstance(msgspec.json.decode(Path(report).read_bytes(), type=Report), Report)
 
 

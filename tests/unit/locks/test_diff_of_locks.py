@@ -33,31 +33,31 @@ def differing(found) -> list[str]:
 
 
 def test_a_lock_is_the_same_as_where_it_was_made(case):
-    found = diff(str(case.path), "here", case.model)
-    assert tuple(level.name for level in found.levels) == LEVELS
-    assert not differing(found)
-    assert found.exit_code == 0
-    assert found.level("numerics").verdict == "same"
-    assert found.level("time").verdict == "not compared"
-    assert " us, 2" in found.level("time").reason  # both times, with when they were measured
-    assert json.loads(found.to_json())["comparison"] is None
-    assert "L4 numerics: same" in str(found)
+    difference = diff(str(case.path), "here", case.model)
+    assert tuple(level.name for level in difference.levels) == LEVELS
+    assert not differing(difference)
+    assert difference.exit_code == 0
+    assert difference.level("numerics").verdict == "same"
+    assert difference.level("time").verdict == "not compared"
+    assert " us, 2" in difference.level("time").reason  # both times, with when they were measured
+    assert json.loads(difference.to_json())["comparison"] is None
+    assert "L4 numerics: same" in str(difference)
 
 
 def test_the_order_of_the_sides_is_kept(case):
-    found = diff("here", str(case.path), case.model)
-    assert (found.before, found.after) == ("here", str(case.path))
-    assert found.exit_code == 0
+    difference = diff("here", str(case.path), case.model)
+    assert (difference.before, difference.after) == ("here", str(case.path))
+    assert difference.exit_code == 0
 
 
 def test_another_build_of_a_library_is_a_cause_with_its_pin(case, tmp_path):
     old = case.edited(with_validator("library", lambda expect: {**expect, "build_id": "0" * 40}), tmp_path)
-    found = diff(str(old), str(case.path))
-    assert differing(found) == ["environment"]
-    (row,) = found.level("environment").rows
+    difference = diff(str(old), str(case.path))
+    assert differing(difference) == ["environment"]
+    (row,) = difference.level("environment").rows
     assert row.subject == f"library.{validator_of(case.lock.identity, 'library').key}"
     assert row.restore.startswith("pip install onnxruntime")
-    assert found.exit_code == 0  # the environment alone is why one compares
+    assert difference.exit_code == 0  # the environment alone is why one compares
 
 
 @pytest.mark.parametrize(
@@ -75,25 +75,25 @@ def test_another_unit_names_what_it_depends_on(case, tmp_path, changes, level, w
         changed = with_entry(lambda entry: entry.unit == "mm2", **changes)(identity)
         return with_validator("engine", lambda expect: {**expect, "version": "1.0"})(changed)
 
-    found = diff(str(case.edited(edit, tmp_path)), str(case.path))
-    assert differing(found) == ["environment", level]
-    (row,) = found.level(level).rows
+    difference = diff(str(case.edited(edit, tmp_path)), str(case.path))
+    assert differing(difference) == ["environment", level]
+    (row,) = difference.level(level).rows
     assert row.code == what
     assert "mm2" in row.nodes
     assert row.causes == ("engine.onnxruntime",)
     assert row.restore.startswith("pip install onnxruntime")
-    assert found.exit_code == 1
+    assert difference.exit_code == 1
 
 
 def test_a_unit_of_the_engine_is_caused_by_the_engine(case, tmp_path):
     path = tmp_path / "own.lock"
-    made = xrt.lock(case.model, {"execution": {"engine": "onnxruntime", "device": "cpu"}}, path).lock
+    lock = xrt.lock(case.model, {"execution": {"engine": "onnxruntime", "device": "cpu"}}, path).lock
 
     def edit(identity: Identity) -> Identity:
         changed = with_entry(lambda entry: entry.unit == "relu", layout="nhwc")(identity)
         return with_validator("engine", lambda expect: {**expect, "version": "1.0"})(changed)
 
-    old = save_lock(Lock.of(edit(made.identity), measured=made.measured), tmp_path / "old.lock")
+    old = save_lock(Lock.of(edit(lock.identity), measured=lock.measured), tmp_path / "old.lock")
     (row,) = diff(str(old), str(path)).level("kernels").rows
     assert row.causes == ("engine.onnxruntime",)
     assert row.restore.startswith("pip install onnxruntime")
@@ -102,12 +102,12 @@ def test_a_unit_of_the_engine_is_caused_by_the_engine(case, tmp_path):
 def test_a_policy_key_is_of_the_plan_and_explains_what_follows(case, tmp_path):
     path = tmp_path / "own.lock"
     xrt.lock(case.model, {"execution": {"engine": "onnxruntime", "device": "cpu"}}, path)
-    found = diff(str(case.path), str(path))
-    key = found.level("plan").rows[0]
+    difference = diff(str(case.path), str(path))
+    key = difference.level("plan").rows[0]
     assert (key.subject, key.code, key.before, key.after) == ("kernels.matmul", "policy key", "cpu.blas", "nothing")
     assert key.restore == "state kernels.matmul: cpu.blas"
-    assert all(row.causes == ("kernels.matmul",) for row in found.level("placement").rows)
-    assert {row.code for row in found.level("kernels").rows} == {"unobservable", "gone"}
+    assert all(row.causes == ("kernels.matmul",) for row in difference.level("placement").rows)
+    assert {row.code for row in difference.level("kernels").rows} == {"unobservable", "gone"}
 
 
 def test_other_bits_of_an_output_are_numerics(case, tmp_path):
@@ -115,10 +115,13 @@ def test_other_bits_of_an_output_are_numerics(case, tmp_path):
         (output,) = identity.outputs
         return msgspec.structs.replace(identity, outputs=(msgspec.structs.replace(output, sha256="0" * 64),))
 
-    found = diff(str(case.edited(edit, tmp_path)), str(case.path))
-    assert differing(found) == ["numerics"]
-    assert (found.level("numerics").rows[0].subject, found.level("numerics").rows[0].code) == ("output y", "bits")
-    assert "by how much outputs differ" in found.level("numerics").reason
+    difference = diff(str(case.edited(edit, tmp_path)), str(case.path))
+    assert differing(difference) == ["numerics"]
+    assert (difference.level("numerics").rows[0].subject, difference.level("numerics").rows[0].code) == (
+        "output y",
+        "bits",
+    )
+    assert "by how much outputs differ" in difference.level("numerics").reason
 
 
 @pytest.mark.parametrize(("far", "verdict"), [(1e-4, "same"), (1e-2, "differs")])
@@ -143,9 +146,9 @@ def test_outputs_that_do_not_repeat_are_compared_within_their_tolerance(case, tm
 def test_other_shapes_make_outputs_incomparable(case, tmp_path):
     path = tmp_path / "one.lock"
     xrt.lock(case.model, case.policy, path, shapes={"x": (1, 64)})
-    found = diff(str(case.path), str(path))
-    assert [row.code for row in found.level("plan").rows] == ["shapes"]
-    assert found.level("numerics").verdict == "not compared"
+    difference = diff(str(case.path), str(path))
+    assert [row.code for row in difference.level("plan").rows] == ["shapes"]
+    assert difference.level("numerics").verdict == "not compared"
 
 
 def test_a_report_is_compared_as_far_as_it_tells(case, tmp_path):
@@ -153,10 +156,10 @@ def test_a_report_is_compared_as_far_as_it_tells(case, tmp_path):
         report = session.explain({"x": np.zeros((2, 64), np.float32)}, runs=1)
     path = tmp_path / "report.json"
     path.write_text(report.to_json())
-    found = diff(str(case.path), str(path))
-    assert not differing(found), found
-    assert found.level("numerics").verdict == "unobservable"
-    assert "does not record library libscipy_openblas.so: not compared" in found.notes[0]
+    difference = diff(str(case.path), str(path))
+    assert not differing(difference), difference
+    assert difference.level("numerics").verdict == "unobservable"
+    assert "does not record library libscipy_openblas.so: not compared" in difference.notes[0]
 
     def other(expect):
         return {**expect, "build_id": "0" * 40}
@@ -166,24 +169,24 @@ def test_a_report_is_compared_as_far_as_it_tells(case, tmp_path):
     plain = json.loads(report.to_json())
     plain["plan"]["execution"] = {}
     path.write_text(json.dumps(plain))
-    found = diff(str(case.path), str(path))
-    assert not differing(found)
-    assert f"{path} does not record" in found.notes[0]
-    assert "device cpu" in found.notes[0]
+    difference = diff(str(case.path), str(path))
+    assert not differing(difference)
+    assert f"{path} does not record" in difference.notes[0]
+    assert "device cpu" in difference.notes[0]
 
 
 def test_another_interpreter_locks_the_model_anew(tmp_path):
     path, model = tmp_path / "own.lock", Path(__file__).parents[2] / "models" / "convnet.onnx"
     xrt.lock(model, {"execution": {"engine": "onnxruntime", "device": "cpu"}}, path)
     side = interpreter(tmp_path / "new", customize=UNOPTIMISED, variables="export ORT_PLANTED=1\n")
-    found = diff(str(path), side, model)
-    (row,) = found.level("environment").rows
+    difference = diff(str(path), side, model)
+    (row,) = difference.level("environment").rows
     assert (row.subject, row.restore) == ("environment.onnxruntime", "unset ORT_PLANTED")
-    placement = found.level("placement")
+    placement = difference.level("placement")
     assert placement.verdict == "differs"
-    assert {one.code for one in placement.rows} <= {"fusion", "gone", "new"}
-    assert "what they depend on differs" in found.level("kernels").reason
-    assert all(one.causes == ("environment.onnxruntime",) for one in placement.rows)
+    assert {row.code for row in placement.rows} <= {"fusion", "gone", "new"}
+    assert "what they depend on differs" in difference.level("kernels").reason
+    assert all(row.causes == ("environment.onnxruntime",) for row in placement.rows)
     same = diff(str(path), f"py:{sys.executable}", model)
     assert not differing(same)
     assert same.level("kernels").verdict == "unobservable", "ONNX Runtime reports the kernel of no unit that ran"
@@ -195,10 +198,10 @@ def test_locks_of_training_are_compared_by_their_calls(tmp_path):
         return str(save_lock(Lock.of(Identity(subject="training", calls=(call,))), tmp_path / f"{kernel}.lock"))
 
     old, new = saved("cpu.blas"), saved("cpu.reference")
-    found = diff(old, new)
-    assert differing(found) == ["kernels"]
-    assert found.level("kernels").rows[0].code == "kernel"
-    assert found.level("numerics").verdict == "unobservable"
+    difference = diff(old, new)
+    assert differing(difference) == ["kernels"]
+    assert difference.level("kernels").rows[0].code == "kernel"
+    assert difference.level("numerics").verdict == "unobservable"
     with pytest.raises(InputError, match="a lock of training can be compared with another lock alone"):
         diff(old, "here", xrt.demo_model_path())
 

@@ -113,10 +113,10 @@ def test_without_outputs_none_are_claimed(tmp_path: Path) -> None:
     onnx.save(body, tmp_path / "m.onnx")
     words = {"x": np.array(["a", "b"], object)}
     policy = {"execution": {"engine": "onnxruntime", "device": "cpu"}}
-    made = xrt.lock(tmp_path / "m.onnx", policy, tmp_path / "m.lock", inputs=words)
-    assert made.lock.identity.outputs == ()
+    lock = xrt.lock(tmp_path / "m.onnx", policy, tmp_path / "m.lock", inputs=words)
+    assert lock.lock.identity.outputs == ()
     with xrt.InferenceSession(tmp_path / "m.onnx", lock=tmp_path / "m.lock") as session:
-        control = next(one for one in session.plan.controls if one.key == "execution.lock")
+        control = next(control for control in session.plan.controls if control.key == "execution.lock")
         seen = {observation.key: observation for observation in session.explain(words, runs=1).observations}[
             "execution.lock"
         ]

@@ -133,8 +133,8 @@ def test_a_metric_computes_what_it_does_in_this_process(digits, tmp_path, monkey
     monkeypatch.syspath_prepend(tmp_path)
     here = Metric("here", importlib.import_module("metric_of_a_file").top1, 0.0)
     result = xrt.verify(digits, CPU, only=["accuracy"], metrics=[here, f"{path}:top1=0"])
-    found = {claim.id: claim.figures["value"] for claim in result.claims if "metric" in claim.id}
-    assert found["accuracy.metric.here"] == found["accuracy.metric.top1"] > 0.9
+    claims = {claim.id: claim.figures["value"] for claim in result.claims if "metric" in claim.id}
+    assert claims["accuracy.metric.here"] == claims["accuracy.metric.top1"] > 0.9
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_values_pass_as_they_are(tmp_path, value):
 
 
 def _lists(value):
-    return [_lists(one) for one in value] if isinstance(value, (list, tuple)) else value
+    return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 @pytest.mark.parametrize("value", [object(), {(1, 2): 3}, [{1, 2}], np.array([b"a", None], object)])
@@ -319,4 +319,4 @@ def test_a_full_disk_is_told(digits, tmp_path, monkeypatch, body, ours):
     assert f"temporary files are in {room}" in claim.reason
     assert "TMPDIR" in claim.fix
     assert result.exit_code == 4
-    assert [one for one in room.iterdir() if one.name != ".ses"] == []
+    assert [path for path in room.iterdir() if path.name != ".ses"] == []

@@ -46,10 +46,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_odd_one_is_found(fleet: Path) -> None:
-    found = index_folder(fleet)
-    assert len(found.files) == 7
-    assert found.headline == "7 files, 2 odd"
-    broken, odd = found.odd
+    folder = index_folder(fleet)
+    assert len(folder.files) == 7
+    assert folder.headline == "7 files, 2 odd"
+    broken, odd = folder.odd
     assert (broken.path, broken.good, "was edited" in broken.error) == ("locks/machine2.lock", False, True)
     assert (odd.path, odd.kind, odd.model, odd.engine) == ("machine3.json", "report", "digits.onnx", "onnxruntime")
     facts = {one.name: one for one in odd.odd}
@@ -57,15 +57,15 @@ def test_the_odd_one_is_found(fleet: Path) -> None:
     assert len(facts) == 2
     package = facts["packages.onnxruntime-gpu"]
     assert (package.value, package.agreeing, package.of) == ("1.0.0", 3, 4)
-    assert found.undecided == ()
+    assert folder.undecided == ()
 
 
 def test_two_files_have_no_majority(fleet: Path, tmp_path: Path) -> None:
     for number in (1, 3):
         (tmp_path / f"{number}.json").write_bytes((fleet / f"machine{number}.json").read_bytes())
-    found = index_folder(tmp_path)
-    assert found.odd == ()
-    assert "report of digits.onnx: packages.onnxruntime-gpu" in found.undecided
+    folder = index_folder(tmp_path)
+    assert folder.odd == ()
+    assert "report of digits.onnx: packages.onnxruntime-gpu" in folder.undecided
 
 
 def test_locks_and_verifications_are_compared_too(tmp_path: Path) -> None:

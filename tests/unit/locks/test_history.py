@@ -36,8 +36,8 @@ def commit(folder: Path, title: str) -> str:
 
 def with_engine(lock: xrt.Lock, version: str) -> xrt.Lock:
     validators = tuple(
-        msgspec.structs.replace(one, expect={"version": version}) if one.kind == "engine" else one
-        for one in lock.identity.validators
+        msgspec.structs.replace(validator, expect={"version": version}) if validator.kind == "engine" else validator
+        for validator in lock.identity.validators
     )
     return xrt.Lock.of(msgspec.structs.replace(lock.identity, validators=validators))
 
@@ -65,11 +65,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str
 
 def test_each_commit_has_what_it_changed(repository: tuple[Path, list[str]]) -> None:
     path, commits = repository
-    found = lock_history(path).revisions
-    assert [one.commit for one in found] == commits
-    renamed, second, broken, first_change, first = found
+    revisions = lock_history(path).revisions
+    assert [one.commit for one in revisions] == commits
+    renamed, second, broken, first_change, first = revisions
     assert (renamed.differences, renamed.first, renamed.error) == ((), False, "")
-    assert [(one.code, one.subject) for one in second.differences] == [("engine", "onnxruntime")]
+    assert [(difference.code, difference.subject) for difference in second.differences] == [("engine", "onnxruntime")]
     (change,) = second.differences
     assert ("1.99.0" in str(change.before), "2.0.0" in str(change.after)) == (True, True)
     assert (broken.digest, "not" in broken.error) == ("", True)
@@ -80,9 +80,9 @@ def test_each_commit_has_what_it_changed(repository: tuple[Path, list[str]]) -> 
 
 def test_a_limit_keeps_what_the_last_one_is_compared_with(repository: tuple[Path, list[str]]) -> None:
     path, commits = repository
-    found = lock_history(path, limit=4).revisions
-    assert [one.commit for one in found] == commits[:4]
-    assert [one.code for one in found[-1].differences] == ["engine"]
+    revisions = lock_history(path, limit=4).revisions
+    assert [one.commit for one in revisions] == commits[:4]
+    assert [difference.code for difference in revisions[-1].differences] == ["engine"]
 
 
 def test_a_lock_that_is_not_committed_comes_first(repository: tuple[Path, list[str]]) -> None:

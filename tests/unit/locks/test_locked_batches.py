@@ -134,8 +134,8 @@ def test_a_lock_without_the_times_that_are_asked_for(digits, locked, tmp_path):
 def test_the_memory_of_a_model_is_that_of_its_lock(digits, locked, tmp_path):
     size = 123 << 20
     lock = changed(locked, tmp_path, memory=SessionMemory(device="cpu", bytes=size, rows=4))
-    found = evidence(served(digits, lock))["memory"]
-    assert found == {"bytes": size, "source": "lock", "device": "cpu"}
+    memory = evidence(served(digits, lock))["memory"]
+    assert memory == {"bytes": size, "source": "lock", "device": "cpu"}
     larger = evidence(served(digits, lock, batching={"max_batch_size": 8}))["memory"]
     assert larger["source"] != "lock", "it was measured with smaller batches"
     with Models(served(digits, lock, memory={"budget": {"cpu": size - 1}})) as service:

@@ -39,8 +39,8 @@ def edited(path, folder, **changes):
 
 
 def claims(digits, lock, section, policy=POLICY, **more):
-    found = xrt.verify(digits, policy, lock=lock, only=[section], **more)
-    return {claim.id: claim for claim in found.claims}
+    verification = xrt.verify(digits, policy, lock=lock, only=[section], **more)
+    return {claim.id: claim for claim in verification.claims}
 
 
 def test_a_lock_has_what_its_policy_asks_to_verify(digits, locked, tmp_path):
@@ -191,14 +191,14 @@ def test_a_lock_of_another_machine_is_compared_with_nothing(digits, locked, tmp_
         tmp_path / "other.lock",
     )
     result = xrt.verify(digits, POLICY, lock=path, only=["speed", "memory", "start"])
-    found = {claim.id: claim.code for claim in result.claims}
-    assert found["speed.latency.p50"] == found["memory.locked_peak"] == found["start.locked"] == "other_machine"
+    codes = {claim.id: claim.code for claim in result.claims}
+    assert codes["speed.latency.p50"] == codes["memory.locked_peak"] == codes["start.locked"] == "other_machine"
     assert result.exit_code == 3
 
 
 def test_an_upgrade_measures_again(digits, tmp_path):
     policy, path = {**POLICY, "verify": {"memory": {"max_growth": "20%"}}}, tmp_path / "digits.lock"
-    made = xrt.lock(digits, {"execution": POLICY["execution"]}, path).lock
+    lock = xrt.lock(digits, {"execution": POLICY["execution"]}, path).lock
     kept = path.read_bytes()
     assert not xrt.lock(digits, policy, path).written
     assert path.read_bytes() == kept
@@ -207,4 +207,4 @@ def test_an_upgrade_measures_again(digits, tmp_path):
     found = xrt.lock(digits, policy, path, upgrade=True)
     assert (found.written, found.drifts) == (True, ())
     assert load_lock(path).measured.memory_peak
-    assert load_lock(path).identity.validators == made.identity.validators
+    assert load_lock(path).identity.validators == lock.identity.validators

@@ -53,10 +53,10 @@ def test_a_session_under_the_lock_runs_what_was_measured(tmp_path: Path, monkeyp
         "execution": {"engine": "onnxruntime", "device": "cpu"},
         "kernels": {"matmul": "auto"},
     }
-    made = xrt.lock(model, policy, path, shapes={"x": (2, 64)}).lock
+    lock = xrt.lock(model, policy, path, shapes={"x": (2, 64)}).lock
     monkeypatch.setenv("XPURUNTIME_TUNING_CACHE", str(tmp_path / "empty.json"))
     with xrt.InferenceSession(model, lock=path) as session:
         report = session.explain()
     ran = {node: decision.kernel for decision in report.decisions for node in decision.nodes if decision.chosen}
-    assert ran == {call.node: call.kernel for call in made.identity.calls}
+    assert ran == {call.node: call.kernel for call in lock.identity.calls}
     assert not (tmp_path / "empty.json").exists()

@@ -39,7 +39,7 @@ def test_every_format_is_written_as_utf8_without_control_characters(tmp_path, mi
     text = path.read_bytes().decode("utf-8")
     assert text
     assert not CONTROLS.search(text.replace("\r", ""))
-    assert [one.name for one in tmp_path.iterdir()] == ["out"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -210,10 +210,10 @@ class TestOpenMetrics:
                 assert name not in families
                 families.add(name)
             elif not line.startswith("# HELP "):
-                found = self.LINE.fullmatch(line)
-                assert found, line
-                assert found[1] in families
-                float(found[3])
+                match = self.LINE.fullmatch(line)
+                assert match, line
+                assert match[1] in families
+                float(match[3])
 
     def test_counts_and_figures(self, mixed):
         text = to_openmetrics(mixed)

@@ -59,10 +59,10 @@ def test_unchanged_opens_are_never_refused(case: Case) -> None:
         expected = plain.run(x)
     for _ in range(int(ALL_REPEATS or REPEATS[case.engine])):
         with case.open() as session:
-            found = session.run(x)
+            outputs = session.run(x)
             assert session.plan.policy_source == "lock"
     for name, array in expected.items():
-        assert np.array_equal(found[name], array)
+        assert np.array_equal(outputs[name], array)
 
 
 def test_an_instrumented_run_is_as_locked(case: Case) -> None:
@@ -115,12 +115,12 @@ def test_validators(case: Case, tmp_path: Path, kind: str, change: Any, expected
     with pytest.raises(xrt.LockError) as refused:
         case.open(path)
     (drift,) = refused.value.drifts
-    one = validator_of(case.lock.identity, kind)
-    assert (drift.code, drift.subject, drift.validator) == (kind, one.key, one.id)
+    validator = validator_of(case.lock.identity, kind)
+    assert (drift.code, drift.subject, drift.validator) == (kind, validator.key, validator.id)
     assert expected in drift.before
     assert restore in drift.restore
-    assert set(drift.entries) == set(case.lock.identity.dependents().get(one.id, ()))
-    for part in (one.id, drift.before, drift.after, drift.restore, f"--accept {kind}"):
+    assert set(drift.entries) == set(case.lock.identity.dependents().get(validator.id, ()))
+    for part in (validator.id, drift.before, drift.after, drift.restore, f"--accept {kind}"):
         assert part in str(refused.value)
 
 
@@ -188,8 +188,8 @@ def test_an_output_names_what_else_differs(ort: Case, tmp_path: Path) -> None:
         identity = msgspec.structs.replace(identity, outputs=(first,))
         return with_validator("library", lambda e: {**e, "build_id": "0" * 40})(identity)
 
-    found = xrt.lock(ort.model, output=ort.edited(edit, tmp_path), check=True)
-    library, output = found.drifts
+    lock = xrt.lock(ort.model, output=ort.edited(edit, tmp_path), check=True)
+    library, output = lock.drifts
     assert (library.code, output.code) == ("library", "output")
     assert f"library {library.subject} may have changed it" in output.restore
 
@@ -205,9 +205,11 @@ ENTRIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("code", ENTRIES)
 def test_an_entry(case: Case, tmp_path: Path, code: str) -> None:
-    entry = next((one for one in case.lock.identity.entries if one.sources and (code != "kernel" or one.kernel)), None)
+    entry = next(
+        (entry for entry in case.lock.identity.entries if entry.sources and (code != "kernel" or entry.kernel)), None
+    )
     if entry is None:  # QNN reports no kernel: the lock says so, and has none that could be another one
-        assert all(one.known == "unobservable" for one in case.lock.identity.entries)
+        assert all(entry.known == "unobservable" for entry in case.lock.identity.entries)
         return
     path = case.edited(with_entry(lambda one: one.unit == entry.unit, **ENTRIES[code]), tmp_path)
     with case.open(path) as session:
@@ -220,7 +222,7 @@ def test_an_entry(case: Case, tmp_path: Path, code: str) -> None:
 
 def test_units_that_are_gone_and_new(case: Case, tmp_path: Path) -> None:
     """The lock has a unit that does not run any more, and lacks one that runs."""
-    entry = next(one for one in case.lock.identity.entries if one.sources and one.relation != "folded")
+    entry = next(entry for entry in case.lock.identity.entries if entry.sources and entry.relation != "folded")
 
     def without(identity: Identity) -> Identity:
         other = msgspec.structs.replace(entry, unit="another", sources=("another",))
@@ -316,7 +318,7 @@ def test_an_output_of_another_type_or_shape(case: Case, tmp_path: Path, change: 
 
 
 def test_a_fusion(case: Case, tmp_path: Path) -> None:
-    entry = next(one for one in case.lock.identity.entries if one.sources)
+    entry = next(entry for entry in case.lock.identity.entries if entry.sources)
     sources = (*entry.sources, "another")
     path = case.edited(with_entry(lambda one: one is entry, unit="+".join(sources), sources=sources), tmp_path)
     with case.open(path) as session:
@@ -384,8 +386,8 @@ def test_an_artifact(tmp_path: Path) -> None:
     policy = {"execution": {"engine": "onnxruntime", "device": "cpu"}}
     folder = tmp_path / "m.xrt"
     xrt.compile_model(model, folder, policy=policy)
-    made = xrt.lock(folder, policy, tmp_path / "m.lock")
-    assert "artifact" in {validator.kind for validator in made.lock.identity.validators}
+    lock = xrt.lock(folder, policy, tmp_path / "m.lock")
+    assert "artifact" in {validator.kind for validator in lock.lock.identity.validators}
     with xrt.InferenceSession(folder, lock=tmp_path / "m.lock") as session:
         assert session.plan.policy_source == "lock"
     models.save(models.mlp(seed=1), tmp_path)

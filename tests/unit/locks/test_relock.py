@@ -51,8 +51,8 @@ OTHER_ENTRY = with_entry(lambda one: "mm2" in one.sources, precision="fp64")
 
 def test_one_that_holds_is_not_written_again(case: Case) -> None:
     before = case.path.stat().st_mtime_ns, case.path.read_bytes()
-    found = xrt.lock(case.model, output=case.path)
-    assert (found.written, found.drifts) == (False, ())
+    lock = xrt.lock(case.model, output=case.path)
+    assert (lock.written, lock.drifts) == (False, ())
     assert (case.path.stat().st_mtime_ns, case.path.read_bytes()) == before
     assert not xrt.lock(case.model, output=case.path, upgrade=True).written
 
@@ -81,9 +81,9 @@ def test_a_model_with_other_inputs_is_compared_and_upgraded(
     case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     renamed_input(case, "pixels")
-    found = xrt.lock(case.model, output=case.path, check=True)
-    assert {"model", "shapes"} <= {drift.code for drift in found.drifts}
-    assert not next(drift for drift in found.drifts if drift.code == "shapes").restore
+    lock = xrt.lock(case.model, output=case.path, check=True)
+    assert {"model", "shapes"} <= {drift.code for drift in lock.drifts}
+    assert not next(drift for drift in lock.drifts if drift.code == "shapes").restore
     assert run(["lock", str(case.model), "-o", str(case.path), "--check"]) == 1
     assert run(["diff", str(case.path), "here", str(case.model)]) == 1
     assert "evidence.lock.model" in [claim.id for claim in xrt.verify(case.model, lock=case.path).claims]
@@ -160,8 +160,8 @@ def test_a_package_is_upgraded_with_what_follows(case: Case) -> None:
 
 def test_what_is_accepted_is_recorded(case: Case) -> None:
     plant(case, OTHER_LIBRARY)
-    found = xrt.lock(case.model, output=case.path, accept=["library"], why="rebuilt by the distribution")
-    assert found.written
+    lock = xrt.lock(case.model, output=case.path, accept=["library"], why="rebuilt by the distribution")
+    assert lock.written
     (accepted,) = load_lock(case.path).provenance.accepted
     assert (accepted.code, accepted.why) == ("library", "rebuilt by the distribution")
     assert "build_id 0000" in accepted.expected
@@ -308,7 +308,7 @@ def test_two_processes_lock_one_file(case: Case) -> None:
         one.communicate(timeout=120)
     assert [one.returncode for one in both] == [0, 0]
     assert load_lock(case.path).identity.subject == "inference"
-    assert {one.name for one in folder.iterdir()} == {"model.onnx", "model.lock"}
+    assert {path.name for path in folder.iterdir()} == {"model.onnx", "model.lock"}
 
 
 def test_figures_without_a_digest_are_noted_and_an_upgrade_seals_them(case: Case, tmp_path: Path) -> None:

@@ -41,6 +41,6 @@ def test_a_version_without_tensors_of_nodes_is_a_note(tmp_path, monkeypatch):
     facts = xrt_session_worker.open_session(str(xrt.demo_model_path()), str(tmp_path / "inputs"), {"device": "cpu"})
     assert facts["xpuruntime"] == xrt.__version__
     monkeypatch.setitem(sys.modules, "xpuruntime.inference.comparison", None)
-    found = xrt_session_worker.intermediates(str(tmp_path))
-    assert found["nodes"] == []
-    assert "gives no tensors of nodes" in found["note"]
+    intermediates = xrt_session_worker.intermediates(str(tmp_path))
+    assert intermediates["nodes"] == []
+    assert "gives no tensors of nodes" in intermediates["note"]

@@ -22,7 +22,7 @@ def test_an_unchanged_model_never_fails(digits):
     failed = []
     for _ in range(REPEATS):
         result = xrt.verify(digits, POLICY, only=["accuracy", "audit", "speed"])
-        counts.update((one.id, one.verdict) for one in result.claims)
+        counts.update((claim.id, claim.verdict) for claim in result.claims)
         failed += [f"{one.id}: {one.reason} {one.figures}" for one in result.of("fail")]
     for (claim, verdict), count in sorted(counts.items()):
         print(f"{claim:24} {verdict:14} {count}")

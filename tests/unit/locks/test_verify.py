@@ -230,9 +230,9 @@ class TestLock:
         from xpuruntime.locks.verification import evidence
 
         path = tmp_path / "digits.lock"
-        made = xrt.lock(digits, CPU, path).lock
+        lock = xrt.lock(digits, CPU, path).lock
         drift = Difference(code="cpu_isa", subject="cpu", validator="cpu-1", before="avx512f", after="avx2")
-        monkeypatch.setattr(evidence, "lock", lambda *_, **__: LockResult(lock=made, drifts=(drift,)))
+        monkeypatch.setattr(evidence, "lock", lambda *_, **__: LockResult(lock=lock, drifts=(drift,)))
         result = xrt.verify(digits, lock=path, only=["evidence"])
         assert only_claim(result, "evidence.lock.cpu_isa").code == "other_machine"
         assert (result.comparable, result.exit_code) == (False, 3)

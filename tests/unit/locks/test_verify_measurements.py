@@ -68,9 +68,9 @@ class TestDeterminism:
 
         policy = {"determinism": "concurrency"}
         result = planted(digits, shaken, only=["determinism"], verify=policy)
-        found = {claim.id: (claim.verdict, claim.code) for claim in result.claims}
-        assert found["determinism.run_to_run"] == ("fail", "nondeterministic")
-        assert found["determinism.concurrency"][0] == "skipped"
+        verdicts = {claim.id: (claim.verdict, claim.code) for claim in result.claims}
+        assert verdicts["determinism.run_to_run"] == ("fail", "nondeterministic")
+        assert verdicts["determinism.concurrency"][0] == "skipped"
         assert result.exit_code == 1
 
     def test_no_grade_is_skipped(self, digits):

@@ -112,7 +112,7 @@ class TestSpeed:
             )  # fmt: skip
 
         findings = [
-            TimedMetric(name, comparison(place), {}, ()) for place, name in enumerate(("latency.p50", "latency.p99"))
+            TimedMetric(name, comparison(index), {}, ()) for index, name in enumerate(("latency.p50", "latency.p99"))
         ]
         first, second = decide(findings, VerifySpeed(metric=["latency.p50", "latency.p99"]), "control")
         assert first.verdict == verdict
@@ -147,9 +147,9 @@ class TestSpeed:
 
         def sampler(times):
             fast, usual = times
-            return lambda calls, samples: [1e-3 * calls * (usual if place % 8 else fast) for place in range(samples)]
+            return lambda calls, samples: [1e-3 * calls * (usual if index % 8 else fast) for index in range(samples)]
 
-        found = time_metric("latency.p50", sampler(session), sampler(control), VerifySpeed(max_slowdown="5%"), 5.0)
-        (claim,) = decide([found], VerifySpeed(max_slowdown="5%"), "control")
+        metric = time_metric("latency.p50", sampler(session), sampler(control), VerifySpeed(max_slowdown="5%"), 5.0)
+        (claim,) = decide([metric], VerifySpeed(max_slowdown="5%"), "control")
         assert claim.verdict == verdict, claim
         assert verdict != "inconclusive" or (claim.code == "noisy" and "the fastest 5% of the calls" in claim.reason)

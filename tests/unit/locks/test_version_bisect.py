@@ -44,8 +44,8 @@ def test_the_first_bad_version_is_found_or_is_among_the_skipped_ones(count, data
 
     def verdict(version):
         judged.append(version)
-        place = int(version)
-        return "skipped" if place in skipped else "bad" if place >= change else "good"
+        number = int(version)
+        return "skipped" if number in skipped else "bad" if number >= change else "good"
 
     last_good, bad = first_bad([str(place) for place in range(count)], verdict)
     assert last_good < change <= bad
@@ -263,35 +263,35 @@ def model():
 def test_the_version_that_changed_a_default_is_found(planted, model, tmp_path):
     assert listed_versions("xrt-planted") == [f"1.{minor}" for minor in range(10)]
     said = []
-    found = bisect_versions(
+    versions = bisect_versions(
         "xrt-planted", "1.2", "1.8", model, claim="placement", device="cpu", progress=said.append,
         journal=tmp_path / "j.jsonl",
     )  # fmt: skip
-    verdicts = {version.version: version.verdict for version in found.versions}
+    verdicts = {version.version: version.verdict for version in versions.versions}
     assert verdicts["1.2"] == "good"
     assert verdicts["1.8"] == "bad"
     assert verdicts.get("1.4", "skipped") == verdicts.get("1.5", "skipped") == "skipped"
-    assert found.first_bad == "1.6"
-    assert found.last_good in ("1.3", "1.5")
-    assert found.outcome == "not decided", "1.4 and 1.5 cannot be judged, so that any of them may be it"
-    assert found.between == ("1.4", "1.5")
-    assert found.exit_code == 4
-    reasons = {version.version: version.reason for version in found.versions}
+    assert versions.first_bad == "1.6"
+    assert versions.last_good in ("1.3", "1.5")
+    assert versions.outcome == "not decided", "1.4 and 1.5 cannot be judged, so that any of them may be it"
+    assert versions.between == ("1.4", "1.5")
+    assert versions.exit_code == 4
+    reasons = {version.version: version.reason for version in versions.versions}
     assert "cannot be installed" in reasons["1.4"]
     assert "it does not run" in reasons["1.5"]
     assert not list(planted.glob("xpuruntime-*")), "nothing is left behind"
     assert said[0].version == "1.8"
-    assert "xrt-planted" in str(found)
+    assert "xrt-planted" in str(versions)
     again = bisect_versions(
         "xrt-planted", "1.2", "1.8", model, claim="placement", device="cpu", progress=said.append,
         journal=tmp_path / "j.jsonl", resume=True,
     )  # fmt: skip
-    assert again == found, "nothing is judged again"
+    assert again == versions, "nothing is judged again"
 
 
 def test_a_claim_that_holds_with_the_bad_version_is_nothing_to_find(planted, model):
-    found = bisect_versions("xrt-planted", "1.9", "1.8", model, claim="placement", device="cpu")
-    assert (found.outcome, found.exit_code) == ("nothing changed", 1)
+    versions = bisect_versions("xrt-planted", "1.9", "1.8", model, claim="placement", device="cpu")
+    assert (versions.outcome, versions.exit_code) == ("nothing changed", 1)
     assert not list(planted.glob("xpuruntime-*"))
 
 
@@ -300,9 +300,9 @@ def test_the_version_that_made_runs_slower_is_found(planted, model, tmp_path, mo
         wheel(tmp_path, version, SLOWED if version == "2.2" else "")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     claim = "speed.latency.p50 <= +200%"
-    found = bisect_versions("xrt-planted", "2.0", "2.2", model, claim=claim, device="cpu", budget=6)
-    assert (found.first_bad, found.last_good, found.outcome) == ("2.2", "2.1", "found"), found
-    assert "of the good version's time" in found.versions[-1].reason
+    versions = bisect_versions("xrt-planted", "2.0", "2.2", model, claim=claim, device="cpu", budget=6)
+    assert (versions.first_bad, versions.last_good, versions.outcome) == ("2.2", "2.1", "found"), versions
+    assert "of the good version's time" in versions.versions[-1].reason
 
 
 def test_a_good_version_that_does_not_run_and_wrong_names(planted, model, tmp_path):

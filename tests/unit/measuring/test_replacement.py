@@ -28,8 +28,8 @@ def taking(seconds: float, noise: float = 0.0, seed: int = 0) -> Callable[[int, 
 
 def chosen(rule: TuningPolicy | None = None, noise: float = 0.0, **seconds: float) -> tuple[str, bool]:
     variants = {name: taking(one, noise, seed) for seed, (name, one) in enumerate(seconds.items())}
-    found = choose(variants, control="native", rule=rule or TuningPolicy())
-    return found.chosen.kernel, found.undecided
+    choice = choose(variants, control="native", rule=rule or TuningPolicy())
+    return choice.chosen.kernel, choice.undecided
 
 
 def test_the_fastest_of_those_that_are_faster_replaces() -> None:
@@ -43,23 +43,23 @@ def test_what_gains_no_more_than_the_margin_replaces_nothing() -> None:
 
 
 def test_at_the_margin_it_is_undecided_and_the_control_stays() -> None:
-    found = [
+    choices = [
         choose({"native": taking(1e-3, 0.01, seed), "ours": taking(1e-3 / 1.02, 0.01, seed + 1000)}, control="native",
                rule=TuningPolicy(), block=1e-9)
         for seed in range(50)
     ]  # fmt: skip
-    assert sum(one.undecided and one.chosen.kernel == "native" for one in found) >= 45
+    assert sum(one.undecided and one.chosen.kernel == "native" for one in choices) >= 45
 
 
 def test_the_candidates_are_in_the_order_in_which_they_may_run() -> None:
     variants = {"native": taking(1e-3), "a": taking(0.9e-3), "b": taking(0.7e-3), "c": taking(1.2e-3)}
-    found = choose(variants, control="native", rule=TuningPolicy())
-    assert [(candidate.kernel, candidate.verdict) for candidate in found.candidates] == [
+    choice = choose(variants, control="native", rule=TuningPolicy())
+    assert [(candidate.kernel, candidate.verdict) for candidate in choice.candidates] == [
         ("b", "faster"), ("a", "faster"), ("native", "control"), ("c", "slower"),
     ]  # fmt: skip
-    assert found.candidates[0].ratio == pytest.approx(0.7)
-    assert found.candidates[0].microseconds == pytest.approx(700)
-    assert found.rounds < ROUNDS[1], "the rest of the rounds is not needed"
+    assert choice.candidates[0].ratio == pytest.approx(0.7)
+    assert choice.candidates[0].microseconds == pytest.approx(700)
+    assert choice.rounds < ROUNDS[1], "the rest of the rounds is not needed"
 
 
 def test_equal_kernels_rarely_replace_each_other() -> None:
@@ -74,11 +74,11 @@ def test_equal_kernels_rarely_replace_each_other() -> None:
 def test_a_large_gain_shows_on_a_noisy_machine_where_two_turns_of_the_control_differ() -> None:
     control, twin = [1.0] * 11, [1.1] * 11
     for seconds, verdict in ((0.5, "faster"), (0.95, "inconclusive"), (1.5, "slower")):
-        found = compare([seconds] * 11, control, twin=twin, margin=Margin(0.02, 0.0), widen=True)
-        assert found.verdict.value == verdict
-        assert found.margin == pytest.approx(0.21)
-        assert not found.not_faster or verdict == "slower", "noise never proves that nothing is gained"
-        assert found.too_noisy
+        comparison = compare([seconds] * 11, control, twin=twin, margin=Margin(0.02, 0.0), widen=True)
+        assert comparison.verdict.value == verdict
+        assert comparison.margin == pytest.approx(0.21)
+        assert not comparison.not_faster or verdict == "slower", "noise never proves that nothing is gained"
+        assert comparison.too_noisy
         assert compare([seconds] * 11, control, twin=twin, margin=Margin(0.02, 0.0)).too_noisy
 
 
@@ -87,10 +87,10 @@ def test_the_budget_ends_it_without_a_decision() -> None:
         time.sleep(0.02)
         return [1e-3 * calls] * samples
 
-    found = choose({"native": slow, "ours": slow}, control="native", rule=TuningPolicy(budget="50ms"))
-    assert found.undecided
-    assert found.chosen.kernel == "native"
-    assert found.seconds == 0.05
+    choice = choose({"native": slow, "ours": slow}, control="native", rule=TuningPolicy(budget="50ms"))
+    assert choice.undecided
+    assert choice.chosen.kernel == "native"
+    assert choice.seconds == 0.05
 
 
 def test_it_ends_before_the_round_that_is_refused() -> None:
@@ -105,14 +105,14 @@ def test_it_ends_before_the_round_that_is_refused() -> None:
         def end(self, seconds: float) -> None:
             assert seconds > 0
 
-    found = choose({"native": taking(1e-3), "ours": taking(1e-3)}, control="native", rule=TuningPolicy(), step=Step())  # type: ignore[arg-type]
-    assert found.cancelled
+    choice = choose({"native": taking(1e-3), "ours": taking(1e-3)}, control="native", rule=TuningPolicy(), step=Step())  # type: ignore[arg-type]
+    assert choice.cancelled
     assert seen == [(2, 0, 61), (2, 1, 61), (2, 2, 61)]
 
 
 def test_one_kernel_needs_no_rounds() -> None:
-    found = choose({"native": taking(2e-6)}, control="native", rule=TuningPolicy())
-    assert (found.rounds, found.chosen) == (0, KernelTiming("native", "", pytest.approx(2.0)))
+    choice = choose({"native": taking(2e-6)}, control="native", rule=TuningPolicy())
+    assert (choice.rounds, choice.chosen) == (0, KernelTiming("native", "", pytest.approx(2.0)))
 
 
 def test_nothing_that_is_inconclusive_comes_first() -> None:
@@ -156,8 +156,8 @@ def test_the_core_decides_as_python_does(seed: int) -> None:
 @pytest.mark.parametrize("family", [1, 2, 16, 100])
 @pytest.mark.parametrize("confidence", [0.5, 0.99, 0.9999])
 def test_the_core_looks_after_the_same_rounds(family: int, confidence: float) -> None:
-    found = _core.look_rounds(*ROUNDS, confidence=confidence, family=family)
-    assert tuple(found) == look_rounds(*ROUNDS, confidence=confidence, family=family)
+    rounds = _core.look_rounds(*ROUNDS, confidence=confidence, family=family)
+    assert tuple(rounds) == look_rounds(*ROUNDS, confidence=confidence, family=family)
 
 
 def test_all_tuners_have_the_same_margin() -> None:
@@ -184,13 +184,13 @@ def test_memory_decides_a_near_tie_or_where_it_is_the_objective(objective, peaks
         KernelTiming("alike", "", 50.5, 0.505, 0.5, 0.508, "faster"),
         KernelTiming("slower", "", 150.0, 1.5, 1.4, 1.6, "slower"),
     ]
-    found = by_memory(replacing(timings, rounds=9, seconds=1.0), peaks, TuningPolicy(objective=objective))
-    assert found.chosen.kernel == chosen
-    assert sorted(one.kernel for one in found.candidates) == ["alike", "faster", "own", "slower"]
+    memory = by_memory(replacing(timings, rounds=9, seconds=1.0), peaks, TuningPolicy(objective=objective))
+    assert memory.chosen.kernel == chosen
+    assert sorted(candidate.kernel for candidate in memory.candidates) == ["alike", "faster", "own", "slower"]
 
 
 def test_what_ties_with_the_control_may_replace_it_by_memory():
     timings = [KernelTiming("own", "", 100.0), KernelTiming("less", "", 101.0, 1.01, 1.0, 1.015, "tied")]
     for peak, chosen in ((50, "less"), (100, "own")):
-        found = by_memory(replacing(timings, rounds=9, seconds=1.0), {"own": 100, "less": peak}, TuningPolicy())
-        assert found.chosen.kernel == chosen
+        memory = by_memory(replacing(timings, rounds=9, seconds=1.0), {"own": 100, "less": peak}, TuningPolicy())
+        assert memory.chosen.kernel == chosen

@@ -46,12 +46,12 @@ def rounds_of(rng: np.random.Generator, count: int, effect: float) -> tuple[np.n
 def verify(rng, effect, *, margin=ONLY_RELATIVE, looks=LOOKS, family=1):
     times, control, twin = rounds_of(rng, looks[-1], effect)
     for count in looks:
-        found = compare(
+        verification = compare(
             times[:count], control[:count], twin=twin[:count], margin=margin, looks=len(looks) + 1, family=family
         )
-        if found.verdict is not RatioVerdict.INCONCLUSIVE:
+        if verification.verdict is not RatioVerdict.INCONCLUSIVE:
             break
-    return found
+    return verification
 
 
 def predicted_share(chance: float, looks: tuple[int, ...], level: float = 0.01) -> float:
@@ -104,9 +104,9 @@ def test_a_planted_twentieth_is_found_as_often_as_the_method_predicts(margin):
     logs = np.log(times) - (np.log(control) + np.log(twin)) / 2
     expected = predicted_share(float((logs > math.log1p(margin)).mean()), looks)
     tries = 300
-    found = sum(verify(rng, 0.05, margin=Margin(margin, 0.0)).verdict == "slower" for _ in range(tries)) / tries
+    total = sum(verify(rng, 0.05, margin=Margin(margin, 0.0)).verdict == "slower" for _ in range(tries)) / tries
     assert expected > 0.1
-    assert abs(found - expected) < 3 * math.sqrt(expected * (1 - expected) / tries) + 0.03, (found, expected)
+    assert abs(total - expected) < 3 * math.sqrt(expected * (1 - expected) / tries) + 0.03, (total, expected)
 
 
 def test_looking_often_without_accounting_for_it_would_be_found_out():
@@ -132,22 +132,22 @@ def test_a_control_that_differs_from_itself_decides_only_what_is_farther_off(pla
     rng = np.random.default_rng(1)
     times, control, twin = rounds_of(rng, 61, planted)
     assert compare(times, control, twin=twin, margin=ONLY_RELATIVE).verdict == quiet
-    found = compare(times, control, twin=twin * 1.06, margin=ONLY_RELATIVE)
-    assert found.too_noisy
-    assert found.verdict == noisy
-    found = compare(times, control, twin=twin * 1.03, margin=ONLY_RELATIVE)
-    assert found.too_noisy
-    assert found.control_split is not None
-    assert found.control_split.low < 1.03 < found.control_split.high
+    comparison = compare(times, control, twin=twin * 1.06, margin=ONLY_RELATIVE)
+    assert comparison.too_noisy
+    assert comparison.verdict == noisy
+    comparison = compare(times, control, twin=twin * 1.03, margin=ONLY_RELATIVE)
+    assert comparison.too_noisy
+    assert comparison.control_split is not None
+    assert comparison.control_split.low < 1.03 < comparison.control_split.high
 
 
 def test_microseconds_below_the_absolute_margin_do_not_count():
     rng = np.random.default_rng(2)
     times, control, twin = (seconds / 100 for seconds in rounds_of(rng, 61, 0.15))  # of 10 us, 1.5
     steady = control / np.median(control) * 1e-5
-    found = compare(times / control * steady, steady, twin=twin / control * steady)
-    assert found.margin == pytest.approx(0.2, rel=0.01)
-    assert found.verdict == "tied"
+    comparison = compare(times / control * steady, steady, twin=twin / control * steady)
+    assert comparison.margin == pytest.approx(0.2, rel=0.01)
+    assert comparison.verdict == "tied"
     assert compare(times, control, twin=twin, margin=ONLY_RELATIVE).verdict == "slower"
 
 
@@ -164,15 +164,15 @@ def test_the_interval_is_that_of_the_plain_bootstrap_and_is_repeatable():
     rng = np.random.default_rng(3)
     for count in (30, 31):
         times, control, _ = rounds_of(rng, count, 0.2)
-        found = paired_ratio(times, control, confidence=0.95)
-        assert found == paired_ratio(times, control, confidence=0.95)
-        assert found.ratio == pytest.approx(np.exp(np.median(np.log(times / control))))
+        ratio = paired_ratio(times, control, confidence=0.95)
+        assert ratio == paired_ratio(times, control, confidence=0.95)
+        assert ratio.ratio == pytest.approx(np.exp(np.median(np.log(times / control))))
         plain = stats.bootstrap(
             (np.log(times / control),), np.median, confidence_level=0.95, n_resamples=5000, method="percentile",
             rng=np.random.default_rng(0),
         ).confidence_interval  # fmt: skip
-        assert found.low == pytest.approx(np.exp(plain.low), rel=0.006)
-        assert found.high == pytest.approx(np.exp(plain.high), rel=0.006)
+        assert ratio.low == pytest.approx(np.exp(plain.low), rel=0.006)
+        assert ratio.high == pytest.approx(np.exp(plain.high), rel=0.006)
 
 
 def test_sign_test_is_the_binomial_test():

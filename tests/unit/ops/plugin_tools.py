@@ -19,10 +19,10 @@ EXAMPLE = ROOT / "examples" / "kernel_plugin"
 
 
 def compiler() -> str:
-    found = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    if found is None:
+    result = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    if result is None:
         pytest.skip("there is no C++ compiler")
-    return found
+    return result
 
 
 def build_library(source: Path, library: Path, *options: str) -> Path:

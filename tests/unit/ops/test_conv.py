@@ -259,8 +259,8 @@ def answer(capability: tuple[int, int] = (9, 0), dtype: str = "float16", **chang
     }  # fmt: skip
     attributes: dict[str, Any] = {"groups": 8, "stride": (1, 1), "dilation": (1, 1), "padding": (1, 1, 1, 1)}
     operands = {name: {"dtype": dtype, "shape": changed.pop(name, shape)} for name, shape in shapes.items()}
-    for name, more in changed.pop("operands", {}).items():
-        operands[name] |= more
+    for name, operand in changed.pop("operands", {}).items():
+        operands[name] |= operand
     desc = {"op": "conv", "device": changed.pop("device", "cuda:0"), "operands": operands}
     desc["attributes"] = attributes | changed
     found = _core.KernelRegistry.instance().supports(desc, compute_capability=capability)

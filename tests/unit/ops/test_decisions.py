@@ -163,8 +163,8 @@ def run(path: Path | str) -> dict[str, Any]:
     environment = {**os.environ, "XPURUNTIME_TUNING_CACHE": str(path)}
     done = subprocess.run([sys.executable, "-c", PROCESS], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 def times_of(decision: dict[str, Any]) -> dict[str, float]:

@@ -111,12 +111,12 @@ def test_what_is_read_may_be_written_over(rms: bool, columns: int, kernel: str) 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("columns", [3, 64, 5000])
 def test_gradients_may_be_written_over_what_is_read(columns: int, kernel: str) -> None:
-    given = {name: randn(6, columns) for name in ("grad_out", "x", "grad_sum")}
+    randn_by_name = {name: randn(6, columns) for name in ("grad_out", "x", "grad_sum")}
     weight = randn(columns)
-    _, mean, rstd = ops.layer_norm(given["x"], weight, return_stats=True)
-    want = ops.layer_norm_backward(**given, mean=mean, rstd=rstd, weight=weight, has_bias=True, kernel=kernel)
-    for name in given:
-        copies = {key: value.copy() for key, value in given.items()}
+    _, mean, rstd = ops.layer_norm(randn_by_name["x"], weight, return_stats=True)
+    want = ops.layer_norm_backward(**randn_by_name, mean=mean, rstd=rstd, weight=weight, has_bias=True, kernel=kernel)
+    for name in randn_by_name:
+        copies = {key: value.copy() for key, value in randn_by_name.items()}
         got = ops.layer_norm_backward(
             **copies, mean=mean, rstd=rstd, weight=weight, has_bias=True, grad_x=copies[name], kernel=kernel
         )
@@ -212,7 +212,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "out within x": (lambda: ops.rms_norm(X[:2], out=X[1:]), "'out'.*shares memory with 'x'"),
     "out is the weight": (lambda: ops.rms_norm(W[None], W, out=W[None]), "'out'.*shares memory with 'weight'"),
     "one for two": (
-        lambda: ops.rms_norm(X, residual=X, return_sum=True, out=(one := np.zeros_like(X)), sum_out=one),
+        lambda: ops.rms_norm(X, residual=X, return_sum=True, out=(zeros_like := np.zeros_like(X)), sum_out=zeros_like),
         "'sum_out'.*shares memory with the result 'out'",
     ),
     "rstd": (lambda: ops.rms_norm_backward(X, X, ROWS.astype(np.float64)), "'rstd'.*must be float32 in the shape"),

@@ -42,7 +42,7 @@ def folded(x: np.ndarray, weight: np.ndarray, out: np.ndarray, *numbers: int) ->
         for size, stride in zip(array.shape, array.strides, strict=True)
         for value in (size, stride // array.itemsize)
     ]
-    return float(np.float32(sum(value * 1.25**place for place, value in enumerate([*values, *numbers]))))
+    return float(np.float32(sum(value * 1.25**index for index, value in enumerate([*values, *numbers]))))
 
 
 @pytest.mark.parametrize("options", [ABI1, ()], ids=["version 1", "version 2"])

@@ -90,8 +90,8 @@ def choose(policy: Policy | KernelPolicy, pin: tuple[str, ...] = (), desc: dict[
 
 
 def verdict(decision: dict[str, Any], name: str) -> dict[str, Any]:
-    (found,) = (candidate for candidate in decision["candidates"] if candidate["id"] == name)
-    return found
+    (results,) = (candidate for candidate in decision["candidates"] if candidate["id"] == name)
+    return results
 
 
 def test_it_is_listed_and_chosen(backend: Backend) -> None:
@@ -239,7 +239,7 @@ def test_sixteen_threads_prepare_once(backend: Backend) -> None:
 
 def only_ours(desc: dict[str, Any]) -> dict[str, Any]:
     """An operation that no other kernel on the CPU serves: measured among ours alone."""
-    return {**desc, "operands": {name: {**one, "dtype": "int16"} for name, one in desc["operands"].items()}}
+    return {**desc, "operands": {name: {**operand, "dtype": "int16"} for name, operand in desc["operands"].items()}}
 
 
 def test_the_fastest_is_measured_kept_and_found_again(backend: Backend, tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_a_store_that_fails_costs_a_note(backend: Backend, answer: Any, note: st
         dispatcher.set_tuning_store(None)
         dispatcher.forget_measurements()
     assert any(note in one for one in notes)
-    assert any("put is broken" in one for one in notes)
+    assert any("put is broken" in note for note in notes)
 
 
 def test_planning_touches_nothing(backend: Backend) -> None:

@@ -132,19 +132,19 @@ def test_the_core_and_the_policy_agree() -> None:
             expected = policy.choose(op, node=node or None, module=module or None, **facts)
             place = ANY_CALL._replace(node=node or None, module=module or None)
             rules = core_rules(policy, policy.compiled_rules.matching(place), "prefer")
-            found = rules.choose(desc, compute_capability=capability)
-            assert found == expected, (policy, desc, node, module)
+            choice = rules.choose(desc, compute_capability=capability)
+            assert choice == expected, (policy, desc, node, module)
             sources.add(expected[1].partition("[")[0])
     assert sources >= {"kernels.rules", "kernels.matmul", "default"}, "the table tests something"
 
 
 def test_compiled_once_for_each_value() -> None:
-    one, two = KernelPolicy(matmul="cublasLt"), KernelPolicy(matmul="cublasLt")
-    assert compile_rules(one) is compile_rules(two)
-    assert compile_rules(Policy(kernels=one)) is compile_rules(one), "prefer is the default"
-    assert compile_rules(Policy(kernels=one, mode="auto")) is compile_rules(one)
-    strict = compile_rules(Policy(kernels=one, mode="strict"))
-    assert strict is not compile_rules(one)
+    policy, two = KernelPolicy(matmul="cublasLt"), KernelPolicy(matmul="cublasLt")
+    assert compile_rules(policy) is compile_rules(two)
+    assert compile_rules(Policy(kernels=policy)) is compile_rules(policy), "prefer is the default"
+    assert compile_rules(Policy(kernels=policy, mode="auto")) is compile_rules(policy)
+    strict = compile_rules(Policy(kernels=policy, mode="strict"))
+    assert strict is not compile_rules(policy)
     assert compile_rules(Policy(kernels=two, mode="strict")) is strict
 
 

@@ -117,15 +117,15 @@ def test_another_file_under_the_name_is_never_replaced(cache: TuningCache, text:
 def test_a_file_cut_at_any_place(cache: TuningCache) -> None:
     for key in "abc":
         cache.put(key, entry(key + ".k"))
-    whole = cache.path.read_bytes()
-    for length in range(0, len(whole) - 1, 7):
-        cache.path.write_bytes(whole[:length])
+    data = cache.path.read_bytes()
+    for length in range(0, len(data) - 1, 7):
+        cache.path.write_bytes(data[:length])
         reader = TuningCache(cache.path)
         found, note = reader.find("b", VALID)
         assert found is None, length
         assert "not used" in note
         assert "started anew" in reader.put("d", entry())
-    cache.path.write_bytes(b"\xff\xfe" + whole)
+    cache.path.write_bytes(b"\xff\xfe" + data)
     assert "not used" in TuningCache(cache.path).find("a", VALID)[1]
 
 
@@ -326,12 +326,12 @@ def test_what_is_cancelled_is_not_kept(own_tuning_cache: Path) -> None:
 
 @pytest.mark.usefixtures("own_tuning_cache")
 def test_the_validators_name_the_build_of_the_kernels() -> None:
-    found = tuned_records.validators("matmul", "cpu", {"torch": "1"}, ["libc.so*"])
-    assert found["core"] == tuning_cache.core_build()
-    assert found["torch"] == "1"
-    assert found["protocol"]
-    assert "cpu.reference=" in found["kernels"]
-    assert any(name.startswith("libc.so") and build for name, build in found.items())
+    validators = tuned_records.validators("matmul", "cpu", {"torch": "1"}, ["libc.so*"])
+    assert validators["core"] == tuning_cache.core_build()
+    assert validators["torch"] == "1"
+    assert validators["protocol"]
+    assert "cpu.reference=" in validators["kernels"]
+    assert any(name.startswith("libc.so") and build for name, build in validators.items())
 
 
 def test_a_file_that_is_no_library_is_named_by_its_size(tmp_path: Path) -> None:
@@ -351,8 +351,8 @@ def test_another_build_of_the_core_measures_its_kernels_anew(
         xrt.clear_decisions()
         policy = xrt.Policy(kernels=xrt.KernelPolicy(auto_strategy="best_performance"))
         site = _core.CallSite(compile_rules(policy))
-        place = CallContext(site=site, allow_tf32=False, deterministic=False, policy=policy)
-        _core.op_matmul(place, x, x, None, None, None, out, None, None, None, None)
+        call_context = CallContext(site=site, allow_tf32=False, deterministic=False, policy=policy)
+        _core.op_matmul(call_context, x, x, None, None, None, out, None, None, None, None)
         (decision,) = xrt.decisions()
         assert decision.source == "tuned"
         return decision.notes

@@ -226,13 +226,13 @@ def test_sixteen_threads_with_policies_of_their_own() -> None:
 
 
 def test_other_threads_do_not_see_it() -> None:
-    found: list[Policy] = []
+    current_policies: list[Policy] = []
     with use_policy(REFERENCE):
-        thread = threading.Thread(target=lambda: found.append(current_policy()))
+        thread = threading.Thread(target=lambda: current_policies.append(current_policy()))
         thread.start()
         thread.join()
-        contextvars.copy_context().run(lambda: found.append(current_policy()))
-    assert found == [Policy(), Policy(kernels=REFERENCE)]
+        contextvars.copy_context().run(lambda: current_policies.append(current_policy()))
+    assert current_policies == [Policy(), Policy(kernels=REFERENCE)]
 
 
 def test_tasks_have_their_own() -> None:

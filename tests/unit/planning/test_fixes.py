@@ -48,11 +48,11 @@ def verdicts(machine: Machine, engine: str, device: str) -> dict[str, tuple[str,
     try:
         plan = resolve(PlanRequest(model=MODEL), policy, machine, ENGINES)
     except XpuRuntimeError as error:
-        found = {}
+        codes = {}
         for line in str(error).splitlines()[1:]:
             candidate, code, rest = line.strip().split(": ", 2)
-            found[candidate] = code, rest.partition(" Fix: ")[2]
-        return found
+            codes[candidate] = code, rest.partition(" Fix: ")[2]
+        return codes
     return {v.candidate: (v.code, v.fix or "") for v in plan.verdicts}
 
 
@@ -60,8 +60,8 @@ def named_engines(fix: str) -> list[str]:
     """Return the engines that a fix tells to use or to install."""
     stated = re.search(r"execution\.engine: ([\w-]+(?: or [\w-]+)*)", fix)
     taking = re.search(r"name an engine that takes this one: ([\w-]+(?: or [\w-]+)*)", fix)
-    found = [name for one in (stated, taking) if one for name in one[1].split(" or ")]
-    return found + [EXTRAS[extra] for extra in re.findall(r"xpuruntime\[([\w-]+)\]", fix) if extra in EXTRAS]
+    names = [name for side in (stated, taking) if side for name in side[1].split(" or ")]
+    return names + [EXTRAS[extra] for extra in re.findall(r"xpuruntime\[([\w-]+)\]", fix) if extra in EXTRAS]
 
 
 @pytest.mark.parametrize("what", MACHINES)

@@ -118,8 +118,8 @@ def hashes(plan: Plan) -> dict[str, str]:
     return {"request": plan.request_hash, "execution": plan.execution_hash}
 
 
-def changed(one: Plan, other: Plan) -> tuple[str, ...]:
-    before, after = hashes(one), hashes(other)
+def changed(plan: Plan, other: Plan) -> tuple[str, ...]:
+    before, after = hashes(plan), hashes(other)
     return tuple(name for name in before if before[name] != after[name])
 
 
@@ -128,7 +128,7 @@ def with_field(value: Any, owner: type, name: str, other: Any) -> Any:
     if isinstance(value, owner):
         return msgspec.structs.replace(value, **{name: other})
     if isinstance(value, tuple):
-        return tuple(with_field(one, owner, name, other) for one in value)
+        return tuple(with_field(item, owner, name, other) for item in value)
     if isinstance(value, msgspec.Struct):
         inside = {field: with_field(getattr(value, field), owner, name, other) for field in value.__struct_fields__}
         return msgspec.structs.replace(value, **inside)
@@ -193,8 +193,8 @@ def test_a_model_is_its_contents_and_its_external_data(tmp_path: Path) -> None:
             [node], "g", [value_of("x", TensorProto.FLOAT, [1, 64])], [value_of("y", TensorProto.FLOAT, [1, 64])],
             [weight],
         )  # fmt: skip
-        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        onnx.save(made, folder / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.save(model, folder / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
         return folder / "m.onnx"
 
     one, same, other = (external(tmp_path / name, value) for name, value in (("a", 1.0), ("b", 1.0), ("c", 2.0)))
@@ -232,15 +232,15 @@ print(json.dumps(found))
 def test_equal_in_every_process_and_for_every_hash_seed() -> None:
     here = [name for name in ("onnxruntime", "openvino") if find_spec(name) is not None]
     engines, torch = json.dumps(here), "torch" if find_spec("torch") is not None else "-"
-    found = []
+    documents = []
     for seed, first in (("0", "-"), ("77", torch)):
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", _CODE, first, engines],
             env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True,
         )  # fmt: skip
-        found.append(json.loads(done.stdout))
-    assert found[0] == found[1]
-    assert len({one for name in here for one in found[0][name]}) == 2 * len(here)
+        documents.append(json.loads(done.stdout))
+    assert documents[0] == documents[1]
+    assert len({one for name in here for one in documents[0][name]}) == 2 * len(here)
 
 
 def test_real_engines_name_the_builds_of_their_libraries() -> None:

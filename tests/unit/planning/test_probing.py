@@ -215,20 +215,20 @@ def test_each_engine_is_probed_once_a_registry():
 
 def test_sixteen_threads_get_the_same_plan():
     registry = register(Probed("a", "npu"), Probed("b", "cpu"))
-    found: list[str] = []
+    execution_hashes: list[str] = []
     start = threading.Barrier(16)
 
     def work() -> None:
         start.wait()
-        found.append(xrt.plan(demo_model_path(), device="cpu", registry=registry).execution_hash)
+        execution_hashes.append(xrt.plan(demo_model_path(), device="cpu", registry=registry).execution_hash)
 
     threads = [threading.Thread(target=work) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 16
-    assert len(set(found)) == 1
+    assert len(execution_hashes) == 16
+    assert len(set(execution_hashes)) == 1
 
 
 def test_a_session_of_onnx_runtime_imports_no_other_vendor():

@@ -93,8 +93,8 @@ class TypedEngine(FactsEngine):
     SETTINGS: ClassVar[Settings] = Settings(threads=2, order=("b", "a"))
 
     def judge(self, request: Request, machine: Machine) -> Judgement:
-        found = super().judge(request, machine)
-        return msgspec.structs.replace(found, settings=self.SETTINGS, uncompilable="it is typed")
+        judgement = super().judge(request, machine)
+        return msgspec.structs.replace(judgement, settings=self.SETTINGS, uncompilable="it is typed")
 
 
 MODEL = inspect_model(demo_model_path())
@@ -121,15 +121,15 @@ class TestOrder:
         assert settle(None, CPU, engine).device == "cpu"
 
     def test_with_both_auto_any_accelerator_comes_before_any_cpu(self) -> None:
-        one, two = FactsEngine("one", ("cpu",)), FactsEngine("two", ("cuda:0", "cpu"))
-        assert settle(None, GPU, one, two).candidate == "two@cuda:0"
-        assert settle(None, CPU, one, two).candidate == "one@cpu"
+        engine, two = FactsEngine("one", ("cpu",)), FactsEngine("two", ("cuda:0", "cpu"))
+        assert settle(None, GPU, engine, two).candidate == "two@cuda:0"
+        assert settle(None, CPU, engine, two).candidate == "one@cpu"
 
     def test_engines_that_are_named_are_tried_in_the_order_named(self) -> None:
-        one, two = FactsEngine("one", ("cpu",)), FactsEngine("two", ("cuda:0", "cpu"))
+        engine, two = FactsEngine("one", ("cpu",)), FactsEngine("two", ("cuda:0", "cpu"))
         policy = {"execution": {"engine": ["one", "two"]}}
-        assert settle(policy, GPU, one, two).candidate == "one@cpu"
-        assert settle({"execution": {"engine": ["two", "one"]}}, GPU, one, two).candidate == "two@cuda:0"
+        assert settle(policy, GPU, engine, two).candidate == "one@cpu"
+        assert settle({"execution": {"engine": ["two", "one"]}}, GPU, engine, two).candidate == "two@cuda:0"
 
     def test_an_engine_that_is_not_automatic_runs_only_when_named(self) -> None:
         real, empty = FactsEngine("real"), FactsEngine("empty", automatic=False)
@@ -372,12 +372,12 @@ class TestPlan:
 
     def test_the_judgement_is_what_the_engine_said_in_a_type_of_its_own(self) -> None:
         engine = TypedEngine(devices=("cpu",))
-        found = decide(PlanRequest(model=MODEL), Policy(), CPU, {engine.name: engine})
-        assert found.judgement.verdict == found.plan.accepted
-        assert found.judgement.settings is TypedEngine.SETTINGS
-        assert found.judgement.uncompilable == "it is typed"
-        assert found.plan.settings == {"threads": 2, "order": ["b", "a"]}
-        assert Plan.from_json(found.plan.to_json()) == found.plan
+        decision = decide(PlanRequest(model=MODEL), Policy(), CPU, {engine.name: engine})
+        assert decision.judgement.verdict == decision.plan.accepted
+        assert decision.judgement.settings is TypedEngine.SETTINGS
+        assert decision.judgement.uncompilable == "it is typed"
+        assert decision.plan.settings == {"threads": 2, "order": ["b", "a"]}
+        assert Plan.from_json(decision.plan.to_json()) == decision.plan
 
     def test_equal_arguments_give_equal_plans(self) -> None:
         assert settle(TestModes.POLICY, GPU) == settle(TestModes.POLICY, GPU)

@@ -116,10 +116,10 @@ def test_known_facts_are_decided_as_by_reading_the_rules_in_order() -> None:
             facts = random_facts(draw)
             if UNKNOWN in facts:
                 continue
-            found = policy.compiled_rules.match(facts)
-            assert (found.use, found.source) == first_that_holds(policy, facts), (policy, facts)
-            assert found.certainty == ("no" if found.source == "default" else "yes")
-            sources.add(found.source.partition("[")[0])
+            match = policy.compiled_rules.match(facts)
+            assert (match.use, match.source) == first_that_holds(policy, facts), (policy, facts)
+            assert match.certainty == ("no" if match.source == "default" else "yes")
+            sources.add(match.source.partition("[")[0])
     assert sources == {"kernels.rules", "kernels.matmul", "default"}
 
 
@@ -154,8 +154,8 @@ def test_an_unknown_fact_covers_every_value_that_it_may_have() -> None:
         policy = KernelPolicy(rules=[random_rule(draw) for _ in range(draw.randrange(1, 25))])
         for _ in range(15):
             facts = random_facts(draw)
-            found = policy.compiled_rules.match(facts)
-            possible = {found.preferences} if found.certainty != "unknown" else set()
+            match = policy.compiled_rules.match(facts)
+            possible = {match.preferences} if match.certainty != "unknown" else set()
             certain += bool(possible)
             for _ in range(12):
                 device = draw.choice(list(DEVICES))
@@ -165,7 +165,7 @@ def test_an_unknown_fact_covers_every_value_that_it_may_have() -> None:
                 known = facts._replace(**told)
                 if (facts.device, facts.arch).count(UNKNOWN) == 1:
                     continue  # the other one may contradict it
-                assert first_that_holds(policy, known) in found.preferences
+                assert first_that_holds(policy, known) in match.preferences
     assert certain > 50
 
 

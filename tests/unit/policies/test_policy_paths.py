@@ -24,8 +24,8 @@ calibration: {{path: ../samples.npz, digest: '{DIGEST}'}}
 
 def places(policy: Policy) -> list[str]:
     assert policy.calibration is not None
-    found = (policy.execution.lock, policy.execution.artifacts.cache, policy.calibration.path)
-    return [Path(str(one)).as_posix() for one in found]
+    locks = (policy.execution.lock, policy.execution.artifacts.cache, policy.calibration.path)
+    return [Path(str(one)).as_posix() for one in locks]
 
 
 @pytest.fixture
@@ -120,7 +120,14 @@ def test_paths_of_served_models_start_at_the_file(folder: Path, monkeypatch: pyt
     settings = ServeSettings.load("policies/serve.yaml")
     model = settings.models["m"]
     assert model.shadow is not None
-    found = (settings.access_log, settings.admin.key_file, model.source, model.policy, model.lock, model.shadow.policy)
+    access_logs = (
+        settings.access_log,
+        settings.admin.key_file,
+        model.source,
+        model.policy,
+        model.lock,
+        model.shadow.policy,
+    )
     monkeypatch.chdir("elsewhere")
-    assert [Path(str(one)).parent.resolve() for one in found] == [folder / "policies"] * 6
+    assert [Path(str(one)).parent.resolve() for one in access_logs] == [folder / "policies"] * 6
     assert ServeSettings.coerce({"schema": "xpuruntime.serve/1", "access_log": "-"}).in_folder(folder).access_log == "-"

@@ -43,8 +43,8 @@ STATUS = "Name:\tpython\nVmPeak:\t  900 kB\nVmHWM:\t   512 kB\nVmRSS:\t   300 kB
 
 
 def test_the_lines_of_status():
-    found = read_status(STATUS)
-    assert (found.resident, found.most_resident) == (300 * 1024, 512 * 1024)
+    status = read_status(STATUS)
+    assert (status.resident, status.most_resident) == (300 * 1024, 512 * 1024)
 
 
 @pytest.mark.parametrize("text", ["", "VmRSS:\n", "VmRSS:\tmuch kB\n", "VmRSS:\t3 MB\n", "no colon"])

@@ -55,9 +55,11 @@ class TestEnginesAndEnvironment:
         )
         assert only(facts(machine=msgspec.structs.replace(GPU, engines={"onnxruntime": ort}))).code == "provider_broken"
         laptop = msgspec.structs.replace(LAPTOP, engines={"onnxruntime": ort})
-        found = [f for f in examine(facts(machine=laptop, driver=DriverFacts())).findings if f.what.startswith("onnxr")]
-        assert [(f.code, f.severity, f.fix) for f in found] == [("no_device", "info", None)]
-        assert "has no device that it can use here" in found[0].what
+        findings = [
+            f for f in examine(facts(machine=laptop, driver=DriverFacts())).findings if f.what.startswith("onnxr")
+        ]
+        assert [(f.code, f.severity, f.fix) for f in findings] == [("no_device", "info", None)]
+        assert "has no device that it can use here" in findings[0].what
 
     def test_a_processor_is_never_missing(self) -> None:
         engine = EngineFacts(

@@ -98,22 +98,22 @@ class TestDriver:
 class TestAdvisories:
     def test_kernels_that_are_known_to_be_wrong(self) -> None:
         torch = TorchFacts(version="2.13.0+cu130", route="addon", cudnn=(9, 20, 0))
-        found = examine(facts(torch=torch)).findings
-        assert {(one.code, one.severity) for one in found} == {("kernel_advisory", "warning")}
-        assert any("cudnn.sdpa" in one.what and "issues/196678" in one.why and "H200" in one.why for one in found)
-        assert all("attention: auto" in str(one.fix) for one in found)
+        findings = examine(facts(torch=torch)).findings
+        assert {(one.code, one.severity) for one in findings} == {("kernel_advisory", "warning")}
+        assert any("cudnn.sdpa" in one.what and "issues/196678" in one.why and "H200" in one.why for one in findings)
+        assert all("attention: auto" in str(one.fix) for one in findings)
 
     def test_package_that_the_program_calls_by_itself(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.syspath_prepend(str(tmp_path))
         torch = TorchFacts(version="2.14.0+cu130", route="addon", cudnn=(9, 26, 0))
-        found = []
+        texts = []
         for version in ("0.8.1", "0.8.6"):
             folder = tmp_path / "liger_kernel-1.dist-info"
             folder.mkdir(exist_ok=True)
             (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: liger-kernel\nVersion: {version}\n")
-            found.append({str(one.fix) for one in examine(facts(torch=torch)).of_kernels().findings})
-        assert found[0] - found[1] >= {'pip install "liger-kernel>=0.8.2"'}
-        assert not any("liger" in fix for fix in found[1])
+            texts.append({str(finding.fix) for finding in examine(facts(torch=torch)).of_kernels().findings})
+        assert texts[0] - texts[1] >= {'pip install "liger-kernel>=0.8.2"'}
+        assert not any("liger" in fix for fix in texts[1])
 
     def test_none_without_cudnn_or_its_devices(self) -> None:
         torch = TorchFacts(version="2.14.0", route="addon", cudnn=(9, 26, 0))

@@ -46,8 +46,8 @@ class TestOnnxRuntime:
         cpu = Package(name="onnxruntime", version="1.31.1", location="/site", provides_onnxruntime=True)
         qnn = Package(name="onnxruntime-qnn", version="2.7.0", location="/site")
         ort = msgspec.structs.replace(ORT, package="onnxruntime")
-        found = examine(facts(packages=(NUMPY, cpu, qnn), ort=ort, driver=DriverFacts())).findings
-        (told,) = [finding for finding in found if finding.code == "qnn_pulled_onnxruntime"]
+        findings = examine(facts(packages=(NUMPY, cpu, qnn), ort=ort, driver=DriverFacts())).findings
+        (told,) = [finding for finding in findings if finding.code == "qnn_pulled_onnxruntime"]
         assert told.severity == "warning"
         assert told.fix is not None
         assert told.fix.startswith("python -m pip uninstall -y onnxruntime && ")
@@ -56,8 +56,8 @@ class TestOnnxRuntime:
     def test_the_qnn_plugin_on_an_onnxruntime_of_before_plugins(self) -> None:
         qnn = Package(name="onnxruntime-qnn", version="2.7.0", location="/site")
         gpu, ort = msgspec.structs.replace(ORT_GPU, version="1.23.2"), msgspec.structs.replace(ORT, version="1.23.2")
-        found = examine(facts(packages=(NUMPY, gpu, qnn), ort=ort)).findings
-        (told,) = [finding for finding in found if finding.code == "qnn_ort_too_old"]
+        findings = examine(facts(packages=(NUMPY, gpu, qnn), ort=ort)).findings
+        (told,) = [finding for finding in findings if finding.code == "qnn_ort_too_old"]
         assert told.fix == 'python -m pip install --upgrade "onnxruntime-gpu>=1.24.2"'
 
     def test_on_a_platform_without_the_gpu_wheel_the_other_is_kept(self) -> None:

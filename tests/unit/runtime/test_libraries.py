@@ -79,7 +79,7 @@ class TestSearchOrder:
         (home / "lib64").mkdir(parents=True)
         extra.mkdir()
         env = {"CUDA_HOME": str(home), "CUDA_PATH": str(tmp_path / "gone"), "LD_LIBRARY_PATH": f"{extra}::/nowhere"}
-        places = [(place.path, place.origin) for place in search_folders(env, [str(site)], "linux")]
+        places = [(folder.path, folder.origin) for folder in search_folders(env, [str(site)], "linux")]
         assert [place for place in places if place[1] != "default"] == [
             (str(site / "nvidia/cu13/lib"), "wheel"),
             (str(site / "nvidia/cublas/lib"), "wheel"),
@@ -100,7 +100,7 @@ class TestSearchOrder:
         assert index((tools, "PATH"), platform="win32").find("cudart", 12) == []
 
     def test_nothing_installed_is_no_error(self) -> None:
-        assert all(place.origin == "default" for place in search_folders({}, [], "linux"))
+        assert all(folder.origin == "default" for folder in search_folders({}, [], "linux"))
         assert search_folders({}, [], "darwin") == ()
 
 
@@ -149,8 +149,8 @@ class TestFind:
     @linux
     def test_this_machine(self) -> None:
         assert cached_libraries()
-        found = find_library("c", 6)
-        assert any(Path(lib.path).name == "libc.so.6" or "libc" in lib.name for lib in found)
+        library = find_library("c", 6)
+        assert any(Path(lib.path).name == "libc.so.6" or "libc" in lib.name for lib in library)
         assert find_library("no_such_library_anywhere") == []
 
 
@@ -174,15 +174,15 @@ class TestElf:
         path = build(tmp_path, "liblarge.so.1", "-Wl,--build-id=sha1")
         os.truncate(path, 700 << 20)
         before = bytes_read()
-        found = library_identity(str(path))
+        identity = library_identity(str(path))
         assert bytes_read() - before < 1 << 20
-        assert (found["size"], len(found["build_id"])) == (700 << 20, 40)
+        assert (identity["size"], len(identity["build_id"])) == (700 << 20, 40)
 
     def test_a_truncated_note_is_survived(self, tmp_path: Path) -> None:
-        whole = build(tmp_path, "libone.so.1", "-Wl,--build-id=0xabcdef0123").read_bytes()
+        data = build(tmp_path, "libone.so.1", "-Wl,--build-id=0xabcdef0123").read_bytes()
         broken = tmp_path / "broken.so"
         for length in range(0, 1200, 7):
-            broken.write_bytes(whole[:length])
+            broken.write_bytes(data[:length])
             with contextlib.suppress(InputError):
                 assert read_elf(broken).build_id in (None, "abcdef0123")
 
@@ -215,18 +215,18 @@ class TestElf:
 
     @pytest.mark.parametrize("length", [0, 3, 16, 40, 100, 700])
     def test_a_truncated_file_is_refused(self, tmp_path: Path, length: int) -> None:
-        whole = build(tmp_path, "libwhole.so.1").read_bytes()
+        data = build(tmp_path, "libwhole.so.1").read_bytes()
         broken = tmp_path / "broken.so"
-        broken.write_bytes(whole[:length])
+        broken.write_bytes(data[:length])
         with pytest.raises(InputError, match=r"broken\.so"):
             read_elf(broken)
 
     def test_every_flipped_byte_of_the_headers_is_survived(self, tmp_path: Path) -> None:
-        whole = build(tmp_path, "libwhole.so.1").read_bytes()
+        data = build(tmp_path, "libwhole.so.1").read_bytes()
         broken = tmp_path / "broken.so"
         outcomes = set()
         for place in range(4, 64 + 56 * 4):
-            broken.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+            broken.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])
             try:
                 read_elf(broken)
                 outcomes.add("read")
@@ -327,8 +327,8 @@ class TestLoaded:
 """
 
     def test_vendor_libraries_are_listed_once_with_versions(self) -> None:
-        found = {lib.name: (lib.version, lib.origin) for lib in loaded_libraries(maps=self.MAPS)}
-        assert found == {
+        versions = {lib.name: (lib.version, lib.origin) for lib in loaded_libraries(maps=self.MAPS)}
+        assert versions == {
             "_core.cpython-311-x86_64-linux-gnu.so": (None, "package"),
             "libcublasLt.so.13.0.2.14": ("13.0.2.14", "system"),
             "libcudart.so.13.0.1": ("13.0.1", "system"),

@@ -154,10 +154,10 @@ def test_buffers_keep_their_pool_alive():
     buffer = pool.allocate(10)
     del pool
     gc.collect()
-    assert "kept alive" in [one.name for one in memory_report().pools]
+    assert "kept alive" in [pool.name for pool in memory_report().pools]
     memoryview(buffer)[0] = 1
     del buffer
-    assert "kept alive" not in [one.name for one in memory_report().pools]
+    assert "kept alive" not in [pool.name for pool in memory_report().pools]
 
 
 def test_the_report_says_who_holds_what():

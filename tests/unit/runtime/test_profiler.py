@@ -31,8 +31,8 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 def named(ranges: tuple[Range, ...], name: str) -> Range:
-    [found] = [range_ for range_ in ranges if range_.name == name]
-    return found
+    [result] = [range_ for range_ in ranges if range_.name == name]
+    return result
 
 
 def test_ranges_nest() -> None:

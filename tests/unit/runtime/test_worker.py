@@ -191,11 +191,11 @@ def test_a_worker_lives_on_when_the_thread_that_started_it_ends():
     """As it would not with `PR_SET_PDEATHSIG`."""
     import threading
 
-    made: list[Worker] = []
-    thread = threading.Thread(target=lambda: made.append(start()))
+    workers: list[Worker] = []
+    thread = threading.Thread(target=lambda: workers.append(start()))
     thread.start()
     thread.join()
-    with made[0] as worker:
+    with workers[0] as worker:
         time.sleep(0.1)
         assert worker.call(F + "echo", a=3) == {"a": 3}
 
@@ -203,16 +203,18 @@ def test_a_worker_lives_on_when_the_thread_that_started_it_ends():
 def test_the_environment_is_what_was_asked(monkeypatch):
     monkeypatch.setenv("SECRET_OF_THE_PARENT", "1")
     with start() as worker:
-        found = worker.call(F + "where")
-        assert found["environment"]["SECRET_OF_THE_PARENT"] == "1"
-        assert str(HERE) in found["path"]
-        assert "" not in found["path"]
-        assert not any(Path(path) == Path(sys.modules["xpuruntime.measuring"].__path__[0]) for path in found["path"])
+        environment = worker.call(F + "where")
+        assert environment["environment"]["SECRET_OF_THE_PARENT"] == "1"
+        assert str(HERE) in environment["path"]
+        assert "" not in environment["path"]
+        assert not any(
+            Path(path) == Path(sys.modules["xpuruntime.measuring"].__path__[0]) for path in environment["path"]
+        )
     with start(clean=True, environment={"OMP_NUM_THREADS": "1", "LANG": None}) as worker:
-        found = worker.call(F + "where")["environment"]
-        assert "SECRET_OF_THE_PARENT" not in found
-        assert "LANG" not in found
-        assert found["OMP_NUM_THREADS"] == "1"
+        environment = worker.call(F + "where")["environment"]
+        assert "SECRET_OF_THE_PARENT" not in environment
+        assert "LANG" not in environment
+        assert environment["OMP_NUM_THREADS"] == "1"
 
 
 def test_an_interpreter_without_xpuruntime_will_do(tmp_path, monkeypatch):

@@ -161,13 +161,13 @@ def long_answer(size):
 
 
 def samples_of_work(calls, samples, size):
-    found = []
+    result = []
     for _ in range(samples):
         start = time.perf_counter()
         for _ in range(calls):
             sum(range(size))
-        found.append(time.perf_counter() - start)
-    return found
+        result.append(time.perf_counter() - start)
+    return result
 
 
 runs = 0
@@ -187,10 +187,10 @@ if __name__ == "__main__":
 
 def cores():
     """Cores of this thread, of one that it starts, and of a process."""
-    found = [sorted(os.sched_getaffinity(0))]
-    thread = threading.Thread(target=lambda: found.append(sorted(os.sched_getaffinity(0))))
+    sched_getaffinities = [sorted(os.sched_getaffinity(0))]
+    thread = threading.Thread(target=lambda: sched_getaffinities.append(sorted(os.sched_getaffinity(0))))
     thread.start()
     thread.join()
     program = "import os; print(*sorted(os.sched_getaffinity(0)))"
     text = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    return [*found, list(map(int, text.split()))]
+    return [*sched_getaffinities, list(map(int, text.split()))]

@@ -52,14 +52,14 @@ class PlantedEngine(OnnxRuntimeEngine):
         execution = request.policy.execution.replace(provider_options={})
         plain = msgspec.structs.replace(request, policy=request.policy.replace(execution=execution))
         facts = {"onnxruntime": machine.engines[self.name]}
-        found = OnnxRuntimeEngine().judge(plain, msgspec.structs.replace(machine, engines=facts))
+        judgement = OnnxRuntimeEngine().judge(plain, msgspec.structs.replace(machine, engines=facts))
         fault = str(options.get("fault", "slow"))
         key = f"execution.provider_options.{self.name}.fault"
         control = Control(key=key, requested=fault, resolved=fault, enforceability="enforced", reason="it is planted")
         return msgspec.structs.replace(
-            found,
-            settings=PlantedSettings(**msgspec.structs.asdict(found.settings), fault=fault),
-            controls=(*found.controls, *([control] if options else [])),
+            judgement,
+            settings=PlantedSettings(**msgspec.structs.asdict(judgement.settings), fault=fault),
+            controls=(*judgement.controls, *([control] if options else [])),
         )
 
     def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:

@@ -131,5 +131,5 @@ def run(
     executors = [executor] if isinstance(executor, SimulatedExecutor) else list(executor)
     book = journal or Journal(None, {})
     earlier = book.elapsed
-    measurements = Measurements(book, executors, lambda: earlier + max(one.now for one in executors), cancel)
+    measurements = Measurements(book, executors, lambda: earlier + max(executor.now for executor in executors), cancel)
     return Search(spec or TuneSpec(), space, planner, measurements, progress=progress, **more).run()

@@ -77,9 +77,9 @@ def test_names_have_one_form() -> None:
 
 def test_devices_must_be_there_and_alike() -> None:
     here = machine(cuda(0), cuda(1), cuda(2, "NVIDIA A100"))
-    found = trial_devices(["cuda:0", "cuda:1"], "cuda:0", here)
-    assert [one.device for one in found] == ["cuda:0", "cuda:1"]
-    assert found[1].hardware["name"] == "NVIDIA H100"
+    devices = trial_devices(["cuda:0", "cuda:1"], "cuda:0", here)
+    assert [one.device for one in devices] == ["cuda:0", "cuda:1"]
+    assert devices[1].hardware["name"] == "NVIDIA H100"
     assert trial_devices([], "cuda:1", here)[0].name == "cuda:1"
     with pytest.raises(UnsupportedOperationError, match=r"cuda:2 is unlike cuda:0 \(name: NVIDIA H100 and NVIDIA A100"):
         trial_devices(["cuda:0", "cuda:2"], "cuda:0", here)
@@ -99,9 +99,9 @@ def test_devices_must_be_there_and_alike() -> None:
 def test_sets_of_cores_must_be_there_and_of_one_size() -> None:
     here = machine_snapshot()
     first, second = CORES[:2]
-    found = trial_devices([f"cpu:{first}", f"cpu:{second}"], "cpu", here)
-    assert [one.cores for one in found] == [(first,), (second,)]
-    assert found[0].hardware["threads"] == 1
+    devices = trial_devices([f"cpu:{first}", f"cpu:{second}"], "cpu", here)
+    assert [one.cores for one in devices] == [(first,), (second,)]
+    assert devices[0].hardware["threads"] == 1
     with pytest.raises(UnsupportedOperationError, match=r"cpu:4095 has core 4095, and this process may use"):
         trial_devices(["cpu:4095"], "cpu", here)
     if len(CORES) > 2:
@@ -140,8 +140,10 @@ def test_the_fastest_wins_on_any_number_of_devices(count: int, tmp_path: Path) -
     assert found.gain is not None
     assert found.gain.low < 1.3 < found.gain.high
     lines = [json.loads(line) for line in (tmp_path / "j").read_bytes().splitlines()]
-    assert {one["device"] for one in lines if one["key"].startswith("trial/")} == {one.device.name for one in several}
-    assert {one["device"] for one in lines if one["key"].startswith("duel/")} == {"d0"}
+    assert {line["device"] for line in lines if line["key"].startswith("trial/")} == {
+        one.device.name for one in several
+    }
+    assert {line["device"] for line in lines if line["key"].startswith("duel/")} == {"d0"}
     races = {}
     for one in lines:
         if one["key"].startswith("race/"):

@@ -17,31 +17,31 @@ RACE, MOST = 61, 244
 
 def duel_of(gain, noise, *, seed, rounds=10_000, decide=None):
     """Return a duel whose finalist is so many times as fast, with lognormal noise of each opening, and its rounds."""
-    rng, asked = np.random.default_rng(seed), []
+    rng, numbers = np.random.default_rng(seed), []
 
     def measured(number):
-        asked.append(number)
+        numbers.append(number)
         if number >= rounds:
             return None
         control, finalist = np.exp(rng.normal(0.0, noise, 2))
         return [control, finalist / gain, finalist / gain, control]
 
-    return Duel(measured, decide or Decide(), family=1, seed=0), asked
+    return Duel(measured, decide or Decide(), family=1, seed=0), numbers
 
 
 def test_a_duel_goes_on_where_it_was_undecided():
     later = 0
     for seed in range(10):
         duel, asked = duel_of(1.2, 0.35, seed=seed)
-        found = duel.run(RACE)
+        outputs = duel.run(RACE)
         assert asked == list(range(len(asked)))
-        if found.won is None:
+        if outputs.won is None:
             assert len(asked) == RACE
-            assert found.ended.startswith("so far after 61 rounds")
-            found = duel.run(MOST)
+            assert outputs.ended.startswith("so far after 61 rounds")
+            outputs = duel.run(MOST)
             assert asked == list(range(len(asked)))
-            later += found.won is True
-        assert found.won is not False, found
+            later += outputs.won is True
+        assert outputs.won is not False, outputs
     assert later >= 5
 
 
@@ -53,13 +53,13 @@ def test_false_positive_rate_of_a_duel_is_one_percent():
 def test_what_ends_a_duel_is_named():
     duel, asked = duel_of(1.1, 0.5, seed=1)
     assert duel.run(RACE).won is None
-    found = duel.run(MOST)
-    assert found.won is None
-    assert found.ended.startswith("decide.duel_rounds allows no more after 244 rounds; two turns of the same process")
+    outputs = duel.run(MOST)
+    assert outputs.won is None
+    assert outputs.ended.startswith("decide.duel_rounds allows no more after 244 rounds; two turns of the same process")
     assert len(asked) == MOST
-    found = duel_of(1.1, 0.5, seed=1, rounds=20)[0].run(RACE)
-    assert found.ended.startswith("the budget of time was used up after 20 rounds")
-    assert found.gain.rounds == 20
+    outputs = duel_of(1.1, 0.5, seed=1, rounds=20)[0].run(RACE)
+    assert outputs.ended.startswith("the budget of time was used up after 20 rounds")
+    assert outputs.gain.rounds == 20
 
 
 def test_fewer_rounds_than_a_race_are_kept():
@@ -77,9 +77,9 @@ def test_a_failure_ends_a_duel_that_goes_on():
         raise CandidateFailed(CandidateCode.CRASHED, "it ended by SIGSEGV")
 
     duel._measured = fail
-    found = duel.run(MOST)
-    assert (found.won, found.failed, found.ended) == (False, CandidateCode.CRASHED, "it ended by SIGSEGV")
-    assert found.gain.rounds == RACE
+    outputs = duel.run(MOST)
+    assert (outputs.won, outputs.failed, outputs.ended) == (False, CandidateCode.CRASHED, "it ended by SIGSEGV")
+    assert outputs.gain.rounds == RACE
 
 
 @pytest.mark.parametrize("rounds", [(3, 3), (3, 5), (7, 61), (20, 500)])

@@ -48,9 +48,9 @@ def test_a_line_that_was_cut_off_is_dropped(tmp_path):
     with Journal(path, REQUEST) as journal:
         journal.record("k", 1, 1.0)
         journal.record("l", 2, 2.0)
-    whole = path.read_bytes()
+    data = path.read_bytes()
     for cut in range(1, 60, 7):
-        path.write_bytes(whole[:-cut])
+        path.write_bytes(data[:-cut])
         with Journal(path, REQUEST, resume=True) as journal:
             assert journal.has("k")
             assert not journal.has("l")

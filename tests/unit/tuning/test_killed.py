@@ -93,14 +93,14 @@ def search(folder: Path, number: int) -> Search:
 
 
 def children(pid: int) -> list[int]:
-    found = []
+    numbers = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(stat.parent.name))
+                numbers.append(int(stat.parent.name))
         except OSError:  # it ended
             continue
-    return found
+    return numbers
 
 
 def gone(pids: list[int], within: float = 10.0) -> bool:

@@ -48,12 +48,12 @@ def spec(**ray: Any) -> dict[str, Any]:
 
 
 def children(pid: int) -> list[int]:
-    found = []
+    numbers = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it ended
             if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(stat.parent.name))
-    return found
+                numbers.append(int(stat.parent.name))
+    return numbers
 
 
 class Nodes:
@@ -73,7 +73,7 @@ class Nodes:
 
     def kill(self, name: str) -> None:
         """Kill all processes of a node, as a machine does that fails."""
-        node = next(one for one in self.nodes if one.node_id.startswith(name.rpartition("/")[2]))
+        node = next(node for node in self.nodes if node.node_id.startswith(name.rpartition("/")[2]))
         self.nodes.remove(node)
         workers = children(node.all_processes["raylet"][0].process.pid)
         self.cluster.remove_node(node, allow_graceful=False)

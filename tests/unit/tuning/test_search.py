@@ -40,8 +40,10 @@ def test_a_candidate_that_is_better_by_less_than_the_effect_never_wins():
     def seconds(changes):
         return 1e-3 * (0.99 if changes.get("execution.threads") == 1 else 1.0)
 
-    found = [run(SimulatedExecutor(seconds, seed=seed), space(THREADS, engines=("a",))).verdict for seed in range(20)]
-    assert "winner" not in found
+    verdicts = [
+        run(SimulatedExecutor(seconds, seed=seed), space(THREADS, engines=("a",))).verdict for seed in range(20)
+    ]
+    assert "winner" not in verdicts
 
 
 def test_the_fastest_wins_with_an_interval_that_holds_the_truth():

@@ -103,8 +103,8 @@ def test_the_schema_names_the_keys_of_a_file():
 
 
 def test_cores_are_those_that_this_process_may_use():
-    found = cpu_cores()
-    assert 1 <= found.physical <= found.logical
+    cores = cpu_cores()
+    assert 1 <= cores.physical <= cores.logical
 
 
 def built(base="", wanted=None, *, declared=None, accuracy=False):
@@ -162,10 +162,10 @@ def test_stated_values_replace_those_of_the_engine():
 
 def test_changes_make_a_policy():
     base = Policy.loads("execution: {threads: 3, provider_options: {a: {x: 1}}}\n")
-    made = apply_changes(
+    changes = apply_changes(
         base, {"execution.engine": "a", "execution.provider_options.a.y": "2", "kernels.matmul": "cpu"}
     )
-    assert made.stated() == {
+    assert changes.stated() == {
         "execution.engine": ("a",),
         "execution.threads": 3,
         "execution.provider_options.a.x": 1,

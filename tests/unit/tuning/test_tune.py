@@ -34,8 +34,8 @@ QUICK = {"min_effect": "20%", "confidence": 0.6, "rounds": [3, 5]}
 def samples(count: int):
     from xpuruntime.engines.registry import read_model
 
-    made = [probe_feeds(read_model(DEMO), seed=seed) for seed in range(count)]
-    return [{name: array[:1] for name, array in one.items()} for one in made]
+    feeds = [probe_feeds(read_model(DEMO), seed=seed) for seed in range(count)]
+    return [{name: array[:1] for name, array in one.items()} for one in feeds]
 
 
 def test_planted_candidates_never_win_and_end_only_themselves(planted_plugin, monkeypatch):
@@ -88,15 +88,15 @@ def test_a_measurement_is_cut_off_where_the_budget_ends(planted_plugin, tmp_path
     job = RunnerJob(
         model=DEMO, policy=policy, trust=False, calibration=None, samples=str(tmp_path), count=1, tolerance={}
     )
-    executor = ProcessExecutor(lambda one: job, Constraints(), TrialDevice(name="cpu", device="cpu"))
+    executor = ProcessExecutor(lambda constraint: job, Constraints(), TrialDevice(name="cpu", device="cpu"))
     began = time.monotonic()
     executor.time_left = lambda: began + 3.0 - time.monotonic()
-    one = Candidate(id="c1", engine="planted", device="cpu", changes={}, policy=policy)
+    candidate = Candidate(id="c1", engine="planted", device="cpu", changes={}, policy=policy)
     with pytest.raises(OutOfTime, match="the budget of time was used up"):
-        executor.trial(one)
+        executor.trial(candidate)
     assert not executor._workers
     with pytest.raises(OutOfTime):
-        executor.measure_fresh([one, one])
+        executor.measure_fresh([candidate, candidate])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="needs OpenVINO")
@@ -179,8 +179,8 @@ def test_inputs_for_which_nothing_can_be_compared_are_refused():
 
 def test_an_output_in_which_nothing_was_compared_is_a_note(tmp_path):
     model = onnx.load(DEMO)
-    given = model.graph.output[0].name
-    model.graph.node.append(onnx.helper.make_node("Sub", [given, given], ["zero"]))
+    name = model.graph.output[0].name
+    model.graph.node.append(onnx.helper.make_node("Sub", [name, name], ["zero"]))
     model.graph.output.append(onnx.helper.make_tensor_value_info("zero", onnx.TensorProto.FLOAT, None))
     path = tmp_path / "zero.onnx"
     onnx.save(model, path)

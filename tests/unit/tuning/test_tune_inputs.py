@@ -30,23 +30,23 @@ def rows(count):
 
 
 def test_samples_are_joined_into_batches_in_order(open_batch):
-    found = read_samples(rows(11), open_batch, batch=4, seed=0)
-    assert [feed["x"].shape for feed in found.feeds] == [(4, 64), (4, 64)]
-    np.testing.assert_array_equal(np.concatenate([feed["x"] for feed in found.feeds]), rows(8))
-    assert found.note is None
+    samples = read_samples(rows(11), open_batch, batch=4, seed=0)
+    assert [feed["x"].shape for feed in samples.feeds] == [(4, 64), (4, 64)]
+    np.testing.assert_array_equal(np.concatenate([feed["x"] for feed in samples.feeds]), rows(8))
+    assert samples.note is None
 
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_what_no_batch_needs_is_counted_and_not_kept(open_batch, batch):
-    found = read_samples(rows(200 * batch), open_batch, batch=batch, seed=0)
-    assert len(found.feeds) == 64
-    assert found.note == "of 200 inputs, the first 64 were used"
-    np.testing.assert_array_equal(found.feeds[-1]["x"], rows(64 * batch)[-batch:])
+    samples = read_samples(rows(200 * batch), open_batch, batch=batch, seed=0)
+    assert len(samples.feeds) == 64
+    assert samples.note == "of 200 inputs, the first 64 were used"
+    np.testing.assert_array_equal(samples.feeds[-1]["x"], rows(64 * batch)[-batch:])
 
 
 def test_a_model_that_fixes_the_batch_takes_samples_of_it(fixed_batch):
-    found = read_samples([{"x": rows(4)}, {"x": rows(4) + 1}], fixed_batch, batch=4, seed=0)
-    assert [feed["x"].shape for feed in found.feeds] == [(4, 64), (4, 64)]
+    samples = read_samples([{"x": rows(4)}, {"x": rows(4) + 1}], fixed_batch, batch=4, seed=0)
+    assert [feed["x"].shape for feed in samples.feeds] == [(4, 64), (4, 64)]
     with pytest.raises(InputError, match="a batch of 2 is asked for, and the model has no open batch"):
         read_samples([{"x": rows(4)}], fixed_batch, batch=2, seed=0)
 

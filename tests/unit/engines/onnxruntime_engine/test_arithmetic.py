@@ -33,7 +33,10 @@ def value(name: str, shape: Any, kind: int = T.FLOAT) -> Any:
 
 
 def save(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: dict[str, Any]) -> Path:
-    tensors = [one if isinstance(one, onnx.TensorProto) else nh.from_array(one, name) for name, one in weights.items()]
+    tensors = [
+        weight if isinstance(weight, onnx.TensorProto) else nh.from_array(weight, name)
+        for name, weight in weights.items()
+    ]
     graph = h.make_graph(nodes, "g", inputs, outputs, tensors)
     opsets = [h.make_opsetid("", 21), h.make_opsetid("com.microsoft", 1)]
     onnx.save(h.make_model(graph, opset_imports=opsets, ir_version=10), path)
@@ -168,7 +171,9 @@ def test_storage_and_computing_type_of_weights_are_two_claims(
     if bits == 8 or compute == "float":
         with claim(**stored, compute=compute) as session:
             report = session.explain({"x": X}, runs=1)
-        seen = {one.key: one.status for one in report.observations if "weights" in one.key}
+        seen = {
+            observation.key: observation.status for observation in report.observations if "weights" in observation.key
+        }
         assert seen == dict.fromkeys(
             [f"execution.weights.{key}" for key in ("storage", "compute", "group")], "honoured"
         )
@@ -258,29 +263,29 @@ def test_quantized_pairs(tmp_path: Path, op: str) -> None:
     weights = {"s": np.float32(0.02), "z": np.uint8(128)}
     model = save(tmp_path / "m.onnx", nodes, inputs, [value("y", None)], weights)
     feeds = {f"x{i}": RNG.uniform(-1, 1, shape).astype(np.float32) for i, shape in enumerate(shapes)}
-    found = {}
+    reports = {}
     for precision, mode in (("model", "prefer"), ("int8", "strict")):
         with open_(model, precision, mode) as session:
-            found[precision] = session.explain(feeds, runs=1)
+            reports[precision] = session.explain(feeds, runs=1)
     with pytest.warns(xrt.XpuRuntimeWarning, match="fp32 is advisory"), open_(model, "fp32") as session:
-        found["fp32"] = session.explain(feeds, runs=1)
+        reports["fp32"] = session.explain(feeds, runs=1)
     with pytest.raises(xrt.UnsupportedOperationError, match=r"state session.disable_quant_qdq: '1'"):
         open_(model, "fp32", "strict")
     with open_(model, "fp32", "strict", **{"session.disable_quant_qdq": "1"}) as session:
         floats = session.explain(feeds, runs=1)
     assert floats.honoured, floats.observations
-    assert "uint8" not in {one.precision_run for one in floats.units if one.op == op}
-    unit = product_of(found["fp32"])
+    assert "uint8" not in {unit.precision_run for unit in floats.units if unit.op == op}
+    unit = product_of(reports["fp32"])
     assert unit.op == fused
     integer = fused in OPERATORS
     assert unit.precision_run == ("uint8" if integer else "fp32")
-    assert found["model"].honoured, found["model"].observations
-    assert found["fp32"].honoured == (not integer), found["fp32"].observations
+    assert reports["model"].honoured, reports["model"].observations
+    assert reports["fp32"].honoured == (not integer), reports["fp32"].observations
     if integer:
-        (deviation,) = found["fp32"].deviations
+        (deviation,) = reports["fp32"].deviations
         assert deviation.key == "execution.precision"
         assert fused in deviation.reason
-        assert found["int8"].honoured, found["int8"].observations
+        assert reports["int8"].honoured, reports["int8"].observations
 
 
 def test_every_quantized_operator_of_this_build_is_in_the_table() -> None:

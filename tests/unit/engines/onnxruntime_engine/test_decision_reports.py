@@ -34,8 +34,8 @@ def square(size: int = 64) -> Any:
 
 
 def of(report: Report, node: str) -> KernelDecision:
-    (found,) = (decision for decision in report.decisions if node in decision.nodes)
-    return found
+    (kernel_decision,) = (decision for decision in report.decisions if node in decision.nodes)
+    return kernel_decision
 
 
 def test_pinned_kernels_are_told_with_their_nodes(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_equal_calls_of_several_nodes_are_one_decision(tmp_path: Path) -> None:
     with session(square(), tmp_path, kernels={"matmul": ["cpu.blas"]}) as opened:
         report = opened.explain({"x": normal(64, 64)}, runs=1)
     # The first folds its Relu in, so the two are not the same work.
-    assert [one.description for one in report.decisions] == [
+    assert [decision.description for decision in report.decisions] == [
         "matmul fp32 [64, 64] x [64, 64], relu, cpu",
         "matmul fp32 [64, 64] x [64, 64], cpu",
     ]

@@ -62,16 +62,16 @@ class Made:
 
 
 def event(found: DeviceTimes, name: str) -> NodeEvent:
-    [one] = [one for one in found.profile.events if one.name == name]
-    return one
+    [node_event] = [one for one in found.profile.events if one.name == name]
+    return node_event
 
 
 def test_the_work_of_the_last_run_has_its_node_and_its_start() -> None:
-    made = Made()
-    made.add(RUNS[0] + 10, 5.0, GEMM)
-    made.add(RUNS[1] + 10, 6.0, GEMM)
-    made.add(RUNS[1] + 790, 1.0, "after", kind="fill")
-    (inside, outside) = made.joined().last_run
+    runs = Made()
+    runs.add(RUNS[0] + 10, 5.0, GEMM)
+    runs.add(RUNS[1] + 10, 6.0, GEMM)
+    runs.add(RUNS[1] + 790, 1.0, "after", kind="fill")
+    (inside, outside) = runs.joined().last_run
     assert (inside[0], inside[1].us, inside[2]) == (("mm", 0, "MatMul"), 6.0, RUNS[1] + 10 + 5000)
     assert (outside[0], outside[1].name) == (None, "after")
 
@@ -107,9 +107,9 @@ def test_inside_a_node_that_holds_others_the_inner_one_has_it() -> None:
 
 
 def test_device_time_of_nodes_that_launched_nothing_and_of_cpu_nodes() -> None:
-    made = Made()
-    made.add(RUNS[0] + 10, 4.0)
-    found = made.joined()
+    runs = Made()
+    runs.add(RUNS[0] + 10, 4.0)
+    found = runs.joined()
     assert (event(found, "loop").device_us, event(found, "loop").device_kernels) == (0.0, ())
     assert event(found, "host").device_us is None
     assert event(found, "host").time.kind == "wall"
@@ -117,18 +117,18 @@ def test_device_time_of_nodes_that_launched_nothing_and_of_cpu_nodes() -> None:
 
 
 def test_a_node_of_the_cpu_that_gives_work_away_has_it() -> None:
-    made = Made()
-    made.add(RUNS[0] + 610, 4.0)
-    assert event(made.joined(), "host").device_us == 2.0
+    runs = Made()
+    runs.add(RUNS[0] + 610, 4.0)
+    assert event(runs.joined(), "host").device_us == 2.0
 
 
 def test_the_cold_run_and_what_is_between_runs_do_not_count() -> None:
-    made = Made()
-    made.add(50, 1000.0)  # the cold run
-    made.add(RUNS[0] + 900, 1000.0)  # between two
-    made.add(RUNS[1] + 801, 1000.0, kind="copy")  # after the last
-    made.add(RUNS[1] + 900, 1000.0, "the host waits", kind="wait")
-    found = made.joined()
+    runs = Made()
+    runs.add(50, 1000.0)  # the cold run
+    runs.add(RUNS[0] + 900, 1000.0)  # between two
+    runs.add(RUNS[1] + 801, 1000.0, kind="copy")  # after the last
+    runs.add(RUNS[1] + 900, 1000.0, "the host waits", kind="wait")
+    found = runs.joined()
     assert found.device_us == (0.0, 0.0)
     assert found.boundaries == ()
     assert found.notes == ()
@@ -136,11 +136,11 @@ def test_the_cold_run_and_what_is_between_runs_do_not_count() -> None:
 
 
 def test_work_whose_call_is_not_known_counts_nowhere() -> None:
-    made = Made()
-    made.add(RUNS[0] + 10, 5.0, correlation=0)
-    made.add(RUNS[0] + 10, 5.0, correlation=99)
-    made.calls.append(HostCall("cudaLaunchKernel", 1, T0 + (RUNS[0] + 10) * 1000, T0, 0))
-    assert made.joined().device_us == (0.0, 0.0)
+    runs = Made()
+    runs.add(RUNS[0] + 10, 5.0, correlation=0)
+    runs.add(RUNS[0] + 10, 5.0, correlation=99)
+    runs.calls.append(HostCall("cudaLaunchKernel", 1, T0 + (RUNS[0] + 10) * 1000, T0, 0))
+    assert runs.joined().device_us == (0.0, 0.0)
 
 
 def test_copies_outside_of_nodes_are_boundaries() -> None:
@@ -191,22 +191,22 @@ def test_what_the_host_waited_for_is_a_boundary_and_no_device_time() -> None:
 
 
 def test_allocations_are_no_work() -> None:
-    made = Made()
-    made.add(RUNS[0] + 10, 5.0, "allocation", "allocation", bytes=64)
-    made.add(RUNS[0] + 10, 5.0, "release", "release", bytes=64)
-    assert made.joined().device_us == (0.0, 0.0)
+    runs = Made()
+    runs.add(RUNS[0] + 10, 5.0, "allocation", "allocation", bytes=64)
+    runs.add(RUNS[0] + 10, 5.0, "release", "release", bytes=64)
+    assert runs.joined().device_us == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("runtime_first", [True, False])
 def test_of_two_calls_with_one_number_the_outer_one_tells_when(runtime_first: bool) -> None:
     """The call into CUDA's runtime begins in the node, the driver's inside it when the node was over."""
-    made = Made()
-    made.add(RUNS[0] + 99, 7.0)
-    [runtime] = made.calls
+    runs = Made()
+    runs.add(RUNS[0] + 99, 7.0)
+    [runtime] = runs.calls
     driver = HostCall("cuLaunchKernel", 1, runtime.start_ns + 1500, runtime.end_ns, runtime.correlation)
-    made.calls = [runtime, driver] if runtime_first else [driver, runtime]
-    assert made.joined().device_us == (7.0, 0.0)
-    assert event(made.joined(), "mm").device_us == 3.5
+    runs.calls = [runtime, driver] if runtime_first else [driver, runtime]
+    assert runs.joined().device_us == (7.0, 0.0)
+    assert event(runs.joined(), "mm").device_us == 3.5
 
 
 def test_many_nodes_are_joined() -> None:
@@ -262,9 +262,9 @@ def watched(monkeypatch: pytest.MonkeyPatch, recorder: Recorder, began: int | No
 
 @pytest.mark.parametrize("source", ["cupti", "kineto"])
 def test_what_was_recorded_is_joined(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    made = Made()
-    made.add(RUNS[0] + 10, 4.0, GEMM)
-    recording = DeviceRecording(source=source, work=tuple(made.work), calls=tuple(made.calls), notes=("one is lost",))  # type: ignore[arg-type]
+    runs = Made()
+    runs.add(RUNS[0] + 10, 4.0, GEMM)
+    recording = DeviceRecording(source=source, work=tuple(runs.work), calls=tuple(runs.calls), notes=("one is lost",))  # type: ignore[arg-type]
     found = watched(monkeypatch, Recorder(recording))
     assert event(found, "mm").device_us == 2.0
     assert found.notes[0] == "one is lost"

@@ -47,13 +47,13 @@ def test_without_them_the_public_classes_serve(monkeypatch):
 
 
 def test_no_other_module_uses_a_private_name():
-    found = []
+    texts = []
     for path in sorted(PACKAGE.rglob("*.py")):
         if path == Path(private.__file__):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr in CLASSES.values():
-                found.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.attr}")
+                texts.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.attr}")
             elif isinstance(node, (ast.Import, ast.ImportFrom)) and "onnxruntime_pybind11_state" in ast.unparse(node):
-                found.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
-    assert found == []
+                texts.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
+    assert texts == []

@@ -261,8 +261,8 @@ def test_a_stored_rewritten_graph_is_no_model(tmp_path: Path) -> None:
     from xpuruntime.engines.onnxruntime.rewriting.rules import RuleQuery
 
     model = mlp()
-    found = find_rewrites(model, RuleQuery(xrt.KernelPolicy(matmul="cpu.blas"), "cpu", None), Terms("cpu"))
-    edited = rewrite(model, found.rewrites, "rules-of-another-process-1", deterministic=False)
+    rewrites = find_rewrites(model, RuleQuery(xrt.KernelPolicy(matmul="cpu.blas"), "cpu", None), Terms("cpu"))
+    edited = rewrite(model, rewrites.rewrites, "rules-of-another-process-1", deterministic=False)
     path = tmp_path / "edited.onnx"
     path.write_bytes(edited.SerializeToString())
     with pytest.raises(xrt.UnsupportedOperationError, match="custom operators xpuruntime: MatMul"):

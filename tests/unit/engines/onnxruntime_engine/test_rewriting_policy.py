@@ -219,7 +219,7 @@ def test_a_key_whose_nodes_all_have_rules_is_met(tmp_path: Path) -> None:
 def test_a_rule_whose_conditions_hold_for_no_node_says_so(stated: dict[str, str], tmp_path: Path) -> None:
     kernels = {"matmul": "cpu.blas", "rules": [rule("cpu.reference", op="matmul", **stated)]}
     with session(two_layers(), tmp_path, kernels=kernels, mode="strict") as opened:
-        seen = {one.key: one for one in opened.explain(runs=1).observations}
+        seen = {observation.key: observation for observation in opened.explain(runs=1).observations}
     assert seen["kernels.matmul"].status == "honoured"
     ((name, value),) = stated.items()
     reason = f"no node of the model is one that the rule is for, which states op: matmul, {name}: {value}"
@@ -431,9 +431,9 @@ def test_on_cuda_a_skinny_product_is_rewritten_for_the_sizes_it_serves() -> None
         "float16[n, 256] x", "float16[n, 512] y", "y = MatMul(x, w)", {"w": normal(256, 512, dtype=np.float16)}
     )
     kernels = {"rules": [rule("cuda_raw.skinny", op="matmul", m="<=16", dtype="fp16")]}
-    one = found(model, kernels, device="cuda:0").rewrites[0]
-    assert one.words == ("cuda_raw.skinny",)
-    assert one.rest
+    rewrite = found(model, kernels, device="cuda:0").rewrites[0]
+    assert rewrite.words == ("cuda_raw.skinny",)
+    assert rewrite.rest
     wide = graph(
         "float16[4096, 256] x", "float16[a, b] y", "y = MatMul(x, w)", {"w": normal(256, 512, dtype=np.float16)}
     )

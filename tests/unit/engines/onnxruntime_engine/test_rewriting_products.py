@@ -76,7 +76,7 @@ def test_a_product_takes_its_bias_and_activation_along(name: str, form: str, tmp
     with session(model, tmp_path) as opened:
         close(opened.run({"x": x})["y"], wanted)
         report = opened.explain({"x": x}, runs=1)
-    unit = next(one for one in report.units if one.kernel)
+    unit = next(unit for unit in report.units if unit.kernel)
     assert (unit.kernel, unit.kernel_source) == ("cpu.blas", "reported")
     assert len(unit.source_nodes) == len(model.graph.node)
     accounted(opened, report)

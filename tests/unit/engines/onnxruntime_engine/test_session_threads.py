@@ -71,12 +71,12 @@ def test_denormals_stay_as_they_are() -> None:
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not say where a thread may run")
 def test_affinities_reach_the_threads() -> None:
     first = min(os.sched_getaffinity(0)) + 1
-    before = {one.name for one in Path("/proc/self/task").iterdir()}
+    before = {path.name for path in Path("/proc/self/task").iterdir()}
     with xrt.InferenceSession(xrt.demo_model_path(), policy=policy({AFFINITIES: f"{first};{first}"}, 3)) as session:
         session.run(FEEDS)
         assert observed(session, AFFINITIES) == (f"{first};{first}", "honoured")
-        made = {one.name for one in Path("/proc/self/task").iterdir()} - before
-        assert sum(os.sched_getaffinity(int(thread)) == {first - 1} for thread in made) >= 2
+        names = {path.name for path in Path("/proc/self/task").iterdir()} - before
+        assert sum(os.sched_getaffinity(int(thread)) == {first - 1} for thread in names) >= 2
 
 
 @pytest.mark.parametrize(

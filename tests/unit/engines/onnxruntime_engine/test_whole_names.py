@@ -51,7 +51,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
         session.run(None, {"t0": np.ones(4, np.float32)})
     profile = read_profile(session.end_profiling())
     # A time of its own for each event, by which it is known again.
-    events = [msgspec.structs.replace(one, time_us=float(i + 1)) for i, one in enumerate(profile.events)]
+    events = [msgspec.structs.replace(event, time_us=float(i + 1)) for i, event in enumerate(profile.events)]
     return model, onnx.load(folder / "optimized.onnx"), events, assignment(session)
 
 

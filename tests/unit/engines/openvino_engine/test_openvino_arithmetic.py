@@ -27,7 +27,8 @@ X = RNG.uniform(-1, 1, (5, K)).astype(np.float32)
 
 def saved(folder: Path, nodes: list[Any], weights: dict[str, Any]) -> Path:
     tensors = [
-        one if isinstance(one, onnx.TensorProto) else nh.from_array(np.asarray(one), n) for n, one in weights.items()
+        weight if isinstance(weight, onnx.TensorProto) else nh.from_array(np.asarray(weight), n)
+        for n, weight in weights.items()
     ]
     x, y = (h.make_tensor_value_info(name, T.FLOAT, [5, size]) for name, size in (("x", K), ("y", N)))
     graph = h.make_graph(nodes, "g", [x], [y], tensors)
@@ -120,13 +121,15 @@ def quantized(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
     if weight:
         nodes.insert(2, h.make_node("DequantizeLinear", ["w", "ws", "wz"], ["f"], name="weight"))
         zero = 128 * (kind is np.uint8)
-        given = (RNG.integers(-60, 60, weight) + zero).astype(kind)
-        tensors |= {"w": given, "ws": np.float32(0.01), "wz": kind(zero)}
+        integers = (RNG.integers(-60, 60, weight) + zero).astype(kind)
+        tensors |= {"w": integers, "ws": np.float32(0.01), "wz": kind(zero)}
     if again:
         nodes.append(h.make_node("QuantizeLinear", ["r", "s", "z"], ["qr"], name="quantize_result"))
         nodes.append(h.make_node("DequantizeLinear", ["qr", "s", "z"], ["y"], name="result"))
     border = [h.make_tensor_value_info("x", T.FLOAT, shape)], [h.make_tensor_value_info("y", T.FLOAT, None)]
-    graph = h.make_graph(nodes, "g", *border, [nh.from_array(np.asarray(one), key) for key, one in tensors.items()])
+    graph = h.make_graph(
+        nodes, "g", *border, [nh.from_array(np.asarray(tensor), key) for key, tensor in tensors.items()]
+    )
     path = folder / "model.onnx"
     onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid("", 21)], ir_version=10), path)
     return path, {"x": RNG.uniform(-1, 1, shape).astype(np.float32)}
@@ -157,10 +160,10 @@ def test_strict_fp32_is_honoured_where_kernels_multiply_floats(name: str, tmp_pa
     floats = kernel.endswith("_f32")
     assert floats or kernel.endswith("_I8")
     assert seen.status == ("honoured" if floats else "substituted"), kernel
-    (unit,) = [one for one in report.units if "product" in one.source_nodes and one.relation != "folded"]
+    (unit,) = [unit for unit in report.units if "product" in unit.source_nodes and unit.relation != "folded"]
     assert (unit.precision_requested, unit.precision_run) == ("fp32", "fp32" if floats else "int8")
     assert unit.status == seen.status
-    (control,) = [one for one in session.plan.controls if one.key == "execution.precision"]
+    (control,) = [control for control in session.plan.controls if control.key == "execution.precision"]
     assert "in integers" in control.reason
 
 

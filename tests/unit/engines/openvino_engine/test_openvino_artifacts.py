@@ -45,11 +45,11 @@ def test_gives_the_same_bits_and_the_same_evidence(compiled: Path) -> None:
     with open_(exported("convnet"), precision="fp32") as direct, xrt.InferenceSession(compiled) as loaded:
         assert loaded.plan.engine == "openvino"
         np.testing.assert_array_equal(loaded.run(feeds)["logits"], direct.run(feeds)["logits"])
-        one, two = direct.explain(feeds, runs=1), loaded.explain(feeds, runs=1)
+        report, two = direct.explain(feeds, runs=1), loaded.explain(feeds, runs=1)
         told = Counter(name for unit in two.units for name in unit.source_nodes)
         assert told == Counter(node.name for node in loaded.model.nodes)
     assert two.honoured, two
-    kernels = {unit.source_nodes: unit.kernel for unit in one.units if unit.kernel and unit.source_nodes}
+    kernels = {unit.source_nodes: unit.kernel for unit in report.units if unit.kernel and unit.source_nodes}
     assert kernels == {unit.source_nodes: unit.kernel for unit in two.units if unit.kernel and unit.source_nodes}
 
 

@@ -69,9 +69,9 @@ def test_runs_that_are_left_out_are_told(mlp: Path, monkeypatch: pytest.MonkeyPa
     original = counters.count
 
     def disturbed(*given: Any) -> Counted:
-        found = original(*given)
-        found.spent[1] = min(found.spent) + 50_000.0
-        return found
+        result = original(*given)
+        result.spent[1] = min(result.spent) + 50_000.0
+        return result
 
     monkeypatch.setattr("xpuruntime.engines.openvino.observing.count", disturbed)
     with xrt.InferenceSession(mlp, device="cpu", engine="openvino") as session:

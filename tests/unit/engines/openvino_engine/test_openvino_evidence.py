@@ -313,8 +313,8 @@ class TestNames:
         info = inspect_bytes(models.conv().SerializeToString())
         name_operations(graph, info.nodes)
         names = [op.get_friendly_name() for op in graph.get_ordered_ops()]
-        found = {number for name in names for number, _ in mentions(name)}
-        assert found == set(range(len(info.nodes)))
+        numbers = {number for name in names for number, _ in mentions(name)}
+        assert numbers == set(range(len(info.nodes)))
         fc = [name for name in names if name_without_numbers(name).startswith("fc:")]
         assert len(fc) > 1, "a Gemm is several operations"
         assert sum(end for name in fc for _, end in mentions(name)) == 1

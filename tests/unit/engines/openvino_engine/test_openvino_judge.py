@@ -377,7 +377,7 @@ def test_a_wrong_option_of_one_engine_does_not_send_the_model_to_another(mlp: Pa
 def test_the_answer_is_that_of_onnxruntime(mlp: Path) -> None:
     x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
     with (
-        xrt.InferenceSession(mlp, device="cpu", engine="ov") as one,
+        xrt.InferenceSession(mlp, device="cpu", engine="ov") as session,
         xrt.InferenceSession(mlp, device="cpu", engine="ort") as two,
     ):
-        np.testing.assert_allclose(one.run({"x": x})["y"], two.run({"x": x})["y"], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(session.run({"x": x})["y"], two.run({"x": x})["y"], rtol=1e-5, atol=1e-5)

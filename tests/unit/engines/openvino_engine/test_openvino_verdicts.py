@@ -102,9 +102,9 @@ def test_what_is_run_as_asked_is_no_deviation(make: Any, precision: str, tmp_pat
 
 def test_types_of_floats_are_those_that_are_written(tmp_path: Path) -> None:
     for make, op in ((branching, "If"), (looping, "TensorIterator")):
-        [unit] = [one for one in explained(make(), tmp_path).units if one.op == op]
+        [unit] = [unit for unit in explained(make(), tmp_path).units if unit.op == op]
         assert (unit.precision_requested, unit.precision_run) == ("fp32", "fp32")
-    [cast] = [one for one in explained(choosing(), tmp_path).units if one.source_nodes == ("cast",)]
+    [cast] = [unit for unit in explained(choosing(), tmp_path).units if unit.source_nodes == ("cast",)]
     assert cast.precision_requested is None, "a conversion has no precision of its own to honour"
 
 

@@ -53,7 +53,7 @@ def test_a_recurrent_node_is_its_layer_and_honoured_in_fp32(op, direction, tmp_p
         report = session.explain(feeds, runs=1)
     (unit,) = [unit for unit in report.units if "layer" in unit.source_nodes]
     assert (unit.op, unit.precision_run, unit.relation) == ("RNNSeq", "fp32", "exact"), unit
-    steps = [one for one in report.units if one.op == "RNNSeq"]
+    steps = [unit for unit in report.units if unit.op == "RNNSeq"]
     assert len(steps) == (2 if direction == "bidirectional" else 1)
     assert all("layer" in (*step.source_nodes, *step.serves) for step in steps)
     assert report.honoured, report.deviations

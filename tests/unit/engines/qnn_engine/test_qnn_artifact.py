@@ -124,10 +124,10 @@ def test_evidence_of_a_reload_names_the_source_nodes(conv: Path, artifact: Path)
 def test_any_chip_is_compiled_for_here(conv: Path, tmp_path: Path) -> None:
     """Whatever chip this process holds."""
     for soc in ("sm8750", "sa8295"):
-        made = xrt.compile_model(conv, tmp_path / soc, device="npu", engine="qnn", policy=chip(soc))
-        proto = onnx.load(made.entry, load_external_data=False)
+        model = xrt.compile_model(conv, tmp_path / soc, device="npu", engine="qnn", policy=chip(soc))
+        proto = onnx.load(model.entry, load_external_data=False)
         record = next(p.value for p in proto.metadata_props if p.key.startswith("ep_compatibility_info"))
-        numbers = made.manifest.target
+        numbers = model.manifest.target
         assert f":{numbers['htp_arch']}:{numbers['soc_model']}:" in record
     with xrt.InferenceSession(tmp_path / "sm8750") as session, open_on(conv, "sm8750") as direct:
         np.testing.assert_array_equal(session.run({"x": _X})["logits"], direct.run({"x": _X})["logits"])
@@ -156,8 +156,8 @@ def test_a_context_inside_a_foreign_model_is_held_against_the_chip(artifact: Pat
 def test_a_cut_off_context_is_refused(artifact: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cut.xrt"
     shutil.copytree(artifact, folder)
-    whole = (folder / "model_qnn.bin").read_bytes()
-    (folder / "model_qnn.bin").write_bytes(whole[: len(whole) // 2])
+    data = (folder / "model_qnn.bin").read_bytes()
+    (folder / "model_qnn.bin").write_bytes(data[: len(data) // 2])
     with pytest.raises(xrt.XpuRuntimeError, match=r"model_qnn\.bin"):
         xrt.InferenceSession(folder)
 

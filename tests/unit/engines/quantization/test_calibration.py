@@ -66,10 +66,10 @@ def test_every_form_of_the_same_samples_has_the_same_digest(convnet, images, tmp
         iter([{"image": row} for row in rows]),
         dict(enumerate(rows)).values(),
     ]
-    made = [Calibration(form, convnet) for form in forms]
-    assert {one.digest for one in made} == {made[0].digest}
-    assert {len(one) for one in made} == {6}
-    for one in made:
+    calibrations = [Calibration(form, convnet) for form in forms]
+    assert {one.digest for one in calibrations} == {calibrations[0].digest}
+    assert {len(one) for one in calibrations} == {6}
+    for one in calibrations:
         for _ in range(2):
             again = [sample["image"] for sample in one]
             assert np.array_equal(np.concatenate(again), images)
@@ -88,17 +88,17 @@ def test_the_digest_knows_order_values_and_names(two):
 
 
 def test_a_generator_is_consumed_once(two):
-    given, asked = pairs(4), []
+    given, indexes = pairs(4), []
 
     def make():
         for index, sample in enumerate(given):
-            asked.append(index)
+            indexes.append(index)
             yield sample
 
     calibration = Calibration(make(), two)
     for _ in range(3):
         assert [float(sample["a"][0, 0]) for sample in calibration] == [float(sample["a"][0, 0]) for sample in given]
-    assert asked == [0, 1, 2, 3]
+    assert indexes == [0, 1, 2, 3]
 
 
 def test_a_generator_that_fails_passes_its_own_error_on(two):
@@ -185,9 +185,9 @@ def test_refusals_of_files(convnet, images, tmp_path):
     refused("empty", r"holds no .npz or .npy file")
     (tmp_path / "junk.npz").write_bytes(b"not a zip")
     refused("junk.npz", r"'junk.npz' cannot be read: .*Write it again with np.savez")
-    whole = io.BytesIO()
-    np.savez(whole, image=images)
-    (tmp_path / "cut.npz").write_bytes(whole.getvalue()[:-200])
+    bytes_io = io.BytesIO()
+    np.savez(bytes_io, image=images)
+    (tmp_path / "cut.npz").write_bytes(bytes_io.getvalue()[:-200])
     refused("cut.npz", "'cut.npz' cannot be read")
     np.save(tmp_path / "cut.npy", images)
     (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:-5000])

@@ -55,12 +55,12 @@ def test_the_evidence_shows_integer_kernels(digits):
         report = session.explain({"image": digits[1][:8]})
     assert report.honoured, report.deviations
     accounted(report, xrt.demo_model_path())
-    found = {name: unit for unit in report.units for name in unit.source_nodes}
+    units = {name: unit for unit in report.units for name in unit.source_nodes}
     for name in ("conv1", "conv2", "conv3", "fc1", "fc2"):
-        assert found[name].precision_requested == "int8"
-        assert "uint8" in found[name].precision_run
-    assert [found[name].op for name in ("conv1", "fc1")] == ["QLinearConv", "QGemm"]
-    assert found["bn1"] is found["conv1"]
+        assert units[name].precision_requested == "int8"
+        assert "uint8" in units[name].precision_run
+    assert [units[name].op for name in ("conv1", "fc1")] == ["QLinearConv", "QGemm"]
+    assert units["bn1"] is units["conv1"]
     said = [conversion for conversion in report.conversions if conversion.what == "graph quantized to int8"]
     assert said[0].reason.startswith("11 of 12 nodes were quantized by onnxruntime")
 
@@ -132,8 +132,8 @@ def test_exported_models_agree_with_fp32(name):
 def test_int8_without_calibration_says_what_to_pass():
     with pytest.raises(xrt.UnsupportedOperationError, match=r"calibration_missing: .*pass calibration= .*\.npz file"):
         xrt.InferenceSession(xrt.demo_model_path(), **INT8)
-    made = xrt.plan(xrt.demo_model_path(), fp16=False, device="cpu", engine="onnxruntime", precision="model")
-    assert made.engine == "onnxruntime"
+    plan = xrt.plan(xrt.demo_model_path(), fp16=False, device="cpu", engine="onnxruntime", precision="model")
+    assert plan.engine == "onnxruntime"
 
 
 @pytest.mark.parametrize("precision", ["model", "fp32"])
@@ -150,7 +150,7 @@ def test_a_quantized_model_goes_through_as_it_is(digits, tmp_path):
     path.write_bytes(quantize(info, Calibration(digits[0], info), "ort-cpu").data)
     with xrt.InferenceSession(path, **INT8) as session:
         assert right(session, digits[1], digits[2]) >= 0.98
-        control = next(one for one in session.plan.controls if one.key == "execution.precision")
+        control = next(control for control in session.plan.controls if control.key == "execution.precision")
         assert control.resolved == "the model's own quantization (qdq)"
         report = session.explain({"image": digits[1][:8]})
         assert report.honoured, report.deviations
@@ -164,10 +164,10 @@ def test_nodes_of_a_rule_run_in_floats_and_the_report_agrees(digits):
     with xrt.InferenceSession(xrt.demo_model_path(), policy=policy, calibration=digits[0]) as session:
         assert right(session, digits[1], digits[2]) >= 0.98
         report = session.explain({"image": digits[1][:8]})
-    found = {name: unit for unit in report.units for name in unit.source_nodes}
-    assert {found[name].precision_run for name in ("fc1", "fc2")} == {"fp32"}
-    assert {found[name].precision_requested for name in ("fc1", "fc2")} == {"fp32"}
-    assert found["conv2"].precision_run == "uint8"
+    units = {name: unit for unit in report.units for name in unit.source_nodes}
+    assert {units[name].precision_run for name in ("fc1", "fc2")} == {"fp32"}
+    assert {units[name].precision_requested for name in ("fc1", "fc2")} == {"fp32"}
+    assert units["conv2"].precision_run == "uint8"
     precision = next(observation for observation in report.observations if observation.key == "execution.precision")
     assert precision.status == "honoured"
 
@@ -177,7 +177,7 @@ def test_the_model_is_not_written_to(digits, tmp_path):
     path.write_bytes(xrt.demo_model_path().read_bytes())
     before = path.stat().st_mtime_ns
     with xrt.InferenceSession(path, calibration=digits[0], **INT8):
-        assert [one.name for one in tmp_path.iterdir()] == ["digits.onnx"]
+        assert [path.name for path in tmp_path.iterdir()] == ["digits.onnx"]
     assert path.stat().st_mtime_ns == before
 
 

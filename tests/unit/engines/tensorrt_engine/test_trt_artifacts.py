@@ -91,9 +91,9 @@ def test_judged_where_it_would_be_loaded(tmp_path: Any) -> None:
     artifact = compiled(tmp_path)
     request = asked(tmp_path, artifact)
     right = machine((8, 6), engines=(FACTS,))
-    found = judge(request, right)
-    assert found.verdict.accepted, found.verdict.reason
-    assert TensorRtRtxEngine().target(request, found, right) == {
+    judgement = judge(request, right)
+    assert judgement.verdict.accepted, judgement.verdict.reason
+    assert TensorRtRtxEngine().target(request, judgement, right) == {
         **artifact.manifest.target,
         "platform": f"{right.system} {right.architecture}",
     }
@@ -120,9 +120,9 @@ def test_one_engine_for_several_gpus(tmp_path: Any) -> None:
     for chip in ((8, 0), (8, 6), (8, 9), (12, 0), (12, 1)):
         where = machine(chip, engines=(FACTS,))
         request = asked(tmp_path, artifact, {})
-        found = judge(request, where)
-        assert found.verdict.accepted, found.verdict.reason
-        target = TensorRtRtxEngine().target(request, found, where)
+        judgement = judge(request, where)
+        assert judgement.verdict.accepted, judgement.verdict.reason
+        target = TensorRtRtxEngine().target(request, judgement, where)
         assert target["compute_capability"] == artifact.manifest.target["compute_capability"]
 
 

@@ -40,10 +40,10 @@ def build(tmp_path: Any, model: Any = None, execution: dict[str, Any] | None = N
     request = ask(tmp_path, model, execution, purpose="compile", **more)
     if calibration is not None:
         request = msgspec.structs.replace(request, calibration=Calibration(calibration, request.model))
-    found = judge(request, HERE)
-    assert found.verdict.accepted, found.verdict.reason
-    settings = msgspec.convert(found.settings, TensorRtSettings)
-    target = TensorRtRtxEngine().target(request, found, HERE)
+    judgement = judge(request, HERE)
+    assert judgement.verdict.accepted, judgement.verdict.reason
+    settings = msgspec.convert(judgement.settings, TensorRtSettings)
+    target = TensorRtRtxEngine().target(request, judgement, HERE)
     return building.build(request, settings, RTX, target, ConversionLog())
 
 
@@ -53,11 +53,11 @@ def options(**given: Any) -> dict[str, Any]:
 
 
 def test_the_probe_finds_what_the_other_tests_assume() -> None:
-    found = TensorRtRtxEngine().probe()
-    assert found.loadable
-    assert found.detail["wheel"].startswith("tensorrt-rtx")
-    if found.version == RTX_FACTS.version:
-        assert {k: found.detail[k] for k in RTX_FACTS.detail} == RTX_FACTS.detail
+    probe = TensorRtRtxEngine().probe()
+    assert probe.loadable
+    assert probe.detail["wheel"].startswith("tensorrt-rtx")
+    if probe.version == RTX_FACTS.version:
+        assert {k: probe.detail[k] for k in RTX_FACTS.detail} == RTX_FACTS.detail
 
 
 def test_an_engine_and_its_layers(tmp_path: Any) -> None:

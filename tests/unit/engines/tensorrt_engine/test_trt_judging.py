@@ -97,9 +97,9 @@ def test_old_gpus(tmp_path: Any) -> None:
 
 def test_compiling_needs_a_gpu_only_where_kernels_are_timed(tmp_path: Any) -> None:
     asked = ask(tmp_path, purpose="compile")
-    found = judge(asked, machine())
-    assert found.verdict.accepted
-    assert found.settings.targets == ("8.0", "8.6", "8.9", "12.0", "12.1")
+    judgement = judge(asked, machine())
+    assert judgement.verdict.accepted
+    assert judgement.settings.targets == ("8.0", "8.6", "8.9", "12.0", "12.1")
     assert judge(asked, machine((8, 9))).settings.targets == ("8.9",)
     verdict = judge(asked, machine(), "tensorrt").verdict
     assert verdict.code == "device_missing"
@@ -151,8 +151,8 @@ def test_open_shapes_are_refused_with_what_to_state(tmp_path: Any, engine: str) 
 
 
 def test_a_symbol_that_is_stated_once_holds_for_all_inputs(tmp_path: Any) -> None:
-    found = judge(ask(tmp_path, models.two_inputs(), {"shapes": {"a": ["1..8", 4]}}), ADA)
-    assert set(found.settings.profiles) == {"a", "b"}
+    judgement = judge(ask(tmp_path, models.two_inputs(), {"shapes": {"a": ["1..8", 4]}}), ADA)
+    assert set(judgement.settings.profiles) == {"a", "b"}
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,8 @@ def test_int8(tmp_path: Any) -> None:
     assert verdict.code == "calibration_missing"
     inputs = [{"x": np.zeros((2, 64), np.float32)}] * 4
     asked = ask(tmp_path, execution={"precision": "int8"})
-    found = judge(msgspec.structs.replace(asked, calibration=Calibration(inputs, asked.model)), ADA)
-    assert found.settings.quantize is True
+    judgement = judge(msgspec.structs.replace(asked, calibration=Calibration(inputs, asked.model)), ADA)
+    assert judgement.settings.quantize is True
 
 
 def control(found: Any, key: str) -> Any:
@@ -207,8 +207,8 @@ def control(found: Any, key: str) -> Any:
 def test_tf32(tmp_path: Any) -> None:
     cases = [({}, True), ({"precision": "fp32"}, False), ({"precision": "tf32"}, True), ({"tf32": False}, False)]
     for execution, wanted in cases:
-        found = judge(ask(tmp_path, execution=execution), ADA)
-        assert found.settings.tf32 is wanted, execution
+        judgement = judge(ask(tmp_path, execution=execution), ADA)
+        assert judgement.settings.tf32 is wanted, execution
     assert (
         control(judge(ask(tmp_path, execution={"tf32": False}), ADA), "execution.tf32").resolved == "BuilderFlag.TF32=0"
     )
@@ -217,9 +217,9 @@ def test_tf32(tmp_path: Any) -> None:
 
 def test_determinism(tmp_path: Any) -> None:
     asked = {"determinism": "run_to_run"}
-    found = judge(ask(tmp_path, execution=asked), ADA)
-    assert found.settings.options["kernel_specialization"] == "eager"
-    assert control(found, "execution.determinism").enforceability == "advisory"
+    judgement = judge(ask(tmp_path, execution=asked), ADA)
+    assert judgement.settings.options["kernel_specialization"] == "eager"
+    assert control(judgement, "execution.determinism").enforceability == "advisory"
     kept = {**asked, "provider_options": {"tensorrt-rtx": {"kernel_specialization": "none"}}}
     assert judge(ask(tmp_path, execution=kept), ADA).settings.options["kernel_specialization"] == "none"
     lazy = {**asked, "provider_options": {"tensorrt-rtx": {"kernel_specialization": "lazy"}}}
@@ -232,10 +232,10 @@ def test_determinism(tmp_path: Any) -> None:
 @BOTH
 def test_graphs(tmp_path: Any, engine: str) -> None:
     for word, level in (("prefer", "advisory"), ("require", "enforced"), ("off", "enforced")):
-        found = judge(ask(tmp_path, execution={"cuda_graph": word}), ADA, engine)
-        assert found.settings.graph == word
+        judgement = judge(ask(tmp_path, execution={"cuda_graph": word}), ADA, engine)
+        assert judgement.settings.graph == word
         if word != "off":
-            assert control(found, "execution.cuda_graph").enforceability == level
+            assert control(judgement, "execution.cuda_graph").enforceability == level
 
 
 def test_two_ways_to_capture_graphs_are_one_too_many(tmp_path: Any) -> None:
@@ -247,27 +247,27 @@ def test_two_ways_to_capture_graphs_are_one_too_many(tmp_path: Any) -> None:
 
 
 def test_memory(tmp_path: Any) -> None:
-    found = judge(ask(tmp_path, execution={"memory": {"limit": "1GiB"}}), ADA)
-    assert (found.settings.workspace, found.settings.pool) == (1 << 30, "engine")
-    assert control(found, "execution.memory.limit").enforceability == "advisory"
+    judgement = judge(ask(tmp_path, execution={"memory": {"limit": "1GiB"}}), ADA)
+    assert (judgement.settings.workspace, judgement.settings.pool) == (1 << 30, "engine")
+    assert control(judgement, "execution.memory.limit").enforceability == "advisory"
     for pool in ("caching", "direct", "driver"):
-        found = judge(ask(tmp_path, execution={"memory": {"limit": "1GiB", "pool": pool}}), ADA)
-        assert (found.settings.pool, found.settings.pool_limit) == (pool, 1 << 30)
-        assert control(found, "execution.memory.limit").enforceability == "enforced"
-        assert control(found, "execution.memory.pool").enforceability == "enforced"
+        judgement = judge(ask(tmp_path, execution={"memory": {"limit": "1GiB", "pool": pool}}), ADA)
+        assert (judgement.settings.pool, judgement.settings.pool_limit) == (pool, 1 << 30)
+        assert control(judgement, "execution.memory.limit").enforceability == "enforced"
+        assert control(judgement, "execution.memory.pool").enforceability == "enforced"
 
 
 def test_rules_of_precision(tmp_path: Any) -> None:
     rule = {"match": {"node": "mm1"}, "precision": "fp32"}
     policy = Policy.coerce({"execution": {"precision": "fp16"}, "kernels": {"rules": [rule]}})
-    found = judge(ask(tmp_path, policy=policy), ADA)
-    assert found.settings.keep_fp32 == ("mm1",)
-    assert control(found, "kernels.rules[0]").enforceability == "enforced"
+    judgement = judge(ask(tmp_path, policy=policy), ADA)
+    assert judgement.settings.keep_fp32 == ("mm1",)
+    assert control(judgement, "kernels.rules[0]").enforceability == "enforced"
     plain = Policy.coerce({"kernels": {"rules": [rule], "matmul": "cublasLt"}})
-    found = judge(ask(tmp_path, policy=plain), ADA)
-    assert found.settings.keep_fp32 == ()
-    assert control(found, "kernels.rules[0]").enforceability == "unsupported"
-    assert control(found, "kernels.matmul").enforceability == "unsupported"
+    judgement = judge(ask(tmp_path, policy=plain), ADA)
+    assert judgement.settings.keep_fp32 == ()
+    assert control(judgement, "kernels.rules[0]").enforceability == "unsupported"
+    assert control(judgement, "kernels.matmul").enforceability == "unsupported"
 
 
 @BOTH
@@ -289,20 +289,20 @@ def test_every_stated_key_has_one_control(tmp_path: Any, engine: str) -> None:
         "provider_options": {engine: {"builder_optimization_level": 4}, "openvino": {"x": 1}},
     }
     policy = Policy.coerce({"mode": "prefer", "execution": execution})
-    found = judge(ask(tmp_path, policy=policy), ADA, engine)
-    assert found.verdict.accepted, found.verdict.reason
-    keys = [one.key for one in found.controls]
+    judgement = judge(ask(tmp_path, policy=policy), ADA, engine)
+    assert judgement.verdict.accepted, judgement.verdict.reason
+    keys = [one.key for one in judgement.controls]
     assert len(keys) == len(set(keys))
     assert set(keys) == set(policy.stated()) - {"mode"}
-    assert control(found, "execution.layout").enforceability == "unsupported"
+    assert control(judgement, "execution.layout").enforceability == "unsupported"
 
 
 def test_judging_is_the_same_after_a_trip_through_json(tmp_path: Any) -> None:
-    found = judge(ask(tmp_path, models.conv(), {"shapes": {"x": ["1..8", 3, 32, 32]}}), ADA)
+    judgement = judge(ask(tmp_path, models.conv(), {"shapes": {"x": ["1..8", 3, 32, 32]}}), ADA)
     from xpuruntime.engines.tensorrt.options import TensorRtSettings
 
-    again = msgspec.convert(msgspec.json.decode(msgspec.json.encode(found.settings)), TensorRtSettings)
-    assert again == msgspec.convert(found.settings, TensorRtSettings)
+    again = msgspec.convert(msgspec.json.decode(msgspec.json.encode(judgement.settings)), TensorRtSettings)
+    assert again == msgspec.convert(judgement.settings, TensorRtSettings)
 
 
 def test_probing_a_package_that_does_not_load(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,6 +216,6 @@ def test_where_caches_are(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     assert named.path == tmp_path / "x"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
-    found = cache_file("default", "timing", target)
-    assert found is not None
-    assert found.path.name == "tensorrt-10.9.0-sm9.0.timing"
+    file = cache_file("default", "timing", target)
+    assert file is not None
+    assert file.path.name == "tensorrt-10.9.0-sm9.0.timing"

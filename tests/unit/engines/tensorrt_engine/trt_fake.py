@@ -155,9 +155,9 @@ class Context:
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         """Open dimensions of outputs are those of the first input at the same axis; -2 is never known."""
         first = next(iter(self.engine.inputs))
-        given = self.shapes.get(first, self.engine.inputs[first][1])
+        shape = self.shapes.get(first, self.engine.inputs[first][1])
         return tuple(
-            given[axis] if size == -1 else -1 if size == -2 else size
+            shape[axis] if size == -1 else -1 if size == -2 else size
             for axis, size in enumerate(self.engine._of(name)[1])
         )
 

@@ -162,8 +162,8 @@ def test_sound_files_load_and_compute(sound: Path) -> None:
     with torch.no_grad():
         want = torch.export.load(sound).module()(x, y=y)
     with xrt.InferenceSession(sound, device="cpu") as session:
-        found = session.run({"x": x.numpy(), "y": y.numpy()})
-    for got, expected in zip(found.values(), (want["a"], *want["b"]), strict=True):
+        outputs = session.run({"x": x.numpy(), "y": y.numpy()})
+    for got, expected in zip(outputs.values(), (want["a"], *want["b"]), strict=True):
         np.testing.assert_allclose(got, expected.numpy(), rtol=1e-5, atol=1e-6)
 
 

@@ -61,8 +61,8 @@ def explained(model: Any, x: Any, kernels: Any, *, runs: int = 1, **policy: Any)
 
 
 def of(report: Report, node: str) -> KernelDecision:
-    (found,) = (decision for decision in report.decisions if node in decision.nodes)
-    return found
+    (kernel_decision,) = (decision for decision in report.decisions if node in decision.nodes)
+    return kernel_decision
 
 
 X = torch.randn(6, 16, generator=torch.Generator().manual_seed(0))

@@ -89,8 +89,8 @@ def test_sizes_that_only_others_are_made_of(tmp_path: Path) -> None:
 
 def test_sizes_that_turn_out_to_be_equal_share_the_name(tmp_path: Path) -> None:
     auto = torch.export.Dim.AUTO
-    for place, shapes in enumerate((({0: dim("n")}, {0: auto}), ({0: auto}, {0: dim("n")}))):
-        path = written(tmp_path / f"{place}.pt2", Sum(), (X, X), shapes)
+    for index, shapes in enumerate((({0: dim("n")}, {0: auto}), ({0: auto}, {0: dim("n")}))):
+        path = written(tmp_path / f"{index}.pt2", Sum(), (X, X), shapes)
         assert shapes_of(path) == ([("n", 4), ("n", 4)], [("n", 4)])
 
 

@@ -109,7 +109,7 @@ def test_layers_that_multiply_step_by_step_are_enforced_and_obey(tmp_path: Path)
         path = saved(tmp_path, Net(layer))
         policy = {"mode": "strict", "kernels": {"matmul": "cpu.reference"}}
         with xrt.InferenceSession(path, policy=policy, device="cpu", engine="torch") as session:
-            (control,) = (one for one in session.plan.controls if one.key == "kernels.matmul")
+            (control,) = (control for control in session.plan.controls if control.key == "kernels.matmul")
             assert (control.enforceability, control.resolved) == ("enforced", "cpu.reference")
             report = session.explain({session.inputs[0].name: x.numpy()}, runs=1)
         assert {decision.chosen for decision in report.decisions} == {"cpu.reference"}

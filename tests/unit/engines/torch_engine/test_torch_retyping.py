@@ -105,9 +105,9 @@ def test_a_program_gives_what_its_module_gives(name, precision, tmp_path):
         with xrt.InferenceSession(module, device="cpu", precision=precision, example_inputs=(x,)) as session:
             expected = next(iter(session.run({session.inputs[0].name: x}).values()))
         with xrt.InferenceSession(path, device="cpu", precision=precision) as session:
-            found = next(iter(session.run({session.inputs[0].name: x}).values()))
+            value = next(iter(session.run({session.inputs[0].name: x}).values()))
         exact = module(x)
-    assert found.dtype == expected.dtype
-    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
-    torch.testing.assert_close(found, exact, rtol=5e-2, atol=5e-2)
-    assert not torch.equal(found, exact)  # it was computed in 16 bits
+    assert value.dtype == expected.dtype
+    torch.testing.assert_close(value, expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(value, exact, rtol=5e-2, atol=5e-2)
+    assert not torch.equal(value, exact)  # it was computed in 16 bits

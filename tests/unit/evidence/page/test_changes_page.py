@@ -44,8 +44,8 @@ def text(browser, selector):
 def test_all_that_differs_is_in_the_page(moved):
     data = data_of(Page(moved.to_html()))
     assert data["headline"] == moved.headline
-    assert [one["nodes"] for one in data["groups"]] == [list(group.nodes) for group in moved.groups]
-    assert [one["what"] for one in data["groups"]] == [list(group.what) for group in moved.groups]
+    assert [group["nodes"] for group in data["groups"]] == [list(group.nodes) for group in moved.groups]
+    assert [group["what"] for group in data["groups"]] == [list(group.what) for group in moved.groups]
     assert len(data["keys"]) == len(moved.keys)
     assert len(data["surroundings"]) == len(moved.surroundings)
     assert moved.headline in Page(moved.to_html()).text  # without scripts, too
@@ -58,13 +58,13 @@ def test_another_kernel_of_ours_is_shown(look, tmp_path):
         policy = {"mode": "strict", "kernels": {"matmul": kernel}}
         with xrt.InferenceSession(model, device="cpu", engine="onnxruntime", policy=policy) as session:
             reports.append(session.explain(runs=1))
-    found = compare_reports(*reports)
-    assert found.decisions
-    browser = look(found)
+    comparison = compare_reports(*reports)
+    assert comparison.decisions
+    browser = look(comparison)
     shown = text(browser, "#decisions .body")
     assert "cpu.blas" in shown
     assert "cpu.reference" in shown
-    assert len(data_of(Page(found.to_html()))["decisions"]) == len(found.decisions)
+    assert len(data_of(Page(comparison.to_html()))["decisions"]) == len(comparison.decisions)
 
 
 def test_what_moved_and_what_became_slower(look, moved):

@@ -90,7 +90,7 @@ def test_everything_of_the_report_is_in_the_data(mixed):
     data = data_of(Page(mixed.to_html()))
     names = data["strings"]
     assert [names[i] for i in data["units"]["id"]] == [u.id for u in mixed.units]
-    assert [[names[i] for i in one] for one in data["units"]["source_nodes"]] == [
+    assert [[names[i] for i in source_node] for source_node in data["units"]["source_nodes"]] == [
         list(u.source_nodes) for u in mixed.units
     ]
     assert data["units"]["time"] == [u.time.value if u.time else None for u in mixed.units]
@@ -171,7 +171,7 @@ def test_saving_is_whole_or_not_at_all(mixed, tmp_path):
     path.write_text("old")
     assert mixed.save_html(path) == path
     assert path.read_text(encoding="utf-8") == mixed.to_html()
-    assert [one.name for one in tmp_path.iterdir()] == ["page.html"]
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
     with pytest.raises(InputError, match=r"cannot write the page of the report to '.*nowhere.page.html'.*Give a path"):
         mixed.save_html(tmp_path / "nowhere" / "page.html")
 
@@ -190,8 +190,8 @@ def test_the_graph_of_a_session_is_the_models():
         report = session.explain(runs=1)
         nodes = session.model.nodes
     assert [(n.name, n.op, n.outputs) for n in report.graph] == [(n.name, n.op, n.outputs) for n in nodes]
-    made = {"image"} | {output for node in nodes for output in node.outputs}
-    assert [n.inputs for n in report.graph] == [tuple(i for i in n.inputs if i in made) for n in nodes]
+    outputs = {"image"} | {output for node in nodes for output in node.outputs}
+    assert [n.inputs for n in report.graph] == [tuple(i for i in n.inputs if i in outputs) for n in nodes]
     assert report.graph[0].inputs == ("image",)
 
 

@@ -43,8 +43,8 @@ def test_a_node_on_the_cpu_is_named():
 def test_all_nodes_of_a_fused_unit_on_the_cpu_are_named_by_their_own_operators():
     graph = [SourceNode(name=name, op=op, inputs=(), outputs=()) for name, op in (("mul", "Mul"), ("det", "Det"))]
     fused = unit("both", "Fused", "cpu", relation="fused", source_nodes=("mul", "det"))
-    found = graph_blockers(CUDA, [fused], graph=graph)
-    assert [(one.node, one.op) for one in found] == [("mul", "Mul"), ("det", "Det")]
+    blockers = graph_blockers(CUDA, [fused], graph=graph)
+    assert [(one.node, one.op) for one in blockers] == [("mul", "Mul"), ("det", "Det")]
 
 
 def test_sizes_on_the_cpu_are_no_obstacle_until_something_is_copied():
@@ -59,9 +59,9 @@ def test_sizes_on_the_cpu_are_no_obstacle_until_something_is_copied():
 
 def test_a_copy_that_the_engine_inserted_is_named_once_and_for_whom():
     copy = on_cuda("Memcpy", "MemcpyToHost", relation="inserted", serves=("det",))
-    found = graph_blockers(CUDA, [copy], [BOUNDARY])
-    assert [(one.node, one.op, one.kind) for one in found] == [("Memcpy", "MemcpyToHost", "copy")]
-    assert found[0].reason == "copies a tensor to the host for det in every run"
+    blockers = graph_blockers(CUDA, [copy], [BOUNDARY])
+    assert [(one.node, one.op, one.kind) for one in blockers] == [("Memcpy", "MemcpyToHost", "copy")]
+    assert blockers[0].reason == "copies a tensor to the host for det in every run"
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_a_copy_that_the_engine_inserted_is_named_once_and_for_whom():
     ],
 )
 def test_operators_that_cannot_be_captured(op, kind):
-    found = graph_blockers(CUDA, [on_cuda("a"), on_cuda("b", op)])
-    assert [(one.node, one.op, one.kind) for one in found] == [("b", op, kind)]
+    blockers = graph_blockers(CUDA, [on_cuda("a"), on_cuda("b", op)])
+    assert [(one.node, one.op, one.kind) for one in blockers] == [("b", op, kind)]
 
 
 @pytest.mark.parametrize("op", ["Conv", "IfNot", "aten.scan_sum", "Gather", "LoopVariable"])

@@ -54,9 +54,9 @@ def test_what_was_not_passed_and_what_has_no_shape():
 
 @pytest.mark.parametrize(("seen", "words"), [((4, 3), "which was run"), ((2, 3), "and 2 x 3 was run")])
 def test_a_profile_gives_the_range_and_its_best_shape(seen, words):
-    found = shape_coverage([tensor(("batch", 3))], {"x": seen}, profiles={"x": ((1, 3), (4, 3), (16, 3))})
-    assert (found.inputs[0].allowed, found.inputs[0].covered) == ("1..16 x 3", "some")
-    assert found.by_shape == (f"the engine chose its kernels for x = 4 x 3, {words}",)
+    coverage = shape_coverage([tensor(("batch", 3))], {"x": seen}, profiles={"x": ((1, 3), (4, 3), (16, 3))})
+    assert (coverage.inputs[0].allowed, coverage.inputs[0].covered) == ("1..16 x 3", "some")
+    assert coverage.by_shape == (f"the engine chose its kernels for x = 4 x 3, {words}",)
 
 
 def test_decisions_hold_for_their_shapes_where_others_are_possible():

@@ -51,15 +51,15 @@ def verdicts(found: DeterminismTests) -> dict[str, str]:
 
 def check_failed(found: DeterminismTests, grade: str, unit: str) -> None:
     """The grade fails at the unit, all below it pass, and none above it is tested."""
-    place = GRADES.index(grade)
+    index = GRADES.index(grade)
     told = verdicts(found)
-    assert [told[one] for one in GRADES[:place]] == ["passed"] * place, str(found)
+    assert [told[grade] for grade in GRADES[:index]] == ["passed"] * index, str(found)
     assert told[grade] == "failed", str(found)
-    assert {verdict for one, verdict in told.items() if GRADES.index(one) > place} <= {"not_tested"}
-    first = found.tests[place].first_difference
+    assert {verdict for one, verdict in told.items() if GRADES.index(one) > index} <= {"not_tested"}
+    first = found.tests[index].first_difference
     assert first is not None
     assert first.unit == unit, str(found)
-    assert found.observed == ("none" if place == 0 else GRADES[place - 1])
+    assert found.observed == ("none" if index == 0 else GRADES[index - 1])
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])

@@ -26,7 +26,7 @@ def problems(value: Any, kind: str, where: str) -> list[str]:
     if many := re.fullmatch(r"[Ll]ist\[(.*)\]", kind):
         if not isinstance(value, list):
             return [f"{where}: {value!r} is no list"]
-        return [problem for at, one in enumerate(value) for problem in problems(one, many[1], f"{where}[{at}]")]
+        return [problem for at, item in enumerate(value) for problem in problems(item, many[1], f"{where}[{at}]")]
     if pairs := re.fullmatch(r"(?:dict\(|Dict\[)str, (.*)[)\]]", kind):
         return [problem for key, one in value.items() for problem in problems(one, pairs[1], f"{where}.{key}")]
     if kind in _PLAIN:
@@ -37,15 +37,15 @@ def problems(value: Any, kind: str, where: str) -> list[str]:
     if not isinstance(value, dict):
         return [f"{where}: {value!r} is no {kind}"]
     attributes = {key: name for name, key in model.attribute_map.items()}
-    found = [f"{where}: unknown key {key!r}" for key in value.keys() - attributes.keys()]
+    texts = [f"{where}: unknown key {key!r}" for key in value.keys() - attributes.keys()]
     given = {attributes[key]: one for key, one in value.items() if key in attributes}
     for name, one in given.items():
-        found += problems(one, model.openapi_types[name], f"{where}.{model.attribute_map[name]}")
+        texts += problems(one, model.openapi_types[name], f"{where}.{model.attribute_map[name]}")
     try:
         model(**given)
     except ValueError as error:
-        found.append(f"{where}: {error}")
-    return found
+        texts.append(f"{where}: {error}")
+    return texts
 
 
 def main() -> None:

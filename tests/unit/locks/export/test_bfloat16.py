@@ -79,12 +79,12 @@ def test_scripts_are_proved_and_take_bits(engine: str, borders: str, tmp_path: P
     np.savez(tmp_path / "in.npz", x=x.view(np.uint16) if taken else x, **wide)
     subprocess.run([sys.executable, "out/session.py", "in.npz", "out.npz"], cwd=tmp_path, check=True)
     with np.load(tmp_path / "out.npz") as outputs:
-        found = outputs["output"]
+        output = outputs["output"]
         if wide:
             np.testing.assert_array_equal(outputs["as_given"], -wide["wide"])
     expected = np.maximum(x.astype(np.float32), 0)
-    assert found.dtype == (np.uint16 if given else np.float32)
-    np.testing.assert_array_equal(found.view(ml_dtypes.bfloat16) if given else found, expected)
+    assert output.dtype == (np.uint16 if given else np.float32)
+    np.testing.assert_array_equal(output.view(ml_dtypes.bfloat16) if given else output, expected)
 
 
 @pytest.mark.parametrize("engine", TARGETS)
@@ -117,9 +117,9 @@ def test_torch_sessions_take_and_give_narrow_arrays(tmp_path: Path) -> None:
     x.flags.writeable = False
     with xrt.InferenceSession(save("torch", "both", tmp_path), device="cpu", trust=True) as session:
         feeds = {"x": x, "wide": np.zeros((2, 4), np.float32)}
-        found = session.run(feeds)["output"]
-        assert found.dtype == ml_dtypes.bfloat16
-        np.testing.assert_array_equal(found, np.maximum(x, 0))
+        output = session.run(feeds)["output"]
+        assert output.dtype == ml_dtypes.bfloat16
+        np.testing.assert_array_equal(output, np.maximum(x, 0))
         assert session.explain(runs=1).units
         binding = session.bind(feeds)
         binding.run()
@@ -129,6 +129,6 @@ def test_torch_sessions_take_and_give_narrow_arrays(tmp_path: Path) -> None:
         narrow = np.ones((2, 4), getattr(ml_dtypes, name))
         example = torch.ones(2, 4).to(getattr(torch, name))
         with xrt.InferenceSession(module, device="cpu", example_inputs=(example,)) as session:
-            (found,) = session.run({session.inputs[0].name: narrow}).values()
-            assert found.dtype == narrow.dtype
-            assert (found.view(np.uint8) == narrow.view(np.uint8)).all()
+            (output,) = session.run({session.inputs[0].name: narrow}).values()
+            assert output.dtype == narrow.dtype
+            assert (output.view(np.uint8) == narrow.view(np.uint8)).all()

@@ -168,13 +168,13 @@ def test_manifests_fit_the_models_of_kserve(lock: Path, tmp_path: Path) -> None:
     wrong.write_text(manifests[1].read_text().replace("storageUri", "storageURI"))
     script = Path(__file__).with_name("kserve_manifests.py")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    found = []
+    documents = []
     for files in (manifests, [wrong]):
         command = [interpreter, str(script), *map(str, files)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
         assert done.returncode == 0, done.stderr
-        found.append(json.loads(done.stdout))
-    assert found == [[], ["InferenceService.spec.predictor.model: unknown key 'storageURI'"]]
+        documents.append(json.loads(done.stdout))
+    assert documents == [[], ["InferenceService.spec.predictor.model: unknown key 'storageURI'"]]
 
 
 def test_the_image_of_kserve() -> None:

@@ -177,9 +177,9 @@ def test_cuda_settings_are_written(locked: Path, tmp_path: Path) -> None:
     script = (tmp_path / "script" / result.entry).read_text()
     values: dict[str, Any] = {}
     for name in ("PROVIDER", "PROVIDER_OPTIONS", "SESSION_ENTRIES"):
-        found = re.search(rf"^{name} = (.*?)(?=^\w|\n\n)", script, re.MULTILINE | re.DOTALL)
-        assert found is not None
-        values[name] = eval(found[1])
+        match = re.search(rf"^{name} = (.*?)(?=^\w|\n\n)", script, re.MULTILINE | re.DOTALL)
+        assert match is not None
+        values[name] = eval(match[1])
     assert values["PROVIDER"] == "CUDAExecutionProvider"
     assert values["PROVIDER_OPTIONS"] == {"device_id": "1", "use_tf32": "0", "gpu_mem_limit": "1048576"}
     assert values["SESSION_ENTRIES"]["session.disable_cpu_ep_fallback"] == "1"
@@ -194,7 +194,7 @@ def test_triton_with_openvino(tmp_path: Path) -> None:
     result = xrt.export_lock(tmp_path / "m.lock", "triton", tmp_path / "repo", model=model)
     config = parse(tmp_path / "repo" / result.entry)
     assert config.backend == "openvino"
-    assert {key: one.string_value for key, one in config.parameters.items()} == {
+    assert {key: parameter.string_value for key, parameter in config.parameters.items()} == {
         "INFERENCE_NUM_THREADS": "2", "PERFORMANCE_HINT": "LATENCY", "TARGET_DEVICE": "CPU",
     }  # fmt: skip
     assert {"model.xml", "model.bin"} <= {Path(file).name for file in result.files}

@@ -55,10 +55,10 @@ def kinds() -> onnx.ModelProto:
     )
 
 
-def as_model(repository: Path, made: Path, name: str, *changes: tuple[str, str]) -> Path:
+def as_model(repository: Path, path: Path, name: str, *changes: tuple[str, str]) -> Path:
     """Copy a model of another repository under a name of its own, with changes of its configuration."""
     folder = repository / name
-    (source,) = (one.parent for one in made.glob("*/config.pbtxt"))
+    (source,) = (path.parent for path in path.glob("*/config.pbtxt"))
     shutil.copytree(source, folder)
     config = folder / "config.pbtxt"
     text = config.read_text()

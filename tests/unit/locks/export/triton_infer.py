@@ -21,14 +21,14 @@ _WORKERS = 16
 
 
 def tensors(module: Any, inputs: dict[str, Any]) -> list[Any]:
-    found = []
+    results = []
     for name, (datatype, shape, data) in inputs.items():
         if datatype == "BYTES":
             data = [one.encode("latin-1") for one in data]
         array = np.array(data, triton_to_np_dtype(datatype)).reshape(shape)
-        found.append(module.InferInput(name, shape, datatype))
-        found[-1].set_data_from_numpy(array)
-    return found
+        results.append(module.InferInput(name, shape, datatype))
+        results[-1].set_data_from_numpy(array)
+    return results
 
 
 def plain(array: np.ndarray) -> list[Any]:
@@ -41,20 +41,20 @@ def answers(call: dict[str, Any]) -> list[Any]:
     address = sys.argv[1] if call["transport"] == "http" else sys.argv[2]
     client = module.InferenceServerClient(address, **({"concurrency": _WORKERS} if address == sys.argv[1] else {}))
     inputs, times = tensors(module, call["inputs"]), call.get("times", 1)
-    asked = [module.InferRequestedOutput(name) for name in call.get("outputs", ())] or None
+    outputs = [module.InferRequestedOutput(name) for name in call.get("outputs", ())] or None
     if times == 1:
-        return [client.infer(call["model"], inputs, outputs=asked)]
+        return [client.infer(call["model"], inputs, outputs=outputs)]
     if call["transport"] == "http":
-        sent = [client.async_infer(call["model"], inputs, outputs=asked) for _ in range(times)]
+        sent = [client.async_infer(call["model"], inputs, outputs=outputs) for _ in range(times)]
         return [one.get_result() for one in sent]
     got: queue.Queue = queue.Queue()
     for _ in range(times):
-        client.async_infer(call["model"], inputs, lambda result, error: got.put(error or result), outputs=asked)
-    found = [got.get(timeout=60) for _ in range(times)]
-    for one in found:
+        client.async_infer(call["model"], inputs, lambda result, error: got.put(error or result), outputs=outputs)
+    results = [got.get(timeout=60) for _ in range(times)]
+    for one in results:
         if isinstance(one, Exception):
             raise one
-    return found
+    return results
 
 
 def main() -> None:

@@ -102,8 +102,8 @@ class TritonServer:
             env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
 
     def stop(self) -> int:
         """End the server as an orchestrator does, and return its exit code."""
@@ -128,8 +128,8 @@ def _backends(folder: Path, work: Path) -> Path:
     made = work / "backends" / "python"
     made.mkdir(parents=True)
     parts = tritonserver(folder)
-    for one in (parts / "backends" / "python").iterdir():
-        (made / one.name).symlink_to(one)
+    for path in (parts / "backends" / "python").iterdir():
+        (made / path.name).symlink_to(path)
     stub = parts / "python_backend_stubs" / _VERSION / "triton_python_backend_stub"
     (made / stub.name).symlink_to(stub)
     return made.parent

@@ -35,10 +35,10 @@ def model(nodes, inputs, outputs, weights, opset=17, dtype=TensorProto.FLOAT, fu
 
     graph = helper.make_graph(nodes, "graph", declare(inputs), declare(outputs), list(weights))
     opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in domains)]
-    found = helper.make_model(graph, opset_imports=opsets, functions=list(functions))
-    found.ir_version = 9
-    onnx.checker.check_model(found)
-    return found
+    result = helper.make_model(graph, opset_imports=opsets, functions=list(functions))
+    result.ir_version = 9
+    onnx.checker.check_model(result)
+    return result
 
 
 def conv_net():
@@ -341,11 +341,11 @@ def random_model(seed, length=14):
 
 def feeds(proto, seed=1):
     rng = np.random.default_rng(seed)
-    found = {}
+    result = {}
     for i in proto.graph.input:
         shape = [d.dim_value or 2 for d in i.type.tensor_type.shape.dim]
-        found[i.name] = np.asarray(rng.random(shape) * 2 - 0.5).astype(_DTYPES[i.type.tensor_type.elem_type])
-    return found
+        result[i.name] = np.asarray(rng.random(shape) * 2 - 0.5).astype(_DTYPES[i.type.tensor_type.elem_type])
+    return result
 
 
 def maker(proto, level="ORT_ENABLE_ALL"):

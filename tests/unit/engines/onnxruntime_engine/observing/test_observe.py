@@ -20,11 +20,11 @@ from xpuruntime.engines.onnxruntime.opening import assignment
 @pytest.fixture(autouse=True)
 def temporary(tmp_path, monkeypatch):
     """A temporary folder of the test's own; whatever happens, nothing may be left in it."""
-    place = tmp_path / "temporary"
-    place.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
-    yield place
-    assert list(place.iterdir()) == []
+    path = tmp_path / "temporary"
+    path.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(path))
+    yield path
+    assert list(path.iterdir()) == []
 
 
 #: Python 3.10 gets an ONNX Runtime that is too old for it; what is said then has a test of its own below.

@@ -78,8 +78,8 @@ def test_a_cpu_island_in_a_cuda_session():
         "neg": ("cuda:0", "honoured"),
     }
     assert [u.op for u in joined.units if u.relation == "inserted"] == ["MemcpyToHost", "MemcpyFromHost"]
-    found = {(b.kind, b.where): (b.count, b.bytes, b.time.value) for b in joined.boundaries}
-    assert found == {
+    counts = {(b.kind, b.where): (b.count, b.bytes, b.time.value) for b in joined.boundaries}
+    assert counts == {
         ("copy", "cuda:0 -> cpu"): (1, 4096, 20.0),
         ("copy", "cpu -> cuda:0"): (1, 2048, 10.0),
         ("cpu_island", "det .. exp (Det, Exp)"): (2, 6144, 10.0),
@@ -91,11 +91,11 @@ def test_what_blocks_a_cuda_graph_is_named(allowed):
     """Permitting an operator on the CPU makes it no part of a graph."""
     optimized, events = split_session()
     joined = attribute_units(source(), optimized, events, None, device="cuda:0", allow_cpu_ops=allowed)
-    found = graph_status(
+    status = graph_status(
         device="cuda:0", engine="onnxruntime", stated="prefer", units=joined.units, boundaries=joined.boundaries
     )
-    assert found.status == "blocked"
-    assert [(blocker.node, blocker.op, blocker.kind) for blocker in found.blockers] == [
+    assert status.status == "blocked"
+    assert [(blocker.node, blocker.op, blocker.kind) for blocker in status.blockers] == [
         ("Memcpy", "MemcpyToHost", "copy"),
         ("det", "Det", "placement"),
         ("exp", "Exp", "placement"),

@@ -65,15 +65,15 @@ def shuffled(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
     """Return the graph with its nodes in another order that runs, and its generated names numbered anew."""
     rng = random.Random(seed)
     text = model.SerializeToString()
-    tokens = sorted({one.decode() for one in re.findall(rb"_token_\d+", text)})
+    tokens = sorted({match.decode() for match in re.findall(rb"_token_\d+", text)})
     renamed = dict(zip(tokens, rng.sample(tokens, len(tokens)), strict=True))
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    for node in made.graph.node:
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model)
+    for node in proto.graph.node:
         node.name = re.sub(r"_token_\d+", lambda one: renamed[one[0]], node.name)
         for names in (node.input, node.output):
             names[:] = [re.sub(r"_token_\d+", lambda one: renamed[one[0]], name) for name in names]
-    left = list(made.graph.node)
+    left = list(proto.graph.node)
     made_by = {name for node in left for name in node.output}
     done: set[str] = set()
     order = []
@@ -83,9 +83,9 @@ def shuffled(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
         left.remove(node)
         order.append(node)
         done.update(node.output)
-    del made.graph.node[:]
-    made.graph.node.extend(order)
-    return made
+    del proto.graph.node[:]
+    proto.graph.node.extend(order)
+    return proto
 
 
 def test_the_order_of_the_executed_graph_changes_nothing(optimized: onnx.ModelProto) -> None:

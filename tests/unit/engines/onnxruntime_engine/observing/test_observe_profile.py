@@ -104,10 +104,10 @@ def test_a_cut_off_profile_is_salvaged(written, tmp_path, share):
     profile = read_profile(path)
     assert profile.partial
     assert any("cut off" in note for note in profile.notes)
-    whole = {e.name for e in read_profile(written)}
-    assert {e.name for e in profile.events} <= whole
+    names = {e.name for e in read_profile(written)}
+    assert {e.name for e in profile.events} <= names
     if share > 0.5:
-        assert {e.name for e in profile.events} == whole
+        assert {e.name for e in profile.events} == names
 
 
 def test_an_unfinished_last_run_is_left_out(tmp_path):

@@ -41,7 +41,7 @@ def branch(result: str, prefix: str, *, named: bool, deep: int) -> Any:
         return f"{tensor}{deep}"
 
     tensors = {"w": floats(4, 3, 3, 3), "b": floats(4), "m": floats(144, 5)}
-    weights = [nh.from_array(one, own(word)) for word, one in tensors.items()]
+    weights = [nh.from_array(tensor, own(word)) for word, tensor in tensors.items()]
     nodes = [
         h.make_node("Conv", ["x", own("w"), own("b")], [own("c")], name=name("conv"), pads=[1, 1, 1, 1]),
         h.make_node("Relu", [own("c")], [own("a")], name=name("relu")),
@@ -84,7 +84,7 @@ def loop() -> Any:
     read = [value("i", [], T.INT64), value("go", [], T.BOOL), value("h", [1, 4])]
     body = h.make_graph(nodes, "body", read, [value("on", [], T.BOOL), value("n", [1, 4])])
     weights = {"w": floats(4, 4), "count": np.int64(5), "true": np.array(True)}
-    tensors = [nh.from_array(one, name) for name, one in weights.items()]
+    tensors = [nh.from_array(weight, name) for name, weight in weights.items()]
     node = h.make_node("Loop", ["count", "true", "x"], ["y"], name="loop", body=body)
     graph = h.make_graph([node], "g", [value("x", [1, 4])], [value("y", [1, 4])], tensors)
     return h.make_model(graph, opset_imports=[h.make_opsetid("", 16)], ir_version=8)
