@@ -261,11 +261,15 @@ def find_torch_kernel(word: str, op: str) -> TorchKernel | None:
     if word.startswith(SOURCE_PREFIXES):
         named: TorchKernel = importlib.import_module(_SOURCES).kernel_of_source(word, op)
         return named
-    adapter = _ADAPTERS.get(word.partition(".")[0])
-    if adapter is not None:
-        every: tuple[TorchKernel, ...] = importlib.import_module(adapter).KERNELS
-        return next((kernel for kernel in every if kernel.op == op and _means(kernel, word)), None)
+    if word.partition(".")[0] in _ADAPTERS:
+        return _of_adapter(word, op)
     return _registered_for(word, op)
+
+
+@functools.lru_cache(maxsize=256)
+def _of_adapter(word: str, op: str) -> TorchKernel | None:
+    every: tuple[TorchKernel, ...] = importlib.import_module(_ADAPTERS[word.partition(".")[0]]).KERNELS
+    return next((kernel for kernel in every if kernel.op == op and _means(kernel, word)), None)
 
 
 def automatic_torch_kernels(op: str, device_type: str) -> tuple[TorchKernel, ...]:
