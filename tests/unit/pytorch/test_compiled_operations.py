@@ -94,6 +94,27 @@ def test_the_gradient_of_rope_keeps_neither_its_inputs_nor_its_outputs():
         torch.testing.assert_close(x, y)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_loss_in_parts_is_that_of_all_rows(biased, reduction, monkeypatch):
+    monkeypatch.setattr("xpuruntime.pytorch.providers.compiled._PART_BYTES", 1)
+    generator = torch.Generator().manual_seed(0)
+    operands = {
+        "x": torch.randn(21, 16, generator=generator),
+        "weight": torch.randn(40, 16, generator=generator),
+        "target": torch.arange(21) % 40,
+        **({"bias": torch.randn(40, generator=generator)} if biased else {}),
+    }
+    operands["target"][2] = -100
+    word = "compiled.linear_cross_entropy"
+    attributes = {"reduction": reduction}
+    expected = _with_gradients("linear_cross_entropy", operands, attributes, "")
+    found = _with_gradients("linear_cross_entropy", operands, attributes, word)
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y.detach(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(perform("linear_cross_entropy", operands, attributes, word), expected[0].detach())
+
+
 def _rotation(batch, length):
     q, k = (torch.randn(batch, length, heads, 8).transpose(1, 2).requires_grad_() for heads in (4, 2))
     return {"q": q, "k": k, "cos": torch.randn(1, 1, length, 8), "sin": torch.randn(1, 1, length, 8)}
