@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import gzip
 import json
 import time
+import types
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +18,7 @@ import pytest
 from serving_models import WAIT, ask, eventually, serve_gated, serve_hooked
 
 from xpuruntime.errors import EngineFailed
+from xpuruntime.serving.http.application import asgi_app
 from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor
 from xpuruntime.serving.protocol.infer_decoding import read_infer_request
 from xpuruntime.serving.protocol.infer_encoding import write_infer_request
@@ -106,6 +110,50 @@ def test_of_a_request_that_failed(mlp: Path, serve: Callable[..., Models]) -> No
     assert isinstance(future.exception(WAIT), ServingError)
     del future
     assert dead(reference)
+
+
+def inputs(name: str, *shape: int) -> str:
+    data = [0] * int(np.prod(shape))
+    return json.dumps({"inputs": [{"name": name, "shape": shape, "datatype": "FP32", "data": data}]})
+
+
+#: Status and body.
+BODIES: dict[str, tuple[int, str | bytes]] = {
+    "valid": (200, inputs("x", 200, 64)),
+    "of a wrong input": (400, inputs("z", 20_000)),
+    "small and wrong": (400, inputs("z", 1)),
+    "malformed": (400, '{"inputs": [' + " " * 100_000),
+    "a bomb": (413, gzip.compress(bytes(20_000_000))),
+}
+
+
+@pytest.mark.parametrize("what", BODIES)
+def test_a_body_is_let_go_of_by_http(what: str, mlp: Path, serve: Callable[..., Models]) -> None:
+    """Nothing that is left in a cycle, as futures leave some, holds a request or a frame that has read its body."""
+    status, body = BODIES[what]
+    app = asgi_app(serve({"m": {"source": str(mlp)}}))
+    headers = [(b"content-encoding", b"gzip")] if isinstance(body, bytes) else []
+    scope = {"type": "http", "method": "POST", "path": "/v2/models/m/infer", "headers": headers, "query_string": b""}
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        if sent:
+            await asyncio.sleep(60)
+        return {"type": "http.request", "body": body if isinstance(body, bytes) else body.encode()}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    gc.collect()
+    asyncio.run(app(scope, receive, send))
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gc.collect()
+    finally:
+        gc.set_debug(0)
+    left = [type(one).__name__ for one in gc.garbage if isinstance(one, (InferRequest, types.FrameType))]
+    gc.garbage.clear()
+    assert (sent[0]["status"], left) == (status, [])
 
 
 @pytest.mark.parametrize("form", ["REST", "gRPC"])

@@ -109,9 +109,12 @@ def failure_of(error: BaseException) -> ServingError:
     """Return the error that a client gets.
 
     What is not an error of this package is a fault: it is logged with its traceback, and the client gets its type only.
+    The error that is returned has no traceback, and no other error beside it: frames hold the body of the request, and
+    one of them the error.
     """
     if isinstance(error, ServingError):
-        return error
+        error.__context__ = None
+        return error.with_traceback(None)
     if isinstance(error, concurrent.futures.CancelledError):
         return ServingError(Status.CANCELLED, "the request was cancelled")
     if isinstance(error, XpuRuntimeError):

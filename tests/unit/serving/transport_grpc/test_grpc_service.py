@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import socket
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -18,9 +20,14 @@ from serving_clients import Client, until
 from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, RequestedOutput
 from xpuruntime.serving.protocol.datatypes import DATATYPES, MOST_ITEMS
 from xpuruntime.serving.protocol.grpc_messages import decode, encode
-from xpuruntime.serving.protocol.infer_decoding import read_infer_response, read_stream_response
+from xpuruntime.serving.protocol.infer_decoding import (
+    read_infer_request,
+    read_infer_response,
+    read_stream_response,
+)
 from xpuruntime.serving.protocol.infer_encoding import write_infer_request
 from xpuruntime.serving.server import Server
+from xpuruntime.serving.status import ServingError
 from xpuruntime.serving.transport.options import TransportOptions
 
 grpc = pytest.importorskip("grpc", reason="needs grpc, of the extra serve")
@@ -195,6 +202,44 @@ def test_messages_of_too_many_fields_are_refused(channel):
         )
     health = channel.unary_unary("/grpc.health.v1.Health/Check")
     refused(lambda: health(b"\xa2\x06\x00" * 30_000, timeout=60), "INVALID_ARGUMENT", "at most 65536 are read")
+
+
+def test_a_message_of_too_many_tensors_is_refused_before_it_is_read(channel):
+    """As many as 64 items each, of which a request has 2²⁰: nothing is counted after these."""
+    for field in (b"\x2a\x00", b"\x32\x00", b"\x3a\x00"):
+        with pytest.raises(ServingError, match=r"more than .* tensors together"):
+            read_infer_request(b"\x0a\x01m" + field * (MOST_ITEMS // 64))
+        call = channel.unary_unary(f"{SERVICE}ModelInfer")
+        refused(
+            lambda call=call, sent=field * MOST_ITEMS: call(sent, timeout=60), "INVALID_ARGUMENT", "tensors together"
+        )
+
+
+def test_a_message_that_is_refused_is_let_go_of(channel):
+    """The call keeps the error that ends it: no frame that has the message is left with that in a cycle."""
+    message = write_infer_request(
+        InferRequest("full", [InferTensor("x", "UINT8", (1 << 16,), np.zeros(1 << 16, np.uint8))])
+    )
+    gc.collect()
+    gc.disable()
+    try:
+        refused(
+            lambda: channel.unary_unary(f"{SERVICE}ModelInfer")(message, timeout=20), "RESOURCE_EXHAUSTED", "is full"
+        )
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = [
+            (frame.f_code.co_name, name)
+            for frame in gc.garbage
+            if isinstance(frame, types.FrameType) and "xpuruntime" in frame.f_code.co_filename
+            for name, held in frame.f_locals.items()
+            if isinstance(held, (bytes, memoryview, InferRequest)) and held
+        ]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left == []
 
 
 def test_http_and_grpc_have_one_limit_for_what_is_held(service):

@@ -272,7 +272,10 @@ class Application:
                 await asyncio.sleep(_PAUSE)  # a server may say again that the body has ended
 
         rest_request.request.write = functools.partial(write_response, rest_request=rest_request)
-        response = await response_of(self.respond(rest_request.request), gone)
+        try:
+            response = await response_of(self.respond(rest_request.request), gone)
+        finally:
+            rest_request.request.write = None  # which holds the request that holds it
         written = response.written or write_response(response, rest_request)
         answer = outputs_answer(written)
         encoding = response_encoding(headers.get(b"accept-encoding"))

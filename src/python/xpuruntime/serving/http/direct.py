@@ -153,6 +153,8 @@ class DirectInfer:
                 self._refused(head.model, head.version, failed, head.trace)
             return failed_answer(failed, closing=self._gate.closed)
         finally:
+            if rest_request is not None and not waiting:
+                rest_request.request.write = None  # which holds the request that holds it
             if entered and not waiting:
                 if held is not None:
                     held.__exit__()
@@ -161,6 +163,7 @@ class DirectInfer:
     def end(self, waiting: Waiting, line: bytes) -> bytes | Answer:
         """Return the response to a request whose future is done; see `begin`."""
         self._leave(waiting.held)
+        waiting.asked.request.write = None
         try:
             return _good(waiting.future.result(), waiting.asked, line)
         except BaseException as error:
@@ -169,6 +172,7 @@ class DirectInfer:
     def give_up(self, waiting: Waiting) -> Answer:
         """Take a request out of its queue, and return what its client gets if it is still there."""
         waiting.future.cancel()
+        waiting.asked.request.write = None
         return self.refuse(waiting.held, stopped())
 
     def _leave(self, held: HeldBytes) -> None:

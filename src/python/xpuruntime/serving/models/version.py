@@ -271,8 +271,9 @@ class ServedVersion:
         if entry.outcome == "done":
             try:
                 response = self._response(job)
-                if job.request.write is not None:
-                    response.written = job.request.write(response)
+                write = job.request.write
+                if write is not None:
+                    response.written = write(response)
             except ServingError as refused:  # an output that has no form in JSON
                 error = refused
             except Exception as failure:  # the request must get an answer

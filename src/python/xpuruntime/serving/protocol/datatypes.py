@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DATATYPES",
     "INLINE_BYTES",
+    "ITEMS_OF_TENSOR",
     "MOST_ITEMS",
     "Datatype",
     "Items",
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 #: Items of one request at most, each of about a microsecond; and how many of them a tensor is.
-MOST_ITEMS, _ITEMS_OF_TENSOR = 1 << 20, 64
+MOST_ITEMS, ITEMS_OF_TENSOR = 1 << 20, 64
 #: Items, and bytes of numbers that are converted, of a request that may be decoded in an event loop.
 _INLINE_ITEMS, INLINE_BYTES = 4096, 64 << 10
 
@@ -70,12 +71,12 @@ class Items:
         raise ServingError(
             Status.INVALID_ARGUMENT,
             f"the request has more than {self.most} fields, strings, parameters and tensors together, where a tensor "
-            f"counts as {_ITEMS_OF_TENSOR}. Fix: send it in parts, and numbers as raw bytes",
+            f"counts as {ITEMS_OF_TENSOR}. Fix: send it in parts, and numbers as raw bytes",
         )
 
     def take_tensor(self) -> None:
         """Count a tensor that the request has or names."""
-        self.take(_ITEMS_OF_TENSOR)
+        self.take(ITEMS_OF_TENSOR)
 
     def convert(self, size: int) -> None:
         """Raise `NotInline` where so many bytes are too many to be converted in an event loop."""

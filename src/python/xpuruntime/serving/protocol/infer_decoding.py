@@ -13,6 +13,7 @@ import numpy as np
 
 from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, RequestedOutput
 from xpuruntime.serving.protocol.datatypes import (
+    ITEMS_OF_TENSOR,
     Datatype,
     Items,
     array_of_elements,
@@ -134,7 +135,8 @@ def read_stream_response(message: bytes | memoryview) -> tuple[str, InferRespons
 
 def _parts(message: memoryview, items: Items | None, *, raw_field: int, outputs_field: int) -> _Parts:
     parts = _Parts()
-    for number, wire, value in fields_of(message, items):
+    # Nearly every field of a request is a tensor, by its name or raw: they are too many before all are read.
+    for number, wire, value in fields_of(message, items, weight=ITEMS_OF_TENSOR):
         if not 0 < number <= 7:
             continue
         if wire != LENGTH:
@@ -158,8 +160,6 @@ def _parts(message: memoryview, items: Items | None, *, raw_field: int, outputs_
 
 def _tensor_parts(message: memoryview, items: Items | None) -> _TensorParts:
     parts = _TensorParts()
-    if items is not None:
-        items.take_tensor()
     for number, wire, value in fields_of(message, items):
         if number == 3:
             if wire == VARINT:
@@ -188,8 +188,6 @@ def _tensor_parts(message: memoryview, items: Items | None) -> _TensorParts:
 def _requested(message: memoryview, items: Items | None) -> RequestedOutput:
     name = ""
     parameters: dict[str, Parameter] = {}
-    if items is not None:
-        items.take_tensor()
     for number, wire, value in fields_of(message, items):
         if number > 2:
             continue

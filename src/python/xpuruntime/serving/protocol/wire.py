@@ -48,14 +48,14 @@ def malformed(reason: str) -> ServingError:
     )
 
 
-def fields_of(message: memoryview, items: Items | None = None) -> list[tuple[int, int, Any]]:
-    """Return number, wire type and value of each field of a message, in order, and count them as items.
+def fields_of(message: memoryview, items: Items | None = None, *, weight: int = 1) -> list[tuple[int, int, Any]]:
+    """Return number, wire type and value of each field of a message, in order, and count each as `weight` items.
 
     Values are integers for varints (0 to 2⁶⁴-1) and fixed fields, and views for what has a length.
     """
     fields: list[tuple[int, int, Any]] = []
     at, end = 0, len(message)
-    most = end if items is None else items.left
+    most = end if items is None else items.left // weight
     value: Any
     while at < end:
         tag = message[at]
@@ -89,7 +89,7 @@ def fields_of(message: memoryview, items: Items | None = None) -> list[tuple[int
         if len(fields) > most:
             break
     if items is not None:
-        items.take(len(fields))
+        items.take(len(fields) * weight)
     return fields
 
 

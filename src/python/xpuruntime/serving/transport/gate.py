@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -105,18 +106,31 @@ class Gate:
 
     async def decoded(self, read: Callable[..., _Read], *args: Any) -> _Read:
         """Return what a decoder makes of its arguments: at once where that takes no time, else in a thread."""
-        try:
+        with contextlib.suppress(NotInline):  # no error is raised beside it, which would hold it and so the arguments
             return read(*args, inline=True)
-        except NotInline:
-            return await self.apart(read, *args)
+        return await self.apart(read, *args)
 
     async def apart(self, call: Callable[..., _Read], *args: Any) -> _Read:
         """Return what a function returns that takes long, in a thread.
 
-        Two run at a time: each may have the interpreter for milliseconds before the event loop has its turn.
+        Two run at a time: each may have the interpreter for milliseconds before the event loop has its turn. Futures of
+        executors are in a cycle with what they have: what is made of a body, or is raised while it is read, is passed
+        beside them, and so is gone with the request.
         """
+        results: list[_Read] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                results.append(call(*args))
+            except BaseException as error:
+                errors.append(error)
+
         async with self._apart:
-            return await asyncio.get_running_loop().run_in_executor(None, call, *args)
+            await asyncio.get_running_loop().run_in_executor(None, run)
+        if errors:
+            raise errors.pop()
+        return results.pop()
 
     async def drain(self, seconds: float) -> bool:
         """Refuse new requests, and wait for those that were accepted; return whether all were answered in time."""

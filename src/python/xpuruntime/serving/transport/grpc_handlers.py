@@ -152,7 +152,8 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             failed = failure_of(error)
             if request is None:
                 self._refuse(read_names(message), failed)
-            return await _abort(context, failed)
+        message, request = b"", None  # the call keeps what `abort` raises, which holds this frame
+        return await _abort(context, failed)
 
     async def _read(self, message: bytes) -> InferRequest:
         """Return the request in a message. Raises `ServingError`."""
