@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,14 +21,14 @@ from xpuruntime.pytorch.attention.entry_points import SDPA, EntryPoint
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, is_enabled, rejection, static_size
 from xpuruntime.pytorch.dispatch import context, tuning
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
-from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy, thread_policy
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
 from xpuruntime.pytorch.dispatch.route import BY_CALL, NATIVE_NAMES, Route
 from xpuruntime.pytorch.providers.bound import BoundKernel, automatic_kernels, call_of
 from xpuruntime.pytorch.providers.canary import COMPARISON_ENDED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -41,6 +42,7 @@ __all__ = [
     "deterministic",
     "find_route",
     "four",
+    "is_lowered",
     "native_rejection",
     "policy_for_xrt",
     "provider_rejection",
@@ -365,21 +367,31 @@ def _settle(
         }
         places |= {id_: target for id_, target in bound.items() if id_ not in skip}
         own = route.kernel if route.kernel in BACKENDS else None
-        candidates = [(route.kernel, lambda: call_by_backend(call, own, natively))]
-        candidates += [(id_, lambda id_=id_: call_by_backend(call, id_, natively)) for id_ in others]  # type: ignore[misc]
-        candidates += [
-            (id_, lambda target=target: call_xrt_kernel(call, target, tuple(map(four, call[:3]))))  # type: ignore[misc]
-            for id_, target in places.items()
-        ]
+
+        def candidates_for(
+            call: AttentionCall, natively: Callable[[], Any]
+        ) -> Sequence[tuple[str, Callable[[], None]]]:
+            by_torch = {route.kernel: own, **{id_: id_ for id_ in others}}
+            runs = [
+                (id_, functools.partial(call_by_backend, call, backend, natively)) for id_, backend in by_torch.items()
+            ]
+            operands = tuple(map(four, call[:3]))
+            return runs + [(id_, functools.partial(call_xrt_kernel, call, at, operands)) for id_, at in places.items()]
+
         pin = CONTEXT.thread.route_pin
         if pin is not None:
+            candidates = candidates_for(call, natively)
             chosen = [*xrt_kernel, *others, *bound][0]
             run = dict(candidates)[chosen]
             return pin.settle(active, key, route, candidates[0][1], (chosen, places.get(chosen), run))
         text = f"{_text_of(call)};deterministic={exact}"
         passes = dict.fromkeys(others, 0 if fast_path().route == "addon" else 1)  # 0: fast kernels call it
         passes |= dict.fromkeys(places, 2 if call.needs_grad else 1)  # PyTorch's gradient is PyTorch's to call
-        best = tuning.pick("attention", text, candidates, call.q.device, passes=passes, active=active)
+
+        def pick(*of: Any) -> str | None:
+            return tuning.pick("attention", text, candidates_for(*of), call.q.device, passes=passes, active=active)
+
+        best = _pick_while_compiling(call, pick) if is_lowered() else pick(call, natively)
     if best is None:
         active.keep(key, None)
         return route
@@ -387,6 +399,50 @@ def _settle(
     if best in xrt_kernel:
         target = active.place("attention", best, route.source, call.module, allow_tf32=False, deterministic=exact)
     return tuning.keep_tuned(active, key, route, best, target, text, call.q.device)
+
+
+def is_lowered() -> bool:
+    """Say whether a graph is traced that Dynamo has captured before, in which masks are what kernels will get."""
+    kinds = (_private_api.mode_keys.PROXY, _private_api.mode_keys.FUNCTIONAL)
+    return context.is_compiling() and any(_private_api.dispatch_mode(kind) is not None for kind in kinds)
+
+
+def _pick_while_compiling(
+    call: AttentionCall, pick: Callable[[AttentionCall, Callable[[], Any]], str | None]
+) -> str | None:
+    """Have a traced call measured by real tensors that lie as its own do, in a thread in which nothing is traced."""
+
+    def run() -> str | None:
+        generator = torch.Generator(call.q.device).manual_seed(0)  # the program's random numbers stay as they are
+
+        def like(x: Tensor) -> Tensor:
+            sizes, strides = ([static_size(n) for n in numbers] for numbers in (x.shape, x.stride()))
+            count = 1 + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))
+            if x.dtype == torch.bool:
+                return torch.ones(count, dtype=x.dtype, device=x.device).as_strided(sizes, strides)
+            numbers = torch.randn(count, generator=generator, device=x.device).to(x.dtype)
+            return numbers.as_strided(sizes, strides).requires_grad_(x.requires_grad)
+
+        q, k, v = (like(x) for x in call[:3])
+        real = call._replace(q=q, k=k, v=v, mask=None if call.mask is None else like(call.mask))
+
+        def natively() -> Tensor:
+            with thread_policy(None):
+                return torch.nn.functional.scaled_dot_product_attention(
+                    q, k, v, real.mask, is_causal=call.is_causal, scale=call.scale, enable_gqa=call.enable_gqa
+                )
+
+        with torch.autograd.set_multithreading_enabled(False):
+            return pick(real, natively)
+
+    def on_device() -> str | None:
+        if call.q.device.type != "cuda":
+            return run()
+        with torch.cuda.device(call.q.device):
+            return run()
+
+    with ThreadPoolExecutor(1, "xpuruntime-measuring") as pool:
+        return pool.submit(on_device).result()
 
 
 def others_of_pytorch(call: AttentionCall) -> list[str]:

@@ -21,8 +21,9 @@ import torch
 from xpuruntime.policies import KernelPolicy
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention import flash_impl
+from xpuruntime.pytorch.compiler.constant_masks import simplify_masks
 from xpuruntime.pytorch.coverage.gaps import gaps_in_graph, gaps_in_package, gaps_in_settings, report_gaps
-from xpuruntime.pytorch.dispatch import context
+from xpuruntime.pytorch.dispatch import context, tuning
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.import_hook import WhenImported
 
@@ -80,6 +81,9 @@ def policy_changed(active: CompiledPolicy | None) -> None:
         from xpuruntime import __version__
 
         built_in += __version__  # its operators are in the code that is kept, with their arguments
+        if active is not None and active.tunes and "attention" in active.ops:  # measured while code is compiled
+            devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+            built_in += str([tuning.held_by("attention", device) for device in devices])
     config.cache_key_tag = rest + (_TAG + hashlib.sha256(built_in.encode()).hexdigest()[:16] if built_in else "")
     if drops and _dynamo_is_loaded():
         with warnings.catch_warnings():
@@ -187,6 +191,8 @@ def _watch_packages(module: Any) -> None:
 def _check_compile(active: CompiledPolicy, wrapper: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
     """Return the compiler to take instead, whose code states what rules ask for."""
     del args
+    if "attention" in active.overrides:
+        simplify_masks(graph.graph)
     options = {**wrapper.config, **(kwargs.get("config_patches") or {})}
     report_gaps([*gaps_in_settings(active, options), *gaps_in_graph(active, graph)], active)
     flags_by_op = _stated(active)

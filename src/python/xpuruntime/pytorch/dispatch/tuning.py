@@ -76,8 +76,8 @@ def measuring() -> bool:
 
 
 def may_measure() -> bool:
-    """Say whether a kernel may be measured now: not while a CUDA graph is captured, nor while code is traced."""
-    if torch.compiler.is_compiling() or context.capturing():
+    """Say whether a kernel may be measured now: not while a CUDA graph is captured, nor while this thread traces."""
+    if _private_api.tracing_context.try_get() is not None or context.capturing():
         return False
     return bool(_private_api.dispatch_modes() == 0)
 

@@ -23,7 +23,7 @@ from xpuruntime.pytorch.attention.advised import may_concern
 from xpuruntime.pytorch.attention.call import Arguments, AttentionCall, traits
 from xpuruntime.pytorch.attention.limits import transforms_and_tangents, xrt_call_rejection
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
-from xpuruntime.pytorch.attention.selection import find_route, four
+from xpuruntime.pytorch.attention.selection import find_route, four, is_lowered
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.compiler.strict_exports import is_traced_for_a_program
 from xpuruntime.pytorch.dispatch import context
@@ -102,6 +102,8 @@ def attend(
         return natively()  # which computes nothing, or refuses it
     if not plain and not explicit and is_traced_for_a_program():
         return natively()
+    if mask is not None and not plain and context.is_compiling() and not is_lowered():
+        return natively()  # which computes nothing; the mask may be gone when the graph is lowered
     route, assumed = active.routes.get(known), False
     kind = None
     if route is None and plain:

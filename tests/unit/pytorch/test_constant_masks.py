@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Attention of compiled code whose mask is a constant: left out where it says nothing, or what ``is_causal`` says."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional  # noqa: E402
+
+import xpuruntime.pytorch as xrt_torch  # noqa: E402
+from xpuruntime.ops import plugins  # noqa: E402
+from xpuruntime.ops.torch_kernels import forget_torch_kernels  # noqa: E402
+from xpuruntime.policies import KernelPolicy, Policy  # noqa: E402
+from xpuruntime.pytorch.compiler.constant_masks import simplify_masks  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("no_policy_is_left", "own_tuning_cache")
+
+_LENGTH = 12
+
+
+def lower() -> torch.Tensor:
+    return torch.ones(_LENGTH, _LENGTH, dtype=torch.bool).tril()
+
+
+def by_positions() -> torch.Tensor:
+    positions = torch.arange(_LENGTH)
+    return (positions[None, :] <= positions[:, None])[None, None].expand(2, 1, -1, -1)
+
+
+def windowed() -> torch.Tensor:
+    return lower() & ~lower().tril(-4)
+
+
+def written_later() -> torch.Tensor:
+    mask = torch.ones(_LENGTH, _LENGTH, dtype=torch.bool)
+    mask[:, 3:] = False
+    return mask
+
+
+def drawn() -> torch.Tensor:
+    return torch.rand(_LENGTH, _LENGTH) < 2
+
+
+def operands(heads: int = 4, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, n, _LENGTH, 8, generator=generator).to(dtype) for n in (4, heads, heads)]
+
+
+def simplified(function, *args):
+    """Return how many masks were left out, the arguments of the call, and whether the result stayed."""
+    seen = {}
+
+    def backend(graph, inputs):
+        seen["count"] = simplify_masks(graph.graph)
+        seen["call"] = next(
+            node for node in graph.graph.nodes if node.target is functional.scaled_dot_product_attention
+        )
+        return graph
+
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(function, backend=backend)(*args), function(*args))
+    return seen["count"], seen["call"].kwargs
+
+
+@pytest.mark.parametrize(
+    ("make", "causal"), [(lower, True), (by_positions, True), (lambda: ~(lower() & ~lower()), False)]
+)
+def test_a_mask_of_sizes_alone_is_left_out(make, causal):
+    count, stated = simplified(
+        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, attn_mask=make()), *operands()
+    )
+    assert (count, stated["attn_mask"], stated["is_causal"]) == (1, None, causal)
+
+
+@pytest.mark.parametrize("make", [windowed, written_later, drawn])
+def test_another_mask_stays(make):
+    count, stated = simplified(
+        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, attn_mask=make()), *operands()
+    )
+    assert count == 0
+    assert stated["attn_mask"] is not None
+
+
+def test_a_mask_that_an_input_changes_stays():
+    def attend(q, k, v, seen):
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=lower() & seen[:, None, None, :])
+
+    count, _ = simplified(attend, *operands(), torch.ones(2, _LENGTH, dtype=torch.bool))
+    assert count == 0
+
+
+def test_heads_that_were_repeated_for_the_mask_are_shared():
+    def repeated(x):
+        return x[:, :, None, :, :].expand(2, 2, 2, _LENGTH, 8).reshape(2, 4, _LENGTH, 8)
+
+    def attend(q, k, v):
+        return functional.scaled_dot_product_attention(q, repeated(k), repeated(v), attn_mask=lower())
+
+    assert simplified(attend, *operands(2, torch.bfloat16))[1]["enable_gqa"]
+    assert "enable_gqa" not in simplified(attend, *operands(2))[1]
+
+
+class Attention(plugins.TorchKernel):
+    """A kernel of another package that takes no mask."""
+
+    id = "maskless.attention"
+    op = "attention"
+    distributions = ()
+
+    def supports(self, call):
+        return "mask" not in call.operands, "it takes no mask"
+
+    def forward(self, call, q, k, v):
+        with torch.no_grad():
+            scores = q @ k.mT * q.shape[-1] ** -0.5
+            if call.attributes["causal"]:
+                scores = scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), -torch.inf)
+            return (scores.softmax(-1) @ v,), (scores.logsumexp(-1).float(),)
+
+    def backward(self, call, saved, grads):
+        raise NotImplementedError
+
+
+@pytest.fixture
+def maskless(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("XPURUNTIME_CANARY", "off")
+    plugins.register(plugins.KernelBackend("maskless", "cpu", version="1.0"), Attention())
+    yield
+    forget_torch_kernels("maskless")
+    plugins._sources.pop("maskless", None)
+
+
+def rows_of(function, *args):
+    with xrt_torch.explain() as found, torch.no_grad():
+        function(*args)
+    return [row for row in found.rows if row.op == "attention"]
+
+
+def test_a_kernel_without_masks_serves_the_calls_of_compiled_code(maskless):
+    compiled = torch.compile(lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, attn_mask=lower()))
+    with xrt_torch.kernel_policy(Policy(mode="strict", kernels={"attention": "maskless.attention"})):
+        with torch.no_grad():
+            compiled(*operands())
+        assert [(row.resolved, row.status) for row in rows_of(compiled, *operands())] == [
+            ("maskless.attention", "honoured")
+        ]
+
+
+def test_code_on_disk_is_that_of_the_kernels_that_were_measured(maskless):
+    def tag():
+        with xrt_torch.kernel_policy(KernelPolicy(attention="auto", auto_strategy="best_performance")):
+            return torch.compiler.config.cache_key_tag
+
+    before = tag()
+    assert before == tag()
+    forget_torch_kernels("maskless")
+    assert before != tag()
+
+
+def test_auto_measures_attention_while_code_is_compiled(maskless):
+    policy = KernelPolicy(attention="auto", auto_strategy="best_performance", tuning={"budget": "50ms"})
+    compiled = torch.compile(lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, attn_mask=lower()))
+    before = torch.get_rng_state()
+    with xrt_torch.kernel_policy(policy), torch.no_grad():
+        compiled(*operands())
+        times = xrt_torch.dispatch.context.CONTEXT.times
+    kernels = {
+        candidate.kernel for (op, *_), found in times.items() if op == "attention" for candidate in found.candidates
+    }
+    assert "maskless.attention" in kernels
+    assert torch.equal(before, torch.get_rng_state())
