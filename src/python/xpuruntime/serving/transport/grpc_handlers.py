@@ -128,7 +128,9 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
                     answer = method(fields)
                 return encode(f"{name}Response", answer)
             except Exception as error:
-                return await _abort(context, failure_of(error))
+                failed = failure_of(error)
+            del message
+            return await _abort(context, failed)
 
         return grpc.unary_unary_rpc_method_handler(handler)
 
@@ -230,7 +232,9 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
                 ready = self._service.model_ready(check_model(service))[0]
             return encode("HealthCheckResponse", {"status": "SERVING" if ready else "NOT_SERVING"})
         except Exception as error:
-            return await _abort(context, failure_of(error))
+            failed = failure_of(error)
+        del message
+        return await _abort(context, failed)
 
 
 def _model(fields: dict[str, Any], *, optional: bool = False) -> tuple[str, str]:
