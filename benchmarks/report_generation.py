@@ -125,9 +125,30 @@ def weights(record: dict[str, Any]) -> Section:
     return Section("Quantized weights", text, tuple(checks))
 
 
+def decode_policies(record: dict[str, Any]) -> Section:
+    names = list(dict.fromkeys(name for row in record["rows"] for name in row["step_us"]))
+    rows, checks = [], []
+    for row in record["rows"]:
+        what = "layers fused where the policy leaves them open" if row["fuse"] else "single kernels"
+        steps = [number(row["step_us"][name]) if name in row["step_us"] else "-" for name in names]
+        best = row.get("auto_of_best")
+        rows.append([what, *steps, "-" if best is None else f"{best[0]:.3f} [{best[1]:.3f}, {best[2]:.3f}]"])
+        if best is not None:
+            checks.append(Check(f"{what}: `auto` over `{row['best']}`", best[0], record["target"], "times"))
+    text = (
+        "Does `auto` find what a decode step should run? The same captured step of a random Llama of one row "
+        f"(`{record['shape']}`), of code that torch.compile has not compiled, under no policy, under `auto` with "
+        "`best_performance`, and under kernels that are named; µs of a replay, in turns. The last column is `auto` "
+        f"over the best of those with names.\n\n{machine(record)}\n`python benchmarks/bench_decode_policies.py`.\n\n"
+        f"{table(('step', *names, 'ratio'), rows)}\n{target_table(checks) if checks else ''}"
+    )
+    return Section("Policies of captured decoding", text, tuple(checks))
+
+
 #: Result name to what writes its section.
 GENERATION_SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "generation": generation,
     "gates_cuda": planted_faults,
     "weights_cuda": weights,
+    "decode_policies": decode_policies,
 }

@@ -119,7 +119,7 @@ def test_a_seed_repeats_and_the_next_call_goes_on(model):
 
 
 def test_memory_and_policies(model):
-    captured = capture(model)
+    captured = capture(model, compile=False)
     options = {"max_new_tokens": 100, "do_sample": False}
     with captured.attached():
         model.generate(PROMPT, **options)
