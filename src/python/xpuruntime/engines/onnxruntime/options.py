@@ -155,6 +155,8 @@ SESSION_OPTIONS: dict[str, Option] = {
     OPERATOR_LIBRARIES: Option(
         meaning="libraries of operators, with commas between: absolute paths, or onnxruntime-extensions", text=True
     ),
+    "intra_op_num_threads": Option(meaning="threads of an operator", owned_by="execution.threads"),
+    "execution_mode": Option(meaning="operators side by side", owned_by=INTER_THREADS),
     INTER_THREADS: Option(meaning="operators run side by side on this many threads; CPU only", low=1, high=4096),
     AFFINITIES: Option(
         meaning="processors of each thread but the caller's, from 1 on, such as 1,2;3-4: one entry for each thread of "
