@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import sys
@@ -212,6 +213,24 @@ def test_the_first_token_comes_before_any_capture(llama: Any) -> None:
     assert captured.warm(do_sample=False) == 9, "three batch sizes of three ranges"
     captured.generate(PROMPT, max_new_tokens=8, do_sample=False)
     assert captured.report.captures == before + 9
+
+
+def test_what_transformers_changes_for_decode_steps_is_changed_for_captured_ones(llama: Any) -> None:
+    inside: list[bool] = []
+    seen: set[tuple[bool, bool]] = set()
+
+    @contextlib.contextmanager
+    def decoding() -> Any:
+        inside.append(True)
+        yield
+        inside.pop()
+
+    llama._optimize_model_for_decode = decoding
+    llama.model.layers[0].register_forward_pre_hook(lambda _, args: seen.add((args[0].shape[1] == 1, bool(inside))))
+    on_stand_in(llama).generate(PROMPT, max_new_tokens=4, do_sample=False)
+    on_stand_in(llama).warm(do_sample=False)
+    assert seen == {(False, False), (True, True), (True, False)}, "the prompts of `warm` are of one token"
+    assert inside == []
 
 
 def test_attached(llama: Any) -> None:

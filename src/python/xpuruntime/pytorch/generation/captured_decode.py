@@ -324,11 +324,13 @@ class CapturedDecode:
             if _streamer is not None:
                 _streamer.put(input_ids.cpu())
             lane.prefill(ids, choice)
-            if _ahead:
-                for extent in self._extents:
-                    self._graph_for(lane, choice, batch, extent)
-                return input_ids
-            counted = self._decode(lane, choice, prompt, end, _streamer)
+            # As around its own loop, transformers may have experts computed otherwise in decode steps.
+            with getattr(model, "_optimize_model_for_decode", contextlib.nullcontext)():
+                if _ahead:
+                    for extent in self._extents:
+                        self._graph_for(lane, choice, batch, extent)
+                    return input_ids
+                counted = self._decode(lane, choice, prompt, end, _streamer)
             if _streamer is not None:
                 _streamer.end()
             new_tokens = lane.history[:, prompt : prompt + counted].to(input_ids.device, input_ids.dtype)
