@@ -122,12 +122,12 @@ def test_names_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_they_are_left_out_where_pytorch_does_not_tell_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from xpuruntime.pytorch.exporter import torch_program
+    from xpuruntime.pytorch.exporter import export_module
 
     def untold(program: Any) -> Any:
         return program.a_name_of_another_version
 
-    monkeypatch.setattr(torch_program, "dimension_names", untold)
+    monkeypatch.setattr(export_module, "dimension_names", untold)
     done = xt.export(Sum().eval(), (X, X), tmp_path / "sum.pt2", dynamic_shapes=({0: dim("n")}, {0: dim("n")}))
     assert "names of sizes are left out" in "".join(done.notes)
     assert shapes_of(done.path)[0] == [("x.0", 4), ("x.0", 4)]

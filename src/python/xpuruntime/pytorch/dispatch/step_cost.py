@@ -143,7 +143,7 @@ def peak_bytes(run: Callable[[], Any], device: Any) -> int:
 
     PyTorch's profiler tells of each allocation, those in threads of autograd included, and one runs at a time.
     """
-    from xpuruntime.pytorch.profiling.torch_profiler import Profiler
+    from xpuruntime.pytorch.profiling.kineto_recording import Profiler
 
     if _private_api.profiler_flag() or _private_api.profiler_enabled():
         return 0

@@ -27,7 +27,7 @@ from xpuruntime.pytorch.explanation.explanation import Explanation, ExplanationD
 from xpuruntime.pytorch.explanation.graph_calls import replays_so_far, rows_of_replays
 from xpuruntime.pytorch.explanation.summary import build_rows
 from xpuruntime.pytorch.explanation.timeline import MODULE, RANGE
-from xpuruntime.pytorch.profiling.torch_profiler import Profiler, refuse_a_second
+from xpuruntime.pytorch.profiling.kineto_recording import Profiler, refuse_a_second
 from xpuruntime.pytorch.weights import deviations, traffic_of, weights_of
 from xpuruntime.runtime.interruptible_waits import uninterrupted
 from xpuruntime.runtime.profiler import RecordedBlock

@@ -25,7 +25,7 @@ from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.explanation.call_recorder import CallRecorder
 from xpuruntime.pytorch.explanation.explain import Watch, served_since
 from xpuruntime.pytorch.explanation.summary import decision_of
-from xpuruntime.pytorch.profiling.torch_profiler import Profiler, refuse_a_second
+from xpuruntime.pytorch.profiling.kineto_recording import Profiler, refuse_a_second
 from xpuruntime.runtime.profiler import Marks, RecordedBlock, record_marks, warn_beside
 
 if TYPE_CHECKING:

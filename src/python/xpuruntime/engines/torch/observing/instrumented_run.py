@@ -124,7 +124,7 @@ class _Watch:
         """Return operator to microseconds, and to the time of each kernel in it."""
         import torch
 
-        from xpuruntime.pytorch.profiling.torch_profiler import Profiler, refuse_a_second
+        from xpuruntime.pytorch.profiling.kineto_recording import Profiler, refuse_a_second
 
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._model.device != "cpu":

@@ -75,8 +75,8 @@ def _info(program: Any, path: str, size: int, mtime_ns: int, metadata: dict[str,
     import torch
 
     from xpuruntime.pytorch._private_api import pytree
+    from xpuruntime.pytorch.exporter.export_module import node_names, program_digest
     from xpuruntime.pytorch.exporter.exported import written_state
-    from xpuruntime.pytorch.exporter.torch_program import node_names, program_digest
 
     signature = program.graph_signature
     user_inputs = set(filter(None, (input_ if isinstance(input_, str) else None for input_ in signature.user_inputs)))
