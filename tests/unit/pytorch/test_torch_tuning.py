@@ -362,7 +362,8 @@ def test_a_route_is_kept_when_enough_was_observed(device_that_waits):
     device, answers = device_that_waits
     active = CompiledPolicy(xrt.Policy(kernels=policy()))
     route = Route("matmul", ("auto",), "default", "torch.mm", tuned=True)
-    route.lag = step_cost.StepLag(device)
+    tuning.CONTEXT.lags[0, False] = step_cost.StepLag(device)
+    route.lags = (tuning.CONTEXT.lags[0, False],)
     active.keep_later("a call", route)
     answers += [False] * 24
     for left in range(24, -1, -1):
@@ -374,13 +375,27 @@ def test_a_route_is_kept_when_enough_was_observed(device_that_waits):
     assert not active.routes
 
 
+def test_a_call_with_its_gradient_goes_by_the_pass_that_waits(device_that_waits, monkeypatch):
+    device, answers = device_that_waits
+    answers += [False] * 2
+    pair, alone = "y;grad=True", "y;grad=False"
+    assert _picked(device, 2, pair) + _picked(device, 2, alone) == ["torch.mm"] * 4
+    answers[:] = [True] * 3
+    with monkeypatch.context() as inside:
+        inside.setattr(tuning._private_api, "running_backward", lambda: 0)
+        for _ in range(4):
+            tuning.CONTEXT.observe_device(device)
+    answers[:] = [False] * 2
+    assert _picked(device, 1, pair) + _picked(device, 1, alone) == ["auto", "torch.mm"]
+
+
 def test_a_step_that_changes_is_noticed_each_time_later(device_that_waits):
     device, answers = device_that_waits
     lag_of_step, changes = None, []
     for behind in (True, False, True, False):
-        before = tuning.CONTEXT.lags[0].behind if tuning.CONTEXT.lags else False
+        before = tuning.CONTEXT.lags[0, False].behind if tuning.CONTEXT.lags else False
         count = 0
-        while (lag_of_step := tuning.CONTEXT.lags.get(0)) is None or lag_of_step.behind is before:
+        while (lag_of_step := tuning.CONTEXT.lags.get((0, False))) is None or lag_of_step.behind is before:
             answers[:] = [behind]
             _picked(device, 1)
             count += 1

@@ -274,9 +274,20 @@ TABLE.append(
 )
 
 
-def compile_by_inductor(graph: Any, examples: Any) -> Any:
-    """Return the code that Inductor makes of a graph of Dynamo's, as its backend does. Imports Inductor."""
-    return importlib.import_module("torch._inductor.compile_fx").compile_fx(graph, examples)
+def compile_by_inductor(graph: Any, examples: Any, keep: Callable[[Any], None]) -> Any:
+    """Return the code that Inductor makes of a graph of Dynamo's, as its backend does. Imports Inductor.
+
+    `keep` gets the code inside of it that autograd's part calls: a function of a list, which it empties.
+    """
+    module = importlib.import_module("torch._inductor.compile_fx")
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        code = module.compile_fx_inner(*args, **kwargs)
+        keep(code)
+        return code
+
+    with importlib.import_module("torch._functorch.config").patch(enable_autograd_cache=False):  # which leaves it out
+        return module.compile_fx(graph, examples, inner_compile=inner)
 
 
 TABLE.append(

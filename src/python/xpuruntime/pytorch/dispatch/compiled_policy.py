@@ -266,7 +266,11 @@ class CompiledPolicy:
         if CONTEXT.thread.route_pin is not None:
             return None
         if (waiting := self._waiting.get(key)) is not None:
-            return self._observed(key, waiting)
+            CONTEXT.observe_device(waiting.lags[0].device)
+            if key in self._waiting:
+                if any(lag.settled for lag in waiting.lags):
+                    self.keep(key, waiting)
+                return waiting
         known = self.kinds.get(kind)
         if known is None:
             return None
@@ -278,15 +282,6 @@ class CompiledPolicy:
         """Have `of_kind` return a route, observe the device at each such call, and keep it when enough was observed."""
         with self._lock:
             self._waiting[key] = route
-
-    def _observed(self, key: Any, route: Route) -> Route | None:
-        assert route.lag is not None
-        if route.lag.observe():
-            context.forget_tuned_routes()
-            return None
-        if route.lag.settled:
-            self.keep(key, route)
-        return route
 
     def keep_kind(self, kind: Any, route: Route) -> None:
         """Keep a route for calls that differ in sizes alone, unless that is what it depends on; no `kind`: it is."""

@@ -169,7 +169,8 @@ class DispatchContext:
         self.policies_by_call: dict[tuple[int, str], CompiledPolicy] = {}
         self.replays = 0
         self.times: dict[tuple[str, str, bool], Replacement] = {}
-        self.lags: dict[int, StepLag] = {}
+        #: By device, and whether inside a backward pass.
+        self.lags: dict[tuple[int, bool], StepLag] = {}
         #: How often something was prepared while the program waited: kernels measured, compared or compiled.
         self.prepared = 0
         self.route_costs: dict[tuple[str, str, str], float] = {}
@@ -218,6 +219,13 @@ class DispatchContext:
             _core.set_guards(
                 active.routes, active.kinds, slow=watched, phases=active.by_phase, modules=active.by_module
             )
+
+    def observe_device(self, device: torch.device) -> None:
+        """Observe a device at a call, and have calls decided anew where the steps of the program have changed."""
+        if device.type == "cuda" and self.lags:
+            lag = self.lags.get((device.index or 0, _private_api.running_backward() != -1))
+            if lag is not None and lag.observe():
+                self.forget_tuned_routes()
 
     def forget_tuned_routes(self) -> None:
         """Have the process-wide policy, and the one of this thread, decide tuned calls anew."""

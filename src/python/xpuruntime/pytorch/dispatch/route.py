@@ -103,7 +103,7 @@ class Route:
     """Which kernel serves calls of one kind. Immutable but for `place`'s own memory of choices."""
 
     __slots__ = (
-        "asked", "backend_request", "kernel", "lag", "module", "op", "open", "passed_over", "phase", "place", "plan",
+        "asked", "backend_request", "kernel", "lags", "module", "op", "open", "passed_over", "phase", "place", "plan",
         "quick", "source", "times", "tuned",
     )  # fmt: skip
 
@@ -132,7 +132,7 @@ class Route:
         self.tuned = tuned
         self.times = times
         self.open = False
-        self.lag: StepLag | None = None
+        self.lags: tuple[StepLag, ...] = ()
         self.plan: Any = None
         self.quick = False
         self.backend_request = backend_request(kernel, tuned=tuned) if place is None else None

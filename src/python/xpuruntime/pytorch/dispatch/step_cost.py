@@ -177,7 +177,7 @@ class StepLag:
     _APART = 5e-4
 
     def __init__(self, device: Any) -> None:
-        self._device = device
+        self.device = device
         self.behind = self.settled = False
         #: Observations in a row by which it is behind, and how many there are without such a row where it is not.
         self._row, self._most = 3, 24
@@ -201,7 +201,7 @@ class StepLag:
                 self.behind, self.settled, self._count = True, True, 0
             elif self.behind and self._count >= self._most:
                 self.behind, self._row, self._most = False, 2 * self._row, 2 * self._most
-        self._last = now, _queued(self._device)
+        self._last = now, _queued(self.device)
         return self.behind is not before
 
 

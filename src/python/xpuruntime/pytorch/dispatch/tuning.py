@@ -62,6 +62,8 @@ _USUAL = TuningPolicy()
 _BLOCK = 5e-4
 #: Seconds from which on a comparison or a measurement is logged.
 _LOGGED = 1.0
+#: What the text of a call has that is measured with its gradient.
+_WITH_GRADIENT = ";grad=True"
 #: Libraries of PyTorch's own kernels that it loads when it is imported.
 _LIBRARIES = ("libtorch_cpu.so", "libtorch_cuda.so", "libcublas.so*", "libcublasLt.so*", "libcudnn.so*")
 
@@ -157,8 +159,8 @@ def keep_tuned(
         phase=route.phase, tuned=True, times=measured(route.op, text, device, active=active),
     )  # fmt: skip
     rule = active.policy.kernels.tuning
-    tuned.lag = _lag(_mark(route.op, text, device, rule), device, rule)
-    later = not (asked or tuned.lag is None or tuned.lag.settled)
+    tuned.lags = _lags(_mark(route.op, text, device, rule), device, rule)
+    later = not (asked or not tuned.lags or any(lag.settled for lag in tuned.lags))
     active.keep(key, None if later or context.capturing() else tuned)
     if later:
         active.keep_later(key, tuned)
@@ -198,29 +200,31 @@ def pick(
         if times.cancelled:
             return None
     CONTEXT.times[mark] = times
-    if (lag := _lag(mark, device, rule)) is not None:
-        if lag.observe():
-            forget_tuned_routes()
-        times = CONTEXT.times[*mark[:2], not lag.behind]
+    if lags := _lags(mark, device, rule):
+        CONTEXT.observe_device(device)
+        times = CONTEXT.times[*mark[:2], not any(lag.behind for lag in lags)]
     can = {name for name, _ in candidates}  # another process may have had more
     return next((candidate.kernel for candidate in times.candidates if candidate.kernel in can), candidates[0][0])
 
 
-def _lag(mark: tuple[str, str, bool], device: Any, rule: TuningPolicy) -> StepLag | None:
+def _lags(mark: tuple[str, str, bool], device: Any, rule: TuningPolicy) -> tuple[StepLag, ...]:
     """Return by what it is decided which times a step goes by, where those of the device choose another kernel.
 
-    Ranks go by the same, which they share.
+    A call whose gradient is measured with it is a part of two passes, of which one may wait for the host and the other
+    one for the device: then it is worth most what the device gains. Ranks go by the same times, which they share.
     """
     if not mark[2] or device.type != "cuda" or tuned_records.SharedTimes.current() is not None:
-        return None
+        return ()
     times, other = CONTEXT.times.get(mark), (*mark[:2], False)
     by_device = CONTEXT.times.get(other) or tuned_records.recall(_text(other), held_by(mark[0], device.type), rule)
     if times is None or by_device is None or by_device.chosen.kernel == times.chosen.kernel:
-        return None
+        return ()
     if by_device.chosen.kernel not in {candidate.kernel for candidate in times.candidates}:
-        return None
+        return ()
     CONTEXT.times[other] = by_device
-    return CONTEXT.lags.setdefault(device.index or 0, StepLag(device))
+    index, in_backward = device.index or 0, _private_api.running_backward() != -1
+    lags = [CONTEXT.lags.setdefault((index, backward), StepLag(device)) for backward in (False, True)]
+    return tuple(lags) if _WITH_GRADIENT in mark[1] else (lags[in_backward],)
 
 
 def _known(replacement: Replacement | None, rule: TuningPolicy) -> Replacement | None:
@@ -321,8 +325,8 @@ def measured(op: str, key: str, device: Any, *, active: CompiledPolicy | None = 
     """Return what `pick` chooses by, as far as it is known; its arguments."""
     rule = _USUAL if active is None else active.policy.kernels.tuning
     mark = _mark(op, key, device, rule)
-    lag = _lag(mark, device, rule)
-    times = CONTEXT.times.get((*mark[:2], False) if lag is not None and lag.behind else mark)
+    behind = any(lag.behind for lag in _lags(mark, device, rule))
+    times = CONTEXT.times.get((*mark[:2], False) if behind else mark)
     return (
         ()
         if times is None

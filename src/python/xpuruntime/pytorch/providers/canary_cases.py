@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CASES", "Case", "order_of", "own_kind", "own_sizes"]
 
+#: Random numbers that are drawn for one operand of own sizes: no multiple of usual ones.
+_DRAWN = (1 << 20) - 3
 #: Length of the attention that is also computed of views.
 _VIEWED = 65
 #: Number of keys of the attention of one sequence.
@@ -50,6 +52,13 @@ def own_sizes(call: TorchCall) -> list[int]:
     return sorted(compiled_in)
 
 
+def _repeated(random: Callable[..., Tensor], shape: list[int]) -> Tensor:
+    """Return random numbers, of which some are drawn and repeated where there are many."""
+    count = math.prod(shape)
+    drawn = random(min(count, _DRAWN))
+    return drawn.repeat(-(-count // max(1, len(drawn))))[:count].view(shape)
+
+
 def own_kind(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:
     """Yield inputs of few rows with the types and layouts of a call, and sizes that are equal where its sizes are."""
     described = {name: operand for name, operand in call.operands.items() if name != "grad"}
@@ -58,13 +67,15 @@ def own_kind(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:
     sizes = {size: size for size in compiled_in}
     for size in (size for operand in described.values() for size in operand.shape):
         sizes.setdefault(size, min(size, 3 + 2 * (len(sizes) - len(compiled_in))))
-    for factor in (1, 30):
+    product = call.op == "linear_cross_entropy"  # whose logits are of about this size, too, as they are rounded
+    for factor in (1, 8 if product else 30):
         operands = {}
         for name, operand in described.items():
             shape, order = [sizes[size] for size in operand.shape], order_of(operand)
-            x = random(*(shape[dim] for dim in order)) * factor
+            scale = factor if not product else factor * columns**-0.5 if name == "x" else 1
+            x = _repeated(random, [shape[dim] for dim in order]) * scale
             if name == "target":
-                x = torch.arange(x.numel(), device=x.device) * 7 % columns
+                x = torch.arange(x.numel(), device=x.device) * 7 % (len(operands["weight"]) if product else columns)
                 if x.numel() > 1:  # the mean over no target is NaN
                     x[-1] = int(call.attributes["ignore_index"])
             back = [order.index(dim) for dim in range(len(order))]
@@ -144,7 +155,7 @@ def _rotations(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]
 
 def _losses(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:
     own = call.operands["logits"].shape[-1]
-    for rows, classes, offset in ((5, 33, 0.0), (7, 136, 1e4), (6, own, 0.0)):
+    for rows, classes, offset in ((5, 33, 0.0), (7, 129, 1e4), (6, own, 0.0)):
         logits = random(rows, classes) * 4 + offset
         target = torch.arange(rows, device=logits.device) * 7 % classes
         target[2] = int(call.attributes["ignore_index"])

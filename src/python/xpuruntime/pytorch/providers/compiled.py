@@ -41,7 +41,7 @@ _MOST_LAYOUTS = 8
 #: Layouts whose code is kept; with one more, all are looked for again.
 _MOST_KEPT = 4096
 #: Bytes of the logits that are in memory at a time, and the most parts: a gradient is rounded once for each.
-_PART_BYTES, _MOST_PARTS = 64 << 20, 8
+_PART_BYTES, _MOST_PARTS = 128 << 20, 8
 #: Largest index that code for 32 bits reaches.
 _MOST_INDEX = (1 << 31) - 1
 _code: dict[Any, Callable[..., Any]] = {}
@@ -102,12 +102,13 @@ def _of_layout(function: Any, tensors: list[Tensor], options: dict[str, Any]) ->
 
     With Dynamo where its graph is no function of the tensors alone.
     """
-    graphs: list[tuple[list[tuple[bool, int]] | None, Callable[..., Any]]] = []
+    graphs: list[list[tuple[bool, int]] | None] = []
+    inner: list[Callable[[list[Any]], Sequence[Tensor]]] = []
 
     def inductor(graph: Any, examples: Any) -> Callable[..., Any]:
-        arguments = _arguments(graph, function)
-        graphs.append((arguments, _private_api.compile_by_inductor(graph, examples)))
-        return graphs[-1][1]
+        graphs.append(_arguments(graph, function))
+        code: Callable[..., Any] = _private_api.compile_by_inductor(graph, examples, inner.append)
+        return code
 
     marked = [x.detach() for x in tensors]  # a mark is an attribute, which the program's own tensors are not to get
     for x in marked:
@@ -115,13 +116,13 @@ def _of_layout(function: Any, tensors: list[Tensor], options: dict[str, Any]) ->
             _private_api.mark_dynamic(x, 0)
     compiled: Callable[..., Any] = torch.compile(_own(function), backend=inductor, dynamic=False, fullgraph=True)
     expected = compiled(*marked, **options)
-    arguments, code = graphs[0] if len(graphs) == 1 else (None, compiled)
+    arguments = graphs[0] if len(graphs) == len(inner) == 1 else None
     if arguments is None:
         return compiled
-    single = isinstance(expected, torch.Tensor)
+    code, single = inner[0], isinstance(expected, torch.Tensor)
 
     def run(*tensors: Tensor, **_: Any) -> Any:
-        outputs = code(*[len(tensors[at]) if rows else tensors[at] for rows, at in arguments])
+        outputs = code([len(tensors[at]) if rows else tensors[at] for rows, at in arguments])
         return outputs[0] if single else outputs
 
     outputs = run(*tensors)
@@ -283,9 +284,9 @@ class _LinearCrossEntropy(_CompiledKernel):
             zip([name for name in ("x", "weight", "bias") if name in needed(call, bias)], gradients, strict=False)
         )
         losses = torch.empty(target.shape, dtype=torch.float32, device=x.device)
-        least = -(-len(x) // _MOST_PARTS)
-        rows = max(1, least, _PART_BYTES // (len(weight) * x.element_size()))
-        for first in range(0, len(x), rows):
+        parts = min(-(-len(x) * len(weight) * x.element_size() // _PART_BYTES), _MOST_PARTS, len(x))
+        rows = -(-len(x) // max(1, parts))
+        for first in range(0, len(x), max(1, rows)):
             part = slice(first, first + rows)
             logits = torch.nn.functional.linear(x[part], weight, *bias)
             losses[part], sums = _run(_forward_of_loss, logits, target[part], **stated, upcast=True)

@@ -185,11 +185,11 @@ def _route_of(
         *_private_api.compile_stance(),
         *((tuple(map(int, x.shape)), tuple(map(int, x.stride())), x.dtype, x.device) for x in tensors),
     )  # fmt: skip
-    route = active.routes.get(known)
     like = tensors[0]
-    if route is not None and route.lag is not None and route.lag.observe():
-        context.forget_tuned_routes()
-    elif route is not None and not route.open:
+    if not traced:
+        CONTEXT.observe_device(like.device)
+    route = active.routes.get(known)
+    if route is not None and not route.open:
         return route
     facts = facts_of_call(
         op, device=like.device, dtype=like.dtype, phase=phase if active.by_phase else "", module=module, sizes={}
@@ -385,6 +385,8 @@ class _Served(Recorded):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         operation, saved = ctx.operation, ctx.saved_tensors
         tensors, kept = saved[: ctx.count], saved[ctx.count :]
+        if CONTEXT.lags and not torch.compiler.is_compiling() and not context.capturing():
+            CONTEXT.observe_device(tensors[0].device)
         of_outputs = [
             torch.zeros_like(x) if grad is None else grad.contiguous()
             for grad, x in zip(grads[: operation.results], kept, strict=False)
