@@ -249,15 +249,17 @@ WHEEL_PYTHONS ?= $(PY)
 # In the name of a wheel without CUDA kernels: xpuruntime-0.1.0-0cpu-cp311-...
 WHEEL_TAG := $(if $(filter ON,$(XPURUNTIME_CUDA)),,$(if $(filter OFF,$(XPURUNTIME_CUDA)),0cpu,$(if $(or $(CUDACXX),$(shell command -v nvcc)),,0cpu)))
 # Without the addon for PyTorch, which serves one version of it: whoever installs the wheel builds that by one command.
-# auditwheel names the oldest glibc that the wheel runs on: that of a manylinux_2_28 image in release.yml, ours here.
+# Linked for the glibc of manylinux_2_28, whatever glibc is here; WHEEL_LDFLAGS= links for that of this system.
+WHEEL_LDFLAGS ?= $(if $(filter Linux,$(shell uname -s)),$$(tools/old_glibc.sh build/old_glibc $(abspath $(PY))))
 wheel: $(STAMPS)/build $(STAMPS)/wheel ## Build wheels into dist/ for WHEEL_PYTHONS, with CUDA kernels where nvcc is
-	@for python in $(WHEEL_PYTHONS); do \
+	@flags="$(WHEEL_LDFLAGS)" && for python in $(WHEEL_PYTHONS); do \
 	  rm -rf build/wheel && echo "==> building a wheel for $$python" && \
 	  CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) "$$python" -m pip --disable-pip-version-check wheel --quiet --quiet \
 	    $$([ "$$python" != "$(PY)" ] || echo --no-build-isolation) --no-deps --wheel-dir build/wheel \
 	    --config-settings=cmake.define.XPURUNTIME_CUDA=$(XPURUNTIME_CUDA) \
 	    --config-settings=cmake.define.XPURUNTIME_DEVELOPER=$(XPURUNTIME_DEVELOPER) \
 	    --config-settings=cmake.define.XPURUNTIME_TORCH=OFF \
+	    "--config-settings=cmake.define.CMAKE_MODULE_LINKER_FLAGS=$$flags" \
 	    $(if $(WHEEL_TAG),--config-settings=wheel.build-tag=$(WHEEL_TAG)) . && \
 	  $(IN_VENV) $(PY) -m auditwheel repair --wheel-dir dist build/wheel/*.whl || exit; \
 	done

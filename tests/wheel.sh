@@ -14,6 +14,11 @@ trap 'rm -rf "$work"' EXIT
 
 echo "$(basename "$wheel"): $(stat -c %s "$wheel") bytes"
 [ "$(stat -c %s "$wheel")" -le 60000000 ] || { echo "the wheel is larger than 60 MB"; exit 1; }
+if command -v objdump >/dev/null && [[ $wheel == *manylinux* ]]; then
+  "$python" -m zipfile -e "$wheel" "$work/content"
+  unversioned=$(objdump -T "$work"/content/xpuruntime/_core.*.so | awk '$2 == "D" && /UND/ && $NF !~ /^_?Py/ {print $NF}')
+  [ -z "$unversioned" ] || { echo "not of the glibc in the wheel's name: $unversioned"; exit 1; }
+fi
 "$python" -m venv "$work/venv"
 mkdir "$work/bin" "$work/folder"
 for tool in sh env cat grep ls uname ldd dirname basename mkdir rm; do
