@@ -4,20 +4,27 @@
 
 python benchmarks/bench_model_steps.py [--models llama,gpt2] [--modes "eager,eager auto,compile"] [--quick]
 
-Each mode runs in a process of its own, since patches and compiled code stay. Weights are random, in fp32 under bf16
-autocast, with fused AdamW; all modes see the same batches, and their losses are held to those of the plain eager step.
+Each mode runs in a process of its own, since patches and compiled code stay. All modes of a model are prepared at once,
+and then timed in turns of five steps, while the others wait. Weights are random, in fp32 under bf16
+autocast, with fused AdamW; all modes see the same batches, and their losses are held to those of the plain eager step,
+or of plain compiled code where that is left out.
 The peak is that of the whole process, warm-up, measuring and capture included; `steady` is that of the timed steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import statistics
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -35,9 +42,10 @@ OPS = (
     "linear_cross_entropy",
 )  # fmt: skip
 MODES = (
-    "eager", "eager liger", "eager auto", "eager auto logits", "compile", "compile auto", "reduce-overhead",
-    "capture compile", "capture compile auto",
+    "eager", "eager liger", "eager auto", "eager auto logits", "compile", "compile auto", "compile loss",
+    "reduce-overhead", "capture compile", "capture compile auto",
 )  # fmt: skip
+_READY = "ready"
 #: Largest relative difference of a loss from that of the plain eager step.
 LOSS_BOUND = 0.02
 #: What a mode of a model may need of time and memory, as a share of another mode; of any model where none is named.
@@ -45,6 +53,9 @@ BARS = (
     ("llama", "eager auto", "eager", {"ms": 0.83, "steady_gib": 0.75}),
     ("", "eager auto", "eager", {"ms": 1.02}),
     ("", "compile auto", "compile", {"ms": 1.01}),
+    ("llama", "compile auto", "compile", {"ms": 0.97}),
+    ("llama", "capture compile", "reduce-overhead", {"ms": 0.92}),
+    ("gpt2", "capture compile", "reduce-overhead", {"ms": 0.92}),
     ("", "capture compile", "compile", {"peak_gib": 1.1}),
 )
 
@@ -91,7 +102,7 @@ _LITTLE = {
 }  # fmt: skip
 
 
-def build(name: str, device: str, quick: bool) -> tuple[torch.nn.Module, list[Batch]]:
+def build(name: str, device: str, quick: bool, layers: int = 0) -> tuple[torch.nn.Module, list[Batch]]:
     """Return a model with random weights, and two batches."""
     sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type] - it need not fit this PyTorch
     import transformers
@@ -100,6 +111,8 @@ def build(name: str, device: str, quick: bool) -> tuple[torch.nn.Module, list[Ba
     sizes = {**row.sizes, **({k: v for k, v in _LITTLE.items() if k in row.sizes or k[:2] != "n_"} if quick else {})}
     if quick and name == "gpt2":
         sizes = {"use_cache": False, **{k: v for k, v in _LITTLE.items() if k.startswith("n_") or k == "vocab_size"}}
+    if layers:
+        sizes["n_layer" if name == "gpt2" else "num_hidden_layers"] = layers
     config = getattr(transformers, row.config)(**sizes)
     torch.manual_seed(0)
     with torch.device(device):
@@ -122,6 +135,8 @@ def policy_of(mode: str) -> Any:
     """Return the policy of a mode: all measured but products; with `logits` the loss is computed of logits."""
     from xpuruntime.policies import KernelPolicy
 
+    if mode == "compile loss":
+        return KernelPolicy(cross_entropy=("quack.cross_entropy", "torch"))
     if "auto" not in mode:
         return None
     ops = [op for op in OPS if op != "linear_cross_entropy" or "logits" not in mode]
@@ -164,17 +179,18 @@ def make_step(mode: str, model: torch.nn.Module, batch: Batch, device: str) -> C
     return step
 
 
-def run_mode(name: str, mode: str, device: str, steps: int, quick: bool) -> dict[str, Any]:
+def run_mode(name: str, mode: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run one mode in this process and return what it took."""
     import xpuruntime.pytorch as xrt_torch
 
+    device, steps = options.device, options.steps
     cuda = device == "cuda"
     row: dict[str, Any] = {"model": name, "mode": mode}
     if "liger" in mode:
         import liger_kernel.transformers as liger
 
         getattr(liger, MODELS[name].liger)()
-    model, batches = build(name, device, quick)
+    model, batches = build(name, device, options.quick, options.layers)
     policy = policy_of(mode)
     with nullcontext() if policy is None else xrt_torch.kernel_policy(policy):
         begun = time.perf_counter()
@@ -187,20 +203,36 @@ def run_mode(name: str, mode: str, device: str, steps: int, quick: bool) -> dict
             row["reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
             torch.cuda.reset_peak_memory_stats()
         samples = []
-        while len(losses) < steps:
+        print(_READY, flush=True)
+        while len(losses) < steps and sys.stdin.readline():  # a line for each turn
             start = time.perf_counter()
             losses += [step(batches[turn % 2]).clone() for turn in range(5)]
             if cuda:
                 torch.cuda.synchronize()
             samples.append((time.perf_counter() - start) / 5 * 1e3)
+            print(_READY, samples[-1], flush=True)
         if cuda:
             row["steady_gib"] = torch.cuda.max_memory_allocated() / 2**30
             row["peak_gib"] = max(row["peak_gib"], row["steady_gib"])
         if mode.startswith("eager"):
             row |= explained(lambda: step(batches[0]))
+        if mode.startswith("compile ") and cuda:
+            row["kernels"] = kernels_of(lambda: step(batches[0]))
         if policy is not None:
             row["chosen_by"] = chosen_by()
     return row | {"ms": statistics.median(samples), "samples_ms": samples, "losses": [float(loss) for loss in losses]}
+
+
+def kernels_of(run: Callable[[], Any]) -> dict[str, list[str]]:
+    """Return the kernels that served attention and losses in a step."""
+    import xpuruntime.pytorch as xrt_torch
+
+    with xrt_torch.explain() as found:
+        run()
+    return {
+        op: sorted({f"{row.resolved or row.operator} {row.time_us:.0f} us" for row in found.rows if row.op == op})
+        for op in ("attention", "cross_entropy")
+    }
 
 
 def explained(run: Callable[[], Any]) -> dict[str, Any]:
@@ -222,7 +254,7 @@ def failures(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield what misses its bar."""
     by_mode = {(row["model"], row["mode"]): row for row in rows}
     for row in rows:
-        plain = by_mode.get((row["model"], "eager"))
+        plain = by_mode.get((row["model"], "eager"), by_mode.get((row["model"], "compile")))
         if "error" in row or plain is None or "error" in plain:
             continue
         worst = max(abs(a - b) / abs(b) for a, b in zip(row["losses"], plain["losses"], strict=False))
@@ -246,28 +278,20 @@ def main() -> int:
     parser.add_argument("--modes", default=",".join(MODES), help=f"of {', '.join(MODES)}")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--seconds", type=float, default=600.0, help="from which on a model has no further turn")
+    parser.add_argument("--layers", type=int, default=0, help="layers of each model; default: those of its row")
     parser.add_argument("--quick", action="store_true", help="little models: does it run?")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     models, modes = options.models.split(","), options.modes.split(",")
     if options.child:
-        print(json.dumps(run_mode(models[0], modes[0], options.device, options.steps, options.quick)))
+        print(json.dumps(run_mode(models[0], modes[0], options)))
         return 0
     rows: list[dict[str, Any]] = []
     for name in models:
-        for mode in modes:
-            if "liger" in mode and not MODELS[name].liger:
-                continue
-            command = [sys.executable, "-W", "ignore", __file__, "--child", "--models", name, "--modes", mode]
-            command += ["--steps", str(options.steps), "--device", options.device]
-            command += ["--quick"] if options.quick else []
-            ran = subprocess.run(command, capture_output=True, text=True, check=False)
-            try:
-                row = json.loads(ran.stdout.splitlines()[-1])
-            except (IndexError, ValueError):
-                row = {"model": name, "mode": mode, "error": (ran.stderr or ran.stdout)[-1500:]}
-            rows.append(row)
-            list(failures(rows))
+        rows += raced(name, [mode for mode in modes if "liger" not in mode or MODELS[name].liger], options)
+        list(failures(rows))
+        for row in rows[-len(modes) :]:
             show(row)
     missed = list(failures(rows))
     body = {"dtype": "bfloat16 autocast, float32 weights", "optimizer": "AdamW(fused, capturable)",
@@ -276,6 +300,74 @@ def main() -> int:
     for text in missed:
         print(f"MISSED: {text}")
     return int(bool(missed) or any("error" in row for row in rows))
+
+
+class Child:
+    """A mode in a process of its own, which does five steps for each line that it gets."""
+
+    def __init__(self, name: str, mode: str, options: argparse.Namespace) -> None:
+        command = [sys.executable, "-W", "ignore", __file__, "--child", "--models", name, "--modes", mode]
+        command += ["--steps", str(options.steps), "--device", options.device, *(["--quick"] * options.quick)]
+        command += ["--layers", str(options.layers)] if options.layers else []
+        self.last, self.samples = "", list[float]()
+        self.name, self.mode, self.errors = name, mode, tempfile.TemporaryFile("w+")  # noqa: SIM115 - until the row is read
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
+        )
+
+    def wait(self) -> bool:
+        """Wait until it has done its turn, or its preparation. Returns whether it goes on."""
+        assert self.process.stdout is not None
+        self.last = self.process.stdout.readline()
+        while self.last and not self.last.startswith((_READY, "{")):
+            self.last = self.process.stdout.readline()
+        self.samples += map(float, self.last.split()[1:] if self.last.startswith(_READY) else ())
+        return self.last.startswith(_READY)
+
+    def turn(self) -> bool:
+        """Let it do five steps. Returns whether it goes on."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.wait()
+
+    def end(self) -> None:
+        """Let it write its row."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def row(self) -> dict[str, Any]:
+        """Return what it has found, or why it has ended."""
+        if self.last.startswith(_READY):
+            self.wait()
+        self.process.wait()
+        if self.last.startswith("{"):
+            return json.loads(self.last)  # type: ignore[no-any-return]
+        self.errors.seek(0)
+        return {"model": self.name, "mode": self.mode, "error": self.errors.read()[-1500:]}
+
+
+def raced(name: str, modes: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the row of each mode of a model."""
+    begun = time.perf_counter()
+    children = [Child(name, mode, options) for mode in modes]
+    late = threading.Timer(options.seconds, lambda: [child.process.kill() for child in children if not child.last])
+    late.start()
+    with ThreadPoolExecutor(len(children)) as pool:
+        ready = [child for child, goes_on in zip(children, pool.map(Child.wait, children), strict=True) if goes_on]
+    late.cancel()
+    print(f"{name}: {len(ready)} of {len(children)} modes prepared in {time.perf_counter() - begun:.0f} s", flush=True)
+    with Path(tempfile.gettempdir(), "xpuruntime_model_steps.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # another run of this file may be preparing, but does not time meanwhile
+        for turn in range(5, options.steps, 5):
+            if turn > 10 and time.perf_counter() - begun > options.seconds:
+                break
+            ready = [child for child in ready if child.turn()]
+    for child in ready:
+        print(f"{name:6} {child.mode:22} {statistics.median(child.samples):8.2f} ms a step", flush=True)
+    for child in children:
+        child.end()
+    return [child.row() for child in children]
 
 
 def show(row: dict[str, Any]) -> None:
@@ -288,6 +380,8 @@ def show(row: dict[str, Any]) -> None:
     other = f"  other {row['other']:.1%}  {row['kernels_us']}  {row['other_rows']}" if "other" in row else ""
     line = f"{row['model']:6} {row['mode']:22} {row['ms']:8.2f} ms  GiB {memory}  prepared {row['prepare_s']:.0f} s"
     print(f"{line}{drift}{other}", flush=True)
+    if row.get("kernels"):
+        print(f"    {row['kernels']}", flush=True)
     for kind, candidates in row.get("chosen_by", {}).get("times", {}).items():
         times = "  ".join(f"{one['kernel']} {one['microseconds']:.1f} {one['verdict']}" for one in candidates)
         print(f"    {kind}: {times}", flush=True)
