@@ -141,21 +141,34 @@ class Loss(plugins.TorchKernel):
         return ()
 
 
+def tuned_loss() -> TunedStep:
+    plugins.register(plugins.KernelBackend("foreign", "cpu", version="1.0"), Loss())
+    torch.manual_seed(0)
+    model = torch.nn.Linear(16, 32)
+    x, y = torch.randn(8, 16), torch.randint(0, 32, (8,))
+    return xrt_torch.tune(
+        lambda x, y: torch.nn.functional.cross_entropy(model(x).float(), y), (x, y),
+        optimizer=torch.optim.SGD(model.parameters(), 0.01), launches=["compile"], rounds=(7, 7), budget=0.5,
+        kernels={"native": None, "loss": KernelPolicy(cross_entropy="foreign.cross_entropy")},
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("says", [True, False])
 def test_the_loss_of_a_compiled_step_is_served(foreign, monkeypatch, says):
     monkeypatch.setenv("XPURUNTIME_CANARY", "off")
     if not says:  # as PyTorch 2.11, which does not say that it compiles once AOTAutograd traces
         monkeypatch.setattr(torch.compiler, "_compile_session_context", contextlib.nullcontext, raising=False)
-    plugins.register(plugins.KernelBackend("foreign", "cpu", version="1.0"), Loss())
-    torch.manual_seed(0)
-    model = torch.nn.Linear(16, 32)
-    x, y = torch.randn(8, 16), torch.randint(0, 32, (8,))
-    tuned = xrt_torch.tune(
-        lambda x, y: torch.nn.functional.cross_entropy(model(x).float(), y), (x, y),
-        optimizer=torch.optim.SGD(model.parameters(), 0.01), launches=["compile"], rounds=(7, 7), budget=0.5,
-        kernels={"native": None, "loss": KernelPolicy(cross_entropy="foreign.cross_entropy")},
-    )  # fmt: skip
-    assert rows_of(tuned)["compile+loss"].launch_ratio is not None, rows_of(tuned)["compile+loss"].reason
+    row = rows_of(tuned_loss())["compile+loss"]
+    assert row.launch_ratio is not None, row.reason
+
+
+@pytest.mark.filterwarnings("ignore:.*Sundays:xpuruntime.errors.XpuRuntimeWarning")
+def test_why_compiled_code_is_not_served_is_in_the_row(foreign, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(Loss, "supports", lambda *_: (False, "it serves on Sundays"))
+    row = rows_of(tuned_loss())["compile+loss"]
+    assert row.code == "infeasible"
+    assert "it serves on Sundays" in row.reason
 
 
 def test_a_kernel_that_is_wrong_is_out_by_its_losses(foreign, monkeypatch):

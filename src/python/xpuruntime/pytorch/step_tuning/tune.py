@@ -331,6 +331,7 @@ class _Trials:
     def _try(self, variant: Variant) -> StepCandidate:
         if self._memory is not None:
             self._memory.begin()
+        refused: dict[str, str] = {}
         with _under(variant.policy), _recorded() if variant.policy is not None else contextlib.nullcontext() as calls:
             step = build(variant, self._parts, self._args)
             self.torch_graphs = self.torch_graphs or step.recorded
@@ -344,6 +345,8 @@ class _Trials:
                     )
             else:
                 losses = losses_of(step, self._args)
+            if (active := active_policy()) is not None:
+                refused = {route.op: route.reasons for route in active.routes.values() if route.passed_over}
         apart = difference(losses, self.reference.losses)
         row = StepCandidate(variant.name, CandidateCode.UNDECIDED, "", loss_difference=apart)
         if self._memory is not None:
@@ -351,7 +354,9 @@ class _Trials:
         if apart > self.reference.tolerance:
             reason = f"its losses differ by {apart:.2g}, and {self.reference.tolerance:.2g} is allowed"
             return replace(row, code=CandidateCode.INACCURATE, reason=reason)
-        idle, served = ([], 0) if calls is None or variant.policy is None else _idle(variant.policy, calls.kinds)
+        idle, served = (
+            ([], 0) if calls is None or variant.policy is None else _idle(variant.policy, calls.kinds, refused)
+        )
         if idle and not served:
             return replace(row, code=CandidateCode.INFEASIBLE, reason="; ".join(idle))
         self.notes += [f"{variant.name}: {sentence}" for sentence in idle]
@@ -388,8 +393,11 @@ def _recorded() -> Iterator[CallRecorder]:
         CONTEXT.watch(before)
 
 
-def _idle(policy: KernelPolicy, calls: Sequence[RecordedCalls]) -> tuple[list[str], int]:
-    """Return for which operations no kernel that a policy names has served a call, and for how many one has."""
+def _idle(policy: KernelPolicy, calls: Sequence[RecordedCalls], refused: Mapping[str, str]) -> tuple[list[str], int]:
+    """Return for which operations no kernel that a policy names has served a call, and for how many one has.
+
+    `refused` are operations, each with why kernels were passed over: calls that are compiled without them are not seen.
+    """
     sentences, served = [], 0
     for ops, words in words_of(policy).items():
         ran = [call for call in calls if call.op in ops]
@@ -399,7 +407,8 @@ def _idle(policy: KernelPolicy, calls: Sequence[RecordedCalls]) -> tuple[list[st
             served += 1
             continue
         named = " or ".join(ops)
-        why = next((call.reason for call in ran if call.reason), f"the step has no call of {named} that it can serve")
+        reasons = [*(call.reason for call in ran), *(refused.get(op, "") for op in ops)]
+        why = next(filter(None, reasons), f"the step has no call of {named} that it can serve")
         sentences.append(f"no call of {named} ran by {' or '.join(sorted(words))}: {why}")
     return sentences, served
 
