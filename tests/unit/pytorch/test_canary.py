@@ -123,6 +123,32 @@ class Attention(plugins.TorchKernel):
         return [*found, *([None] * len(mask))]
 
 
+class Loss(plugins.TorchKernel):
+    """A cross entropy that keeps the logsumexp of a row in fp32, as kernels do."""
+
+    id = "planted.cross_entropy"
+    op = "cross_entropy"
+    fault = ""
+
+    def supports(self, call):
+        return True, ""
+
+    def forward(self, call, logits, target):
+        seen, sums = target != call.attributes["ignore_index"], logits.logsumexp(-1)
+        rows = torch.where(seen, sums - logits.gather(-1, torch.where(seen, target, 0)[:, None])[:, 0], 0)
+        return (rows.sum() / seen.sum(),), (sums,)
+
+    def backward(self, call, saved, grads):
+        (logits, target), sums = saved.inputs, saved.extra[0]
+        seen = target != call.attributes["ignore_index"]
+        shares = torch.exp(logits - sums[:, None]) * (1.0002 if self.fault == "shares" else 1)
+        shares[torch.arange(len(target)), torch.where(seen, target, 0)] -= 1
+        return shares * (torch.where(seen, grads[0], 0) / seen.sum())[:, None], None
+
+    def saved_like(self, call, *tensors):
+        return (tensors[0].new_empty(tensors[0].shape[:1]),)
+
+
 def wide(x, q):
     """Return keys or values in fp32, for each head of queries."""
     return x.float().repeat_interleave(q.shape[1] // x.shape[1], 1)
@@ -224,6 +250,18 @@ def test_gradient_that_has_to_be_zero_is_found(planted, dtype):
     said = "1 keys, scores about 0: the gradient of q differs"
     with xt.kernel_policy(strict(attention="planted.attention")), pytest.raises(UnsupportedOperationError, match=said):
         F.scaled_dot_product_attention(q, q, q)
+
+
+@pytest.mark.parametrize("fault", ["", "shares"])
+def test_gradient_of_a_loss_may_round_as_its_logits_do(planted, fault):
+    planted(Loss, fault)
+    logits, target = torch.randn(6, 136, requires_grad=True), torch.arange(6)
+    with xt.kernel_policy(strict(cross_entropy="planted.cross_entropy")):
+        if fault:
+            with pytest.raises(UnsupportedOperationError, match="gradient of logits differs"):
+                F.cross_entropy(logits, target)
+        else:
+            F.cross_entropy(logits, target).backward()
 
 
 def test_verdict_is_kept_for_the_same_adapter(planted, monkeypatch):
