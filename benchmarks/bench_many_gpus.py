@@ -359,7 +359,7 @@ class World:
         threads = str(max(1, (os.cpu_count() or 1) // (ranks * options.at_once)))
         self.processes = [
             subprocess.Popen(command, env={
-                "TORCHINDUCTOR_COMPILE_THREADS": "1", **os.environ, "OMP_NUM_THREADS": threads, **logged,
+                "TORCHINDUCTOR_COMPILE_THREADS": threads, **os.environ, "OMP_NUM_THREADS": threads, **logged,
                 "RANK": str(rank), "LOCAL_RANK": str(first + rank), "WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
             })

@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import tempfile
 import time
@@ -272,21 +273,24 @@ def by_devices(cases: list[Case], args: argparse.Namespace, policy: Path) -> dic
     devices, body = args.devices.split(","), {}
     for case in cases:
         case.answers = right_answers(case, devices[0]).reshape(len(case.rows), -1)
-    for count in range(1, len(devices) + 1):
-        model = {"devices": devices[:count], "evidence": True}
-        with Models(settings_of(cases, args, policy, model=model), gc_freeze=True) as models:
-            assert models.ready()[0], models.ready()[1]
-            for case in cases:
-                for many in args.concurrency:
-                    before = [device["rows"] for device in models.evidence(case.name, "evidence")["devices"]]
-                    with ThreadPoolExecutor(1) as client:
-                        row: dict[str, Any] = client.submit(served_here, models, case, many, args.seconds).result()
-                    after = models.evidence(case.name, "evidence")["devices"]
-                    row["rows"] = [now["rows"] - then for now, then in zip(after, before, strict=True)]
-                    row["evidence"] = [f"{now['device']}: {now['report']['headline']}" for now in after]
-                    body[f"{case.name}, {count} devices, {many} at a time"] = row
-                    print(f"{case.name:<8} {count} devices, {many:>3} at a time {row['rows_per_second']:9.0f} rows/s "
-                          f"{row['p50_ms']:8.2f} ms {row['p99_ms']:8.2f} ms, rows by device {row['rows']}")  # fmt: skip
+    counts = range(1, len(devices) + 1)
+    with contextlib.ExitStack() as stack:
+        served: dict[int, Models] = {}
+        for count in counts:
+            model = {"devices": devices[:count], "evidence": True}
+            served[count] = stack.enter_context(Models(settings_of(cases, args, policy, model=model), gc_freeze=True))
+            assert served[count].ready()[0], served[count].ready()[1]
+        for case, many, count in itertools.product(cases, args.concurrency, counts):
+            models = served[count]
+            before = [device["rows"] for device in models.evidence(case.name, "evidence")["devices"]]
+            with ThreadPoolExecutor(1) as client:
+                row: dict[str, Any] = client.submit(served_here, models, case, many, args.seconds).result()
+            after = models.evidence(case.name, "evidence")["devices"]
+            row["rows"] = [now["rows"] - then for now, then in zip(after, before, strict=True)]
+            row["evidence"] = [f"{now['device']}: {now['report']['headline']}" for now in after]
+            body[f"{case.name}, {count} devices, {many} at a time"] = row
+            rates = f"{row['rows_per_second']:9.0f} rows/s {row['p50_ms']:8.2f} ms {row['p99_ms']:8.2f} ms"
+            print(f"{case.name:<8} {count} devices, {many:>3} at a time {rates}, by device {row['rows']}", flush=True)
     return body
 
 
