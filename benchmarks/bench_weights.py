@@ -174,7 +174,7 @@ def main() -> None:
         print(
             "  ", *(row.get(name) for name in ("storage", "compute", "operators", "deviations", "reasons")), flush=True
         )
-    write("weights_cuda", {"rows": rows}, stated.out)
+        write("weights_cuda", {"rows": rows}, stated.out)
 
 
 def _until_ready(process: Any) -> str:
