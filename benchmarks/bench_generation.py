@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Tokens of random Llama-shaped models by plain ``generate`` and by captured steps, each way in a process of its own.
 
-python benchmarks/bench_generation.py --shapes 1b 7b --batches 1 8 32
+python benchmarks/bench_generation.py --cases 1b:1 1b:8 1b:32 7b:1
 
 ``token`` is ``generate`` end to end without the first token, ``step`` the replay of one graph, and ``floor`` the time
 in which the weights are read at the rate of a copy. ``top1`` is how often the plain model, given the same text, chooses
@@ -12,6 +12,7 @@ the same token: tokens of bf16 need not be equal.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -219,8 +220,7 @@ def bare_step(captured: Any, call: Any) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["1b", "7b"])
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--cases", nargs="+", default=["1b:1", "1b:8", "1b:32", "7b:1"], help="shapes and rows")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--repeats", type=int, default=5)
@@ -230,37 +230,34 @@ def main() -> int:
     parser.add_argument("--out", help="folder of the JSON file; default: benchmarks/results")
     options = parser.parse_args()
     if options.here:
-        first = (options.modes[0], options.shapes[0], options.batches[0])
-        print(json.dumps(measure(*first, options.device, options.repeats, options.gate)))
+        shape, rows = options.cases[0].split(":")
+        record = measure(options.modes[0], shape, int(rows), options.device, options.repeats, options.gate)
+        print(json.dumps(record))
         return 0
     from gpu_timing import copy_bandwidth
     from harness import write
 
     rate = options.bandwidth or (copy_bandwidth() if options.device == "cuda" else 20e9)
     records, failed = [], []
-    for shape in options.shapes:
-        for batch in options.batches:
-            for mode in options.modes:
-                arguments = ["--here", "--shapes", shape, "--batches", str(batch), "--modes", mode]
-                arguments += ["--device", options.device, "--repeats", str(options.repeats)]
-                arguments += ["--gate"] if options.gate else []
-                done = subprocess.run(
-                    [sys.executable, __file__, *arguments], capture_output=True, text=True, check=False
-                )
-                if done.returncode:
-                    failed.append(f"{shape} {batch} {mode}")
-                    print(f"FAILED: {failed[-1]}\n{done.stderr[-2000:]}", flush=True)
-                    continue
-                record = json.loads(done.stdout.strip().splitlines()[-1])
-                record["floor_us"] = round((record["weights"] + record["kv_bytes"]) / rate * 1e6, 1)
-                records.append(record)
-                said = {name: value for name, value in record.items() if name not in ("kernels", "notes", "weights")}
-                print(" ".join(f"{name}={value}" for name, value in said.items()), flush=True)
-                for name, took, count in record.get("kernels", []):
-                    print(f"    {took:8.2f} us {count:7.2f} calls  {name}")
-                for note in record.get("notes", []):
-                    print(f"    note: {note}", flush=True)
-    write("generation", {"bandwidth": rate, "targets": TARGETS, "records": records}, options.out)
+    for case, mode in itertools.product(options.cases, options.modes):
+        arguments = ["--here", "--cases", case, "--modes", mode]
+        arguments += ["--device", options.device, "--repeats", str(options.repeats)]
+        arguments += ["--gate"] if options.gate else []
+        done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=False)
+        if done.returncode:
+            failed.append(f"{case} {mode}")
+            print(f"FAILED: {failed[-1]}\n{done.stderr[-2000:]}", flush=True)
+            continue
+        record = json.loads(done.stdout.strip().splitlines()[-1])
+        record["floor_us"] = round((record["weights"] + record["kv_bytes"]) / rate * 1e6, 1)
+        records.append(record)
+        said = {name: value for name, value in record.items() if name not in ("kernels", "notes", "weights")}
+        print(" ".join(f"{name}={value}" for name, value in said.items()), flush=True)
+        for name, took, count in record.get("kernels", []):
+            print(f"    {took:8.2f} us {count:7.2f} calls  {name}")
+        for note in record.get("notes", []):
+            print(f"    note: {note}", flush=True)
+        write("generation", {"bandwidth": rate, "targets": TARGETS, "records": records}, options.out)
     return int(bool(failed))
 
 
