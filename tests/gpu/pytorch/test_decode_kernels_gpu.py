@@ -32,12 +32,14 @@ def off(found, want):
 
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize("rows", [1, 3, 20, 64])
-@pytest.mark.parametrize("way", ["", "cuBLAS"])
+@pytest.mark.parametrize("way", ["a kernel of its own", "a kernel that loads by TMA", "cuBLAS"])
 @pytest.mark.parametrize(
     ("columns", "count", "norm", "bias", "kind"),
     [(2048, 3072, True, False, ""), (2816, 512, False, True, "residual"), (520, 1000, True, False, "gated")],
 )
 def test_product(dtype, rows, columns, count, norm, bias, kind, way):
+    if way not in decode_kernels.ways(rows, dtype):
+        pytest.skip(f"{rows} rows of {dtype} are not computed by {way} here")
     gated = kind == "gated"
     x = torch.randn(rows, columns, dtype=dtype)
     weight = torch.randn(count * (1 + gated), columns, dtype=dtype) / columns**0.5
@@ -53,16 +55,33 @@ def test_product(dtype, rows, columns, count, norm, bias, kind, way):
     residual = out if kind == "residual" else None
     if residual is not None:
         want = want + out.double()
-    decode_kernels.product(x, weight, out, norm=scale, bias=added, residual=residual, gated=gated, way=way)
+    arrived = torch.zeros(len(weight), dtype=torch.int32)
+    following = torch.rand(count, dtype=dtype) + 0.5
+    options = {"norm": scale, "bias": added, "gated": gated, "way": way, "arrived": arrived}
+    scales = following if kind == "residual" else None
+    made = decode_kernels.product(x, weight, out, residual=residual, **options, scales=scales)
     assert off(out, want) < LIMITS[dtype]
+    if made is not None:
+        assert off(made.rows, out.double() * following.double()) < LIMITS[dtype]
+        assert off(made.squares.sum(0)[:rows], out.double().pow(2).sum(1)) < 1e-4
+    if norm:
+        squares = x.float().pow(2).view(rows, 8, -1).sum(2).t()
+        padded = F.pad(squares, (0, max(8, 1 << (rows - 1).bit_length()) - rows)).contiguous()
+        scaled = decode_kernels.Scaled((x.float() * scale[0].float()).to(dtype), padded)
+        decode_kernels.product(x, weight, out, **options, scaled=scaled)
+        assert off(out, want) < LIMITS[dtype]
+    assert not arrived.any()
 
 
-@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize(
+    ("dtype", "form"),
+    [(torch.float32, decode_kernels.ATTENTION[0]), *((torch.bfloat16, form) for form in decode_kernels.ATTENTION)],
+)
 @pytest.mark.parametrize(
     ("rows", "kv_heads", "group", "size", "most", "filled", "normed"),
     [(1, 8, 4, 64, 1024, 700, False), (3, 2, 3, 128, 300, 70, True), (2, 1, 1, 32, 64, 0, False)],
 )
-def test_attention(dtype, rows, kv_heads, group, size, most, filled, normed):
+def test_attention(dtype, rows, kv_heads, group, size, most, filled, normed, form):
     qkv = torch.randn(rows, (group + 2) * kv_heads * size, dtype=dtype)
     keys, values = (torch.randn(rows, kv_heads, most, size, dtype=dtype) for _ in range(2))
     turns = tuple(torch.randn(most, size, dtype=dtype) for _ in range(2))
@@ -85,7 +104,7 @@ def test_attention(dtype, rows, kv_heads, group, size, most, filled, normed):
     scores = torch.einsum("bhd,bhtd->bht", q, wide[0].repeat_interleave(group, 1)) * size**-0.5
     weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
     want = torch.einsum("bht,bhtd->bhd", weights, wide[1].repeat_interleave(group, 1)).reshape(rows, -1)
-    splits = decode_kernels.splits_for(rows, kv_heads, most)
+    splits = decode_kernels.splits_for(rows, kv_heads, most, form)
     arrived = torch.zeros(rows * kv_heads, dtype=torch.int32)
     bits = []
     for _ in range(20):
@@ -93,7 +112,7 @@ def test_attention(dtype, rows, kv_heads, group, size, most, filled, normed):
         pieces = torch.full((rows * kv_heads * splits * group * (size + 2),), torch.nan)
         decode_kernels.attend(
             qkv, keys, values, turns, mask, torch.tensor([filled + 1]), position, out, (pieces, arrived),
-            scale=size**-0.5, norms=norms, extent=most,
+            scale=size**-0.5, norms=norms, extent=most, form=form,
         )  # fmt: skip
         bits.append(out)
     assert all(torch.equal(out, bits[0]) for out in bits), "pieces are put together in one order"

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -19,19 +19,35 @@ def ways(rows: int, dtype: Any) -> tuple[str, ...]:
     return ("a formula",)
 
 
-def product(x, weight, out, *, norm=None, bias=None, residual=None, gated=False, way="") -> None:  # type: ignore[no-untyped-def]
-    made = F.linear(x if norm is None else _normed(x, *norm), weight, bias)
+class Scaled(NamedTuple):
+    rows: torch.Tensor
+    squares: torch.Tensor
+
+
+def product(  # type: ignore[no-untyped-def]
+    x, weight, out, *, norm=None, bias=None, residual=None, gated=False, way="", arrived=None, scaled=None, scales=None
+) -> Scaled | None:
+    if scaled is not None:
+        mean = scaled.squares.sum(0)[: len(x), None] / x.shape[1]
+        x = (scaled.rows * torch.rsqrt(mean + norm[1])).to(x.dtype)
+    elif norm is not None:
+        x = _normed(x, *norm)
+    made = F.linear(x, weight, bias)
     if gated:
         gate, up = made.chunk(2, -1)
         made = F.silu(gate) * up
     out.copy_(made if residual is None else residual + made)
+    return None if scales is None else Scaled(out * scales, out.float().pow(2).sum(1)[None])
 
 
-def splits_for(rows: int, kv_heads: int, extent: int) -> int:
+ATTENTION = ("a formula",)
+
+
+def splits_for(rows: int, kv_heads: int, extent: int, form: str) -> int:
     return 1
 
 
-def attend(qkv, keys, values, turns, mask, length, position, out, scratch, *, scale, norms, extent) -> None:  # type: ignore[no-untyped-def]
+def attend(qkv, keys, values, turns, mask, length, position, out, scratch, *, scale, norms, extent, form) -> None:  # type: ignore[no-untyped-def]
     rows, kv_heads, _, size = keys.shape
     q, k, v = qkv.view(rows, -1, 1, size).split([qkv.shape[1] // size - 2 * kv_heads, kv_heads, kv_heads], 1)
     if norms is not None:

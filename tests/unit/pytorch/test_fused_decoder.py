@@ -115,6 +115,22 @@ def test_a_small_fault_of_a_layer_is_seen() -> None:
     assert any("the result of layer 1 differ" in note for note in captured.report.notes), captured.report
 
 
+def test_a_wrong_beginning_of_the_norm_that_follows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = decode_formulas.product
+
+    def by(x: Any, weight: Any, out: Any, **more: Any) -> Any:
+        made = plain(x, weight, out, **more)
+        if x.shape[1] == _SIZES["intermediate_size"]:
+            made = made._replace(squares=made.squares * torch.linspace(1, 1.2, len(out)))
+        return made
+
+    monkeypatch.setattr(decode_formulas, "product", by)
+    model = model_of("Llama")
+    captured = capture(model)
+    assert same_tokens(model, captured)
+    assert any("the norm of layer 0 differ" in note for note in captured.report.notes), captured.report
+
+
 def test_a_wrong_kernel_of_products_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = decode_formulas.product
 

@@ -6,6 +6,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import sys
 from typing import Any
 
 import torch
@@ -13,18 +16,25 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["attend", "attend_to_all", "launched_early", "splits_for"]
+__all__ = ["ATTENTION", "attend", "attend_to_all", "launch", "splits_for"]
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 #: Queries that a program of attention has, those of a head of keys and room for others.
 _QUERIES = tl.constexpr(16)
-#: Positions of the cache that a program of attention reads at once.
-_TILE = 64
-_WARPS = 4
-#: Positions that make another program worth while, and programs that a chip runs at once.
-_LEAST, _PROGRAMS = 96, 256
+#: By form, positions that a program of attention reads at once, positions that make another program worth while, warps,
+#: and stages of loads. The first is that of operands anywhere in memory.
+_FORMS = {
+    "tiles of 64": (64, 96, 4, 3),
+    "tiles of 128": (128, 128, 4, 3),
+    "tiles of 256": (256, 512, 8, 2),
+}
+ATTENTION = tuple(_FORMS)
+#: Programs that a chip runs at once.
+_PROGRAMS = 256
 #: Bytes of keys and values that a program of attention reads at once, at most.
 _STAGE = 64 << 10
+#: CUDA's number of the attribute of a function that states its division of L1 and shared memory, and functions with it.
+_CARVEOUT, _DIVIDED = 9, set[int]()
 
 
 @triton.jit
@@ -123,7 +133,8 @@ def _tile_of(keys, values, mask, first, end, t, d, columns, HALF: tl.constexpr):
 @triton.jit
 def _attend(qkv, keys, values, cos, sin, mask, length, position, q_norm, k_norm, out, partial, arrived, scale, eps,
             room, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr,
-            SPLITS: tl.constexpr, NORM: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+            SPLITS: tl.constexpr, NORM: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
+            EARLY: tl.constexpr):  # fmt: skip
     """One new token: rotate it, put it into the cache, and attend to what is there."""
     TYPE: tl.constexpr = keys.dtype.element_ty
     HEAD: tl.constexpr = 2 * HALF
@@ -180,7 +191,7 @@ def _attend(qkv, keys, values, cos, sin, mask, length, position, q_norm, k_norm,
     most, weight, total = _with_tile(
         low, high, first_low, first_high, first_value, first_seen, 0.0, most, weight, total, factor, TYPE
     )
-    for start in tl.range(begin + TILE, end, TILE, num_stages=3):
+    for start in tl.range(begin + TILE, end, TILE, num_stages=STAGES):
         key_low, key_high, value, seen = _tile_of(keys, values, mask, start, end, t, d, columns, HALF)
         most, weight, total = _with_tile(
             low, high, key_low, key_high, value, seen, 0.0, most, weight, total, factor, TYPE
@@ -191,7 +202,8 @@ def _attend(qkv, keys, values, cos, sin, mask, length, position, q_norm, k_norm,
 @triton.jit
 def _one_query(q, keys, values, mask, out, lse, partial, arrived, scale, length, q_row, q_head, k_row, k_head, k_place,
                v_row, v_head, v_place, m_row, m_head, m_place, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-               HALF: tl.constexpr, SPLITS: tl.constexpr, MASK: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+               HALF: tl.constexpr, SPLITS: tl.constexpr, MASK: tl.constexpr, TILE: tl.constexpr,
+               STAGES: tl.constexpr):  # fmt: skip
     """Attend by one query of a row to keys and values anywhere in memory."""
     TYPE: tl.constexpr = keys.dtype.element_ty
     HEAD: tl.constexpr = 2 * HALF
@@ -214,7 +226,7 @@ def _one_query(q, keys, values, mask, out, lse, partial, arrived, scale, length,
     total = tl.zeros([_QUERIES, HEAD], tl.float32)
     share = tl.cdiv(tl.cdiv(length, SPLITS), TILE) * TILE
     end = tl.minimum(split * share + share, length)
-    for start in tl.range(split * share, end, TILE, num_stages=3):
+    for start in tl.range(split * share, end, TILE, num_stages=STAGES):
         here = (start + t).to(tl.int64)
         there = here < end
         key_low = tl.load(keys + here[:, None] * k_place + d[None, :], mask=there[:, None], other=0.0)
@@ -234,20 +246,38 @@ def _one_query(q, keys, values, mask, out, lse, partial, arrived, scale, length,
     _end(out, lse, partial, arrived, batch_head, split, most, weight, total, GROUP, HEAD, SPLITS, True)
 
 
-def launched_early(tensor: torch.Tensor) -> dict[str, Any]:
-    """Return the options of a kernel that begins before the one in front has ended, where the device can."""
-    if tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) >= (9, 0):
-        return {"EARLY": True, "launch_pdl": True}
-    return {"EARLY": False}
+def launch(kernel: Any, grid: tuple[int, ...], tensor: torch.Tensor, *operands: Any, **constants: Any) -> None:
+    """Launch a kernel of a decode step on the device of a tensor.
+
+    It begins before the one in front has ended, where the device can. On Hopper, whose products take most of a
+    multiprocessor's memory as shared, all kernels divide it so: the division changes only while nothing runs there, and
+    then no kernel begins early.
+    """
+    major = torch.cuda.get_device_capability(tensor.device)[0] if tensor.is_cuda else 0
+    early = {"EARLY": True, "launch_pdl": True} if major >= 9 else {"EARLY": False}
+    made = kernel[grid](*operands, **constants, **early)
+    if major == 9 and made.function not in _DIVIDED and (driver := _driver()) is not None:
+        driver.cuFuncSetAttribute(ctypes.c_void_p(made.function), _CARVEOUT, 100)
+        _DIVIDED.add(made.function)
 
 
-def splits_for(rows: int, kv_heads: int, extent: int) -> int:
+@functools.cache
+def _driver() -> Any:
+    try:
+        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return None
+
+
+def splits_for(rows: int, kv_heads: int, extent: int, form: str = ATTENTION[0]) -> int:
     """Return how many programs share the positions of a head: enough for the chip, none with little to do."""
-    return max(1, min(extent // _LEAST, 16, _PROGRAMS // (rows * kv_heads)))
+    return max(1, min(extent // _FORMS[form][1], 16, _PROGRAMS // (rows * kv_heads)))
 
 
-def _tile(splits: int, head_bytes: int) -> int:
-    return min(_TILE if splits > 1 else 2 * _TILE, _STAGE // (2 * head_bytes))
+def _tile(form: str, splits: int, head_bytes: int) -> dict[str, int]:
+    tile, _, warps, stages = _FORMS[form]
+    tile = min(tile if splits > 1 else max(tile, 128), _STAGE // (2 * head_bytes))
+    return {"TILE": tile, "STAGES": stages, "num_warps": warps}
 
 
 def attend(
@@ -264,6 +294,7 @@ def attend(
     scale: float,
     norms: tuple[torch.Tensor, torch.Tensor, float] | None,
     extent: int,
+    form: str = ATTENTION[0],
 ) -> None:
     """Rotate queries and keys of one token a row, write its keys and values into the cache, and attend up to there.
 
@@ -279,16 +310,18 @@ def attend(
         How many tokens there are with this one, which is put into the last place.
     scratch : tuple of torch.Tensor
         Float32 for the pieces of split heads, and zeros that count who has arrived.
+    form : str
+        Of `ATTENTION`, how positions are shared.
     """
     rows, kv_heads, room, size = keys.shape
     group = qkv.shape[1] // (kv_heads * size) - 2
-    splits = splits_for(rows, kv_heads, extent)
+    splits = splits_for(rows, kv_heads, extent, form)
     q_norm, k_norm, eps = norms or (qkv, qkv, 0.0)
-    tile = _tile(splits, size * keys.element_size())
-    _attend[rows * kv_heads, splits](
+    launch(
+        _attend, (rows * kv_heads, splits), qkv,
         qkv, keys, values, *turns, mask, length, position, q_norm, k_norm, out, *scratch, scale, eps, room,
         KV_HEADS=kv_heads, GROUP=group, HALF=size // 2, SPLITS=splits, NORM=norms is not None,
-        TILE=tile, num_warps=_WARPS, **launched_early(qkv),
+        **_tile(form, splits, size * keys.element_size()),
     )  # fmt: skip
 
 
@@ -314,6 +347,6 @@ def attend_to_all(
         q, keys, values, q if mask is None else mask, out, lse, pieces, arrived, scale, length, q.stride(0),
         q.stride(1), *keys.stride()[:3], *values.stride()[:3], *steps, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         HALF=size // 2, SPLITS=splits, MASK=0 if mask is None else 1 if mask.dtype == torch.bool else 2,
-        TILE=_tile(splits, size * keys.element_size()), num_warps=_WARPS,
+        **_tile(ATTENTION[0], splits, size * keys.element_size()),
     )  # fmt: skip
     return out, lse

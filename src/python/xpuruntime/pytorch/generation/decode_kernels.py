@@ -9,7 +9,7 @@ Each reads the weights that it can before it waits for the kernel in front of it
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as PyTorch calls it
@@ -17,19 +17,26 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from xpuruntime.pytorch.generation.decode_attention import attend, launched_early, splits_for
+from xpuruntime.pytorch.generation.decode_attention import ATTENTION, attend, launch, splits_for
 
 rows_product: Any
 try:
-    from xpuruntime.pytorch.generation.rows_product import rows_product
+    from xpuruntime.pytorch.generation.rows_product import rows_product, streamed_product, streams
 except ImportError:  # this Triton has no Gluon, or none with these tensor cores
     rows_product = None
 
-__all__ = ["attend", "product", "splits_for", "ways"]
+__all__ = ["ATTENTION", "Scaled", "attend", "product", "splits_for", "ways"]
 
 #: Rows of a weight that a program of a product of one row has.
 _BLOCK_N = 4
-_LIBRARY = "cuBLAS"
+_OWN, _STREAMED, _LIBRARY = "a kernel of its own", "a kernel that loads by TMA", "cuBLAS"
+
+
+class Scaled(NamedTuple):
+    """What a norm begins with: rows times its weight, and sums of their squares, parts by rows up to a power of two."""
+
+    rows: torch.Tensor
+    squares: torch.Tensor
 
 
 @triton.jit
@@ -88,8 +95,9 @@ def _row_product(x, norm, weight, bias, residual, out, eps, N: tl.constexpr, K: 
 
 
 @triton.jit
-def _norm_rows(x, norm, out, eps, K: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """Norm a row, rounded twice as the modules do."""
+def _norm_rows(x, norm, out, squares, eps, K: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr,
+               EARLY: tl.constexpr):  # fmt: skip
+    """Norm a row, rounded twice as the modules do, or only scale it, and sum its squares."""
     k = tl.arange(0, BLOCK)
     scale = tl.load(norm + k, mask=k < K, other=0.0)
     if EARLY:
@@ -97,8 +105,12 @@ def _norm_rows(x, norm, out, eps, K: tl.constexpr, BLOCK: tl.constexpr, EARLY: t
         gdc_wait()
     offset = tl.program_id(0) * K + k
     value = tl.load(x + offset, mask=k < K, other=0.0).to(tl.float32)
-    value *= tl.rsqrt(tl.sum(value * value, axis=0) / K + eps)
-    tl.store(out + offset, value.to(scale.dtype) * scale, mask=k < K)
+    total = tl.sum(value * value, axis=0)
+    if SCALED:
+        tl.store(squares + tl.program_id(0), total)
+    else:
+        value = (value * tl.rsqrt(total / K + eps)).to(scale.dtype).to(tl.float32)
+    tl.store(out + offset, (value * scale.to(tl.float32)).to(scale.dtype), mask=k < K)
 
 
 @triton.jit
@@ -115,8 +127,17 @@ def _gate_rows(both, out, N: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.conste
 
 def ways(rows: int, dtype: torch.dtype) -> tuple[str, ...]:
     """Return how products of so many rows can be computed."""
-    own = rows == 1 or (rows_product is not None and dtype == torch.bfloat16)
-    return ("a kernel of its own", _LIBRARY) if own else (_LIBRARY,)
+    tensor_cores = rows_product is not None and dtype == torch.bfloat16
+    own = (_OWN,) if rows == 1 or tensor_cores else ()
+    return (*own, *((_STREAMED,) if tensor_cores and streams() else ()), _LIBRARY)
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, scaled: bool) -> Scaled:
+    rows, columns = x.shape
+    made = Scaled(torch.empty_like(x), x.new_empty(1, max(8, triton.next_power_of_2(rows)), dtype=torch.float32))
+    block = triton.next_power_of_2(columns)
+    launch(_norm_rows, (rows,), x, x, weight, *made, eps, K=columns, BLOCK=block, SCALED=scaled, num_warps=8)
+    return made
 
 
 def product(
@@ -129,33 +150,48 @@ def product(
     residual: torch.Tensor | None = None,
     gated: bool = False,
     way: str = "",
-) -> None:
-    """Write ``norm(x) @ weight.T + bias`` into `out`, gated or added to a residual, which may be `out` itself."""
+    arrived: torch.Tensor | None = None,
+    scaled: Scaled | None = None,
+    scales: torch.Tensor | None = None,
+) -> Scaled | None:
+    """Write ``norm(x) @ weight.T + bias`` into `out`, gated or added to a residual, which may be `out` itself.
+
+    `arrived` is what `streamed_product` has to have. `scaled` is what an earlier product has made of `x`, and `scales`
+    the weight of the norm that follows, for which it may return what that begins with.
+    """
     rows, columns = x.shape
-    at_once = launched_early(x)
-    if (way or ways(rows, x.dtype)[0]) == _LIBRARY:
+    way = way or ways(rows, x.dtype)[0]
+    if way == _LIBRARY:
         if norm is not None:
-            x, before = torch.empty_like(x), x
-            block = triton.next_power_of_2(columns)
-            _norm_rows[rows,](before, norm[0], x, norm[1], K=columns, BLOCK=block, num_warps=8, **at_once)
+            x = _norm(x, *norm, scaled=False).rows
         added = residual if bias is None else bias if residual is None else residual + bias
         if gated:
             both, block = F.linear(x, weight, bias), 1024
-            _gate_rows[rows, triton.cdiv(out.shape[1], block)](both, out, N=out.shape[1], BLOCK=block, **at_once)
+            launch(_gate_rows, (rows, triton.cdiv(out.shape[1], block)), x, both, out, N=out.shape[1], BLOCK=block)
         elif out.dtype != x.dtype:
             out.copy_(F.linear(x, weight, added))
         elif added is None:
             torch.mm(x, weight.t(), out=out)
         else:
             torch.addmm(added, x, weight.t(), out=out)
-        return
-    if rows > 1:
-        rows_product(x, weight, out, norm=norm, bias=bias, residual=residual, gated=gated)
-        return
+        return None
+    if rows > 1 or way == _STREAMED:
+        around: dict[str, Any] = {"bias": bias, "residual": residual, "gated": gated, "scales": scales}
+        around |= {"squares": None, "eps": 0.0}
+        if norm is not None:
+            x, around["squares"] = scaled or _norm(x, *norm, scaled=True)
+            around["eps"] = norm[1]
+        if way == _STREAMED:
+            made = streamed_product(x, weight, out, arrived=arrived, **around)
+        else:
+            made = rows_product(x, weight, out, **around)
+        return None if made is None else Scaled(*made)
     count = weight.shape[0] // (2 if gated else 1)
     scale, eps = norm or (x, 0.0)
-    _row_product[triton.cdiv(count, _BLOCK_N),](
+    launch(
+        _row_product, (triton.cdiv(count, _BLOCK_N),), x,
         x, scale, weight, x if bias is None else bias, x if residual is None else residual, out, eps, N=count,
         K=columns, NORM=norm is not None, BIAS=bias is not None, RESIDUAL=residual is not None, GATED=gated,
-        BLOCK_N=_BLOCK_N, BLOCK_K=2048 if norm is None else 1024, num_warps=2 if gated else 4, **at_once,
+        BLOCK_N=_BLOCK_N, BLOCK_K=2048 if norm is None else 1024, num_warps=2 if gated else 4,
     )  # fmt: skip
+    return None

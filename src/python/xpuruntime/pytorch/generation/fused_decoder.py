@@ -32,6 +32,7 @@ _KEY_MAGNITUDE = 4.0
 _ROTARY = ("default", "linear", "llama3", "yarn")
 #: Products of a step, each of which has its own shape.
 _PRODUCTS = ("q, k, v", "output", "gate, up", "down", "logits")
+_ATTENTION = "attention"
 _TIMED = 7
 #: How often two ways are timed in turn, and the share of the time before that another way has to stay under.
 _ROUNDS, _CLEARLY = 3, 0.995
@@ -67,6 +68,8 @@ class _Layer:
         self.scale = float(attention.scaling)
         self.head = int(attention.head_dim)
         self.kv_heads = attention.k_proj.out_features // self.head
+        #: The weight of the norm after the layer.
+        self.following: Any = None
         self.norms = None
         if hasattr(attention, "q_norm"):
             (q_norm, eps), (k_norm, other) = _norm(attention.q_norm), _norm(attention.k_norm)
@@ -91,6 +94,8 @@ class FusedDecoder:
             self._embedding = base.embed_tokens.weight
             self._layers = [_Layer(layer, joined) for layer in base.layers]
             self._final, self._norm, self._head = base.norm, _norm(base.norm), _linear(model.lm_head)
+            for layer, following in zip(self._layers, (*self._layers[1:], None), strict=True):
+                layer.following = self._norm[0] if following is None else following.first[0]
             rotary = base.rotary_emb
             if rotary.rope_type not in _ROTARY:
                 raise NotFusedError(f"rotary embeddings of the kind {rotary.rope_type}")
@@ -110,7 +115,7 @@ class FusedDecoder:
         #: By rows, how each kind of product is computed.
         self._ways: dict[int, dict[str, str]] = {}
         self._rejected: dict[int, str] = {}
-        #: By rows, how many pieces of a split head are made; zeros between kernels.
+        #: By rows, how many pieces of a split head or product are made; zeros between kernels.
         self._arrived: dict[int, torch.Tensor] = {}
 
     def _tensors(self) -> Iterable[torch.Tensor]:
@@ -120,36 +125,41 @@ class FusedDecoder:
 
     def logits(self, lane: Lane) -> torch.Tensor:
         """Run the last token of each row. Returns its logits in float32; keys and values are in the cache then."""
-        hidden = F.embedding(lane.token[:, 0], self._embedding)
+        token = lane.token[:, 0]
+        # PyTorch has a slow kernel for few rows, but not for one.
+        hidden = F.embedding(token, self._embedding) if len(token) == 1 else self._embedding[token]
+        scaled = None
         for layer, cached in zip(self._layers, lane.cache.layers, strict=True):
-            self._run(layer, hidden, lane, cached)
-        return self._scores(hidden)
+            scaled = self._run(layer, hidden, lane, cached, scaled)
+        return self._scores(hidden, scaled)
 
-    def _scores(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _scores(self, hidden: torch.Tensor, scaled: Any = None) -> torch.Tensor:
         out = hidden.new_empty(hidden.shape[0], self._head[0].shape[0], dtype=torch.float32)
-        self._product("logits", hidden, self._head, out, norm=self._norm)
+        self._product("logits", hidden, self._head, out, norm=self._norm, scaled=scaled)
         return out
 
-    def _product(self, kind: str, x: Any, operands: Any, out: Any, **kwargs: Any) -> None:
+    def _product(self, kind: str, x: Any, operands: Any, out: Any, **kwargs: Any) -> Any:
         way = self._ways[x.shape[0]][kind]
-        self._kernels.product(x, operands[0], out, bias=operands[1], way=way, **kwargs)
+        arrived = self._arrived[x.shape[0]]
+        return self._kernels.product(x, operands[0], out, bias=operands[1], way=way, arrived=arrived, **kwargs)
 
-    def _run(self, layer: _Layer, hidden: torch.Tensor, lane: Lane, cached: Any) -> None:
-        """Have `hidden` be what the layer makes of it."""
+    def _run(self, layer: _Layer, hidden: torch.Tensor, lane: Lane, cached: Any, scaled: Any = None) -> Any:
+        """Have `hidden` be what the layer makes of it. Takes and returns what the norms at its ends begin with."""
         rows = hidden.shape[0]
         qkv = hidden.new_empty(rows, layer.qkv[0].shape[0])
-        self._product("q, k, v", hidden, layer.qkv, qkv, norm=layer.first)
+        self._product("q, k, v", hidden, layer.qkv, qkv, norm=layer.first, scaled=scaled)
         heads = hidden.new_empty(rows, layer.o[0].shape[1])
-        splits = self._kernels.splits_for(rows, layer.kv_heads, cached.extent)
+        form = self._ways[rows][_ATTENTION]
+        splits = self._kernels.splits_for(rows, layer.kv_heads, cached.extent, form)
         pieces = hidden.new_empty(splits * (heads.numel() + 2 * heads.numel() // layer.head), dtype=torch.float32)
         self._kernels.attend(
             qkv, cached.keys, cached.values, self._turns, lane.mask, lane.length, lane.position, heads,
-            (pieces, self._arrived[rows]), scale=layer.scale, norms=layer.norms, extent=cached.extent,
+            (pieces, self._arrived[rows]), scale=layer.scale, norms=layer.norms, extent=cached.extent, form=form,
         )  # fmt: skip
-        self._product("output", heads, layer.o, hidden, residual=hidden)
+        scaled = self._product("output", heads, layer.o, hidden, residual=hidden, scales=layer.second[0])
         active = hidden.new_empty(rows, layer.down[0].shape[1])
-        self._product("gate, up", hidden, layer.gate_up, active, norm=layer.second, gated=True)
-        self._product("down", active, layer.down, hidden, residual=hidden)
+        self._product("gate, up", hidden, layer.gate_up, active, norm=layer.second, scaled=scaled, gated=True)
+        return self._product("down", active, layer.down, hidden, residual=hidden, scales=layer.following)
 
     def prove(self, lane: Lane, tolerance: float | None) -> str:
         """Probe each layer in a lane that it may write to. Returns the reason against the layers, or nothing.
@@ -163,10 +173,11 @@ class FusedDecoder:
         if rows not in self._proved:
             limit = _TOLERANCES[self._embedding.dtype] if tolerance is None else tolerance
             heads = rows * max(layer.kv_heads for layer in self._layers)
-            self._arrived[rows] = torch.zeros(heads, dtype=torch.int32, device=self._embedding.device)
+            most = max(heads, *(tensor.shape[0] for tensor in self._tensors()))
+            self._arrived[rows] = torch.zeros(most, dtype=torch.int32, device=self._embedding.device)
             ways = self._kernels.ways(rows, self._embedding.dtype)
             for number, first in enumerate(ways):
-                self._ways[rows] = dict.fromkeys(_PRODUCTS, first)
+                self._ways[rows] = self._by(first)
                 self._proved[rows] = why = self._why_wrong(lane, limit)
                 if not why:
                     self._choose(lane, limit, ways[number:])
@@ -174,9 +185,17 @@ class FusedDecoder:
                 self._reject(rows, f"by {first}", why)
         return self._proved[rows]
 
+    def _by(self, way: str) -> dict[str, str]:
+        """Return how kinds of products and attention are computed before anything is measured."""
+        return {**dict.fromkeys(_PRODUCTS, way), _ATTENTION: self._kernels.ATTENTION[0]}
+
+    def _shown(self, ways: dict[str, str]) -> dict[str, str]:
+        usual = (_ATTENTION, self._kernels.ATTENTION[0])
+        return {kind: way for kind, way in ways.items() if (kind, way) != usual}
+
     def products(self, rows: int) -> str:
-        """Return how the products of so many rows are computed."""
-        ways = self._ways[rows]
+        """Return how the products of so many rows are computed, and attention where it was chosen."""
+        ways = self._shown(self._ways[rows])
         parts = (
             f"{', '.join(kind for kind in ways if ways[kind] == way)} by {way}" for way in dict.fromkeys(ways.values())
         )
@@ -197,7 +216,8 @@ class FusedDecoder:
             return
         rows = lane.token.shape[0]
         used = self._ways[rows]
-        for kind, way in itertools.product(_PRODUCTS, ways[1:]):
+        forms = ((_ATTENTION, form) for form in self._kernels.ATTENTION[1:])
+        for kind, way in (*itertools.product(_PRODUCTS, ways[1:]), *forms):
             before = used[kind]
             try:
                 faster = self._is_faster(lane, kind, way)
@@ -206,9 +226,9 @@ class FusedDecoder:
                 self._reject(rows, f"{kind} by {way}", error_line(error))
             used[kind] = way if faster else before
         if why := self._why_wrong(lane, limit):
-            ways_used = ", ".join(dict.fromkeys(used.values()))
+            ways_used = ", ".join(dict.fromkeys(self._shown(used).values()))
             self._reject(rows, f"by {ways_used} together", why)
-            used.update(dict.fromkeys(_PRODUCTS, ways[0]))
+            used.update(self._by(ways[0]))
 
     def _is_faster(self, lane: Lane, kind: str, way: str) -> bool:
         """Time steps in turn, as what else runs on the device passes."""
@@ -257,10 +277,12 @@ class FusedDecoder:
                 snapshot.restore()
                 theirs = (outputs if isinstance(outputs, torch.Tensor) else outputs[0])[:, 0], *lane.written(cached)
                 ours = hidden[:, 0].clone()
-                self._run(layer, ours, lane, cached)
-                for name, left, right in zip(
-                    ("result", "keys", "values"), (ours, *lane.written(cached)), theirs, strict=True
-                ):
+                scaled = self._run(layer, ours, lane, cached)
+                pairs = [*zip(("result", "keys", "values"), (ours, *lane.written(cached)), theirs, strict=True)]
+                if scaled is not None:
+                    ready = scaled.rows.float() * scaled.squares.sum(0)[: len(ours), None].rsqrt()
+                    pairs += [("norm", ready, F.normalize(ours.float(), eps=0.0) * layer.following)]
+                for name, left, right in pairs:
                     off = _difference(left, right)
                     if not off <= limit:
                         return f"the {name} of layer {number} differ by {off:.2g} of the largest, over {limit:.2g}"
