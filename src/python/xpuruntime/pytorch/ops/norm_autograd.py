@@ -15,6 +15,7 @@ from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch.context import thread_policy
 from xpuruntime.pytorch.dispatch.overrides.norms import rms_eps
+from xpuruntime.pytorch.ops.attention_gradient import Recorded, autograd_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -156,6 +157,30 @@ class _RmsNorm(torch.autograd.Function):  # type: ignore[misc] # PyTorch leaves 
     vmap = staticmethod(_batching(rms_norm, (0, 1), None))
 
 
+def _node(op: Any, keep: Callable[..., None], backward: Callable[..., tuple[Any, ...]]) -> type[Recorded]:
+    """Return what an operator leaves with autograd."""
+
+    class Node(Recorded):
+        @classmethod
+        def record(cls, keyset: Any, *args: Any) -> Any:
+            return super().record(*args, keyset)  # last, as gradients go by position
+
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            *stated, keyset = args
+            with _private_api.below_autograd():
+                results = op.redispatch(keyset & _private_api.keyset_after_autograd, *stated)
+            keep(ctx, stated, results)
+            return results
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return (*backward(ctx, *grads), None)
+
+    Node.__name__ = Node.__qualname__ = str(op).replace("::", "_").replace(".default", "").replace(".", "_")
+    return Node
+
+
 #: Operator to the arguments that have rows, and the one that says which gradients are wanted.
 _ROWS: dict[str, tuple[tuple[int, ...], int | None]] = {
     "layer_norm": ((0, 1), None),
@@ -171,7 +196,8 @@ def register(library: torch.library.Library) -> None:
         ("layer_norm", _keep_layer_norm, _layer_norm_gradients),
         ("rms_norm", _keep_rms_norm, _rms_norm_gradients),
     ):
-        torch.library.register_autograd(f"xpuruntime::{name}", backward, setup_context=keep, lib=library)
+        op = getattr(torch.ops.xpuruntime, name).default
+        library.impl(name, autograd_kernel(op, _node(op, keep, backward)), "Autograd", with_keyset=True)
     for name, (rows, mask) in _ROWS.items():
         rule = _batching(getattr(torch.ops.xpuruntime, name), rows, mask)
         torch.library.register_vmap(f"xpuruntime::{name}", rule, lib=library)
