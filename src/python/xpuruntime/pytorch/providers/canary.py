@@ -330,7 +330,7 @@ def _rounding_of_norm(op: str, case: Case, attributes: Mapping[str, Any], grad: 
 
 def _rounding_of_loss(logits: Tensor, gradient: Tensor) -> float:
     """Return how far the rounding of a row's logsumexp to fp32 may move its shares, as that of its logits would."""
-    wide = torch.finfo(torch.float32).eps
+    wide = float(torch.finfo(torch.float32).eps)
     return max(wide * float(logits.abs().max()) * float(gradient.abs().max()), _LEAST)
 
 
