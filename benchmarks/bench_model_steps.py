@@ -185,7 +185,7 @@ def run_mode(name: str, mode: str, options: argparse.Namespace) -> dict[str, Any
 
     device, steps = options.device, options.steps
     cuda = device == "cuda"
-    row: dict[str, Any] = {"model": name, "mode": mode}
+    row: dict[str, Any] = {"model": name, "mode": mode, "layers": options.layers}
     if "liger" in mode:
         import liger_kernel.transformers as liger
 

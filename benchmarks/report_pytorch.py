@@ -289,7 +289,8 @@ def model_steps(record: dict[str, Any]) -> Section:
     """Show steps of models of transformers, each mode in a process of its own."""
     rows, checks, chosen = [], [], []
     for case in record["cases"]:
-        begin = [case["model"], f"`{case['mode']}`"]
+        layers = f", {case['layers']} layers" if case.get("layers") else ""
+        begin = [f"{case['model']}{layers}", f"`{case['mode']}`"]
         if "error" in case:
             rows.append([*begin, *["-"] * 6, f"failed: {_line(case['error'])}"])
             continue
@@ -316,7 +317,8 @@ def model_steps(record: dict[str, Any]) -> Section:
     text = (
         "What does a training step of a model of transformers take, plain, by Liger's own patches, and under a policy "
         "that has all kernels measured (`auto`)? *GiB* is the peak of the timed steps, *peak* that of the whole "
-        "process, measuring and capture included. Losses are compared with those of the plain eager step.\n\n"
+        "process, measuring and capture included. Losses are compared with those of the plain eager step, or "
+        "of plain compiled code where that was left out.\n\n"
         f"{machine(record)}\n`python benchmarks/bench_model_steps.py`: random weights, {record['dtype']}, "
         f"{record['optimizer']}; each mode in a process of its own.\n\n{table(head, rows)}\n"
         + (f"Kernels of the eager step under `auto`:\n\n{chr(10).join(chosen)}\n\n" if chosen else "")
