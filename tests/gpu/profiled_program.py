@@ -114,14 +114,14 @@ def memory() -> dict[str, Any]:
 def two_devices() -> dict[str, Any]:
     host = np.ones((64, 64), np.float32)
     tensors = [xrt.Tensor.from_numpy(host).to(device) for device in ("cuda:0", "cuda:1")]
-    for one in tensors:
-        xrt.ops.matmul(one, one)
+    for tensor in tensors:
+        xrt.ops.matmul(tensor, tensor)
     with xrt.profile() as prof:
-        for number, one in enumerate(tensors):
+        for number, tensor in enumerate(tensors):
             with prof.range(f"on {number}"):
-                xrt.ops.matmul(one, one)
-        for one in tensors:
-            xrt.synchronize(one.device)
+                xrt.ops.matmul(tensor, tensor)
+        for tensor in tensors:
+            xrt.synchronize(tensor.device)
     return told(prof)
 
 

@@ -59,9 +59,11 @@ def test_tensors_on_the_device(name: str, tmp_path: Path) -> None:
 def test_a_captured_graph(name: str, tmp_path: Path) -> None:
     case = _case(name)
     policy = {"execution": {"precision": "fp32", "cuda_graph": "require"}}
-    with xrt.InferenceSession(save(case, tmp_path, SMALL), engine="onnxruntime", device="cuda:0", policy=policy) as one:
-        check_runs(one.run, case, (SMALL,) * 3)
-        check_runs(one.run, case, (SMALL,) * 3, layout=on_device)
+    with xrt.InferenceSession(
+        save(case, tmp_path, SMALL), engine="onnxruntime", device="cuda:0", policy=policy
+    ) as session:
+        check_runs(session.run, case, (SMALL,) * 3)
+        check_runs(session.run, case, (SMALL,) * 3, layout=on_device)
 
 
 @pytest.mark.parametrize("exported", [False, True], ids=["module", "exported"])

@@ -33,11 +33,11 @@ def _warm() -> None:
 
 @pytest.fixture(autouse=True)
 def dispatcher() -> Iterator[_core.Dispatcher]:
-    found = _core.Dispatcher.instance()
-    found.set_tuning_store(None)
-    found.forget_measurements()
-    found.clear_decisions()
-    yield found
+    instance = _core.Dispatcher.instance()
+    instance.set_tuning_store(None)
+    instance.forget_measurements()
+    instance.clear_decisions()
+    yield instance
     torch.cuda.synchronize()
     use_tuning_cache()
 

@@ -29,7 +29,7 @@ def test_int8_stays_on_the_device_and_agrees_with_fp32(name):
     with xrt.InferenceSession(exported(name), policy=policy, calibration=samples(name)) as session:
         got = session.run(feeds)
         report = session.explain(feeds)
-        control = next(one for one in session.plan.controls if one.key == "execution.precision")
+        control = next(control for control in session.plan.controls if control.key == "execution.precision")
     assert control.enforceability == "advisory"
     for output, value in want.items():
         a, b = value.astype(np.float64).ravel(), got[output].astype(np.float64).ravel()

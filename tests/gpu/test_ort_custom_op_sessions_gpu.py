@@ -141,17 +141,17 @@ def test_scratch_memory_in_a_cuda_graph_lives_as_long_as_the_session() -> None:
     dispatcher = _core.Dispatcher.instance()
     graphs = [Bound(open_session(source, GRAPH), inputs, OUTPUTS) for _ in range(2)]
     for _ in range(3):
-        for one in graphs:
-            found = one.run()
+        for graph in graphs:
+            outputs = graph.run()
             for name, value in wanted.items():
-                assert_close(found[name].astype(np.float64), value.astype(np.float64), "fp16")
+                assert_close(outputs[name].astype(np.float64), value.astype(np.float64), "fp16")
             dispatcher.clear_workspaces()
             xrt.MemoryManager.instance().empty_cache()
             # What a released block would be given to.
             filler = xrt.Tensor.empty((64 << 20,), "uint8", "cuda:0")
             filler.copy_(xrt.Tensor.from_numpy(np.full(64 << 20, 0x7B, np.uint8)))
     held = dispatcher.workspace_bytes()
-    del graphs, one, found
+    del graphs, graph, outputs
     gc.collect()
     deadline = time.monotonic() + 10
     while dispatcher.workspace_bytes() >= held and time.monotonic() < deadline:
@@ -224,8 +224,8 @@ def test_threads_on_one_session() -> None:
         draw = np.random.default_rng(seed)
         for i in range(20):
             x = draw.standard_normal((1 + (5 * seed + i) % 40, WIDTH)).astype(np.float16)
-            wanted, found = reference.run(None, {"x": x})[0], session.run(None, {"x": x})[0]
-            assert_close(found.astype(np.float64), wanted.astype(np.float64), "bf16")
+            wanted, output = reference.run(None, {"x": x})[0], session.run(None, {"x": x})[0]
+            assert_close(output.astype(np.float64), wanted.astype(np.float64), "bf16")
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))

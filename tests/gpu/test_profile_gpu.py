@@ -98,10 +98,10 @@ def test_nsight_compute_finds_a_range_and_keeps_cupti() -> None:
         capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"source"')))
+    document = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"source"')))
     # It takes CUPTI's place: the profile says so and times xpuruntime kernels by events.
-    assert found["source"] == "events", found["notes"]
-    assert any("Nsight Compute" in note for note in found["notes"])
+    assert document["source"] == "events", document["notes"]
+    assert any("Nsight Compute" in note for note in document["notes"])
     rows = list(csv.DictReader(line for line in done.stdout.splitlines() if line.startswith('"')))
     launches = [row for row in rows if row.get("ID", "").isdigit()]
     assert launches, done.stdout[-3000:]
@@ -196,7 +196,7 @@ def test_a_product_shows_the_kernel_that_ran(heavy: Path, precision: str, wanted
 @pytest.mark.cuda_onnxruntime
 def test_units_have_the_time_of_the_device(heavy: Path) -> None:
     report = explained(heavy, precision="fp32")
-    [note] = [one for one in report.notes if "of device time in a run" in one]
+    [note] = [note for note in report.notes if "of device time in a run" in note]
     copies = sum(b.time.value for b in report.boundaries if b.kind == "copy" and b.time is not None)
     units = sum(u.time.value for u in report.units if u.time is not None and u.time.kind == "device")
     told = float(note.split(" us ")[0].split(" ")[-1])

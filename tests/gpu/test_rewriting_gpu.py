@@ -117,7 +117,7 @@ def test_attention_of_products(kernel: str, tmp_path: Path) -> None:
     inputs = "float[b, 4, s, 64] q, float[b, 4, s, 64] k, float[b, 4, s, 64] v"
     body = "t = Transpose<perm=[0,1,3,2]>(k)\np = MatMul(q, t)\nz = Mul(p, c)\nw = Softmax(z)\ny = MatMul(w, v)"
     path = save(tmp_path, inputs, "float[b, 4, s, 64] y", body, {"c": np.float32(0.125).reshape(())})
-    feeds = {name: 8 * normal(2, 4, 33, 64, seed=place) for place, name in enumerate("qkv")}
+    feeds = {name: 8 * normal(2, 4, 33, 64, seed=index) for index, name in enumerate("qkv")}
     with xrt.InferenceSession(path, policy=policy({"attention": kernel}, precision="fp16")) as session:
         close(session.run(feeds)["y"], wanted(path, feeds)["y"], 1e-2)
         report = session.explain(feeds, runs=1)

@@ -362,10 +362,10 @@ def test_sizes_and_times_of_a_lock(wide: Path, tmp_path: Path) -> None:
     more = {"lock": str(path), "slo": {"p99": "10s", "curve": "lock"}}
     with Models(served(tmp_path, {"wide": wide}, FP32, model=more)) as service:
         assert service.ready() == (True, "")
-        found = service.evidence("wide", "evidence")
-        assert found["memory"] == {"bytes": measured.memory.bytes, "source": "lock", "device": "cuda:0"}
-        assert found["slo"]["max_batch_size"] == 8
-        assert found["slo"]["source"].startswith("lock sha256:")
+        evidence = service.evidence("wide", "evidence")
+        assert evidence["memory"] == {"bytes": measured.memory.bytes, "source": "lock", "device": "cuda:0"}
+        assert evidence["slo"]["max_batch_size"] == 8
+        assert evidence["slo"]["source"].startswith("lock sha256:")
 
 
 def test_inputs_of_other_engines_are_pinned(wide: Path) -> None:

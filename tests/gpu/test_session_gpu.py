@@ -85,13 +85,13 @@ def test_explicit_stream(mlp: Path) -> None:
 
 def test_outputs_are_not_overwritten(wide: Path) -> None:
     """A result that is still being read on one stream is not reused by a run of another stream."""
-    one, two = torch.cuda.Stream(), torch.cuda.Stream()
+    stream, two = torch.cuda.Stream(), torch.cuda.Stream()
     x = torch.randn(256, 512, device="cuda")
     torch.cuda.synchronize()
     with xrt.InferenceSession(wide, device="cuda:0", precision="fp32") as session:
         want = session.run({"x": x})["y"].cpu()
         for _ in range(20):
-            with torch.cuda.stream(one):
+            with torch.cuda.stream(stream):
                 y = session.run({"x": x})["y"]
                 torch.cuda._sleep(20_000_000)
                 copy = y.clone()

@@ -86,14 +86,14 @@ def test_a_profile_sees_both_devices() -> None:
         capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    assert found["source"] == "cupti", found["notes"]
-    assert {(one["device"], one["in"].split(" ")[0]) for one in found["work"] if one["kind"] == "kernel"} == {
+    document = json.loads(done.stdout.strip().splitlines()[-1])
+    assert document["source"] == "cupti", document["notes"]
+    assert {(one["device"], one["in"].split(" ")[0]) for one in document["work"] if one["kind"] == "kernel"} == {
         (0, "matmul"),
         (1, "matmul"),
     }
-    waits = {one["device"] for one in found["work"] if one["kind"] == "wait"}
-    assert waits == {0, 1}, found["work"]
+    waits = {one["device"] for one in document["work"] if one["kind"] == "wait"}
+    assert waits == {0, 1}, document["work"]
 
 
 def test_beside_pytorch_a_profile_sees_both_devices() -> None:

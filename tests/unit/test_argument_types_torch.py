@@ -96,9 +96,9 @@ def test_wrong_types_are_named(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     function, right = FUNCTIONS[name]
     if name == "lock":
-        with xt.kernel_policy(matmul="cpu.blas"), xt.explain() as found:
+        with xt.kernel_policy(matmul="cpu.blas"), xt.explain() as report:
             _loss(X)
-        right = {**right, "found": found}
+        right = {**right, "found": report}
     elif name == "parity":
         right = {**right, "session": xrt.InferenceSession(NET, example_inputs=(X,), device="cpu")}
 
@@ -107,10 +107,12 @@ def test_wrong_types_are_named(name: str, tmp_path: Path, monkeypatch: pytest.Mo
             with made:
                 pass
 
-    more: tuple[Any, ...] = (float("nan"), -1, 10**30, "", [])
+    numbers: tuple[Any, ...] = (float("nan"), -1, 10**30, "", [])
     if not name.startswith("fused"):  # PyTorch says what does not fit together there
-        more += (torch.zeros(2, dtype=torch.complex64), torch.zeros(2, device="meta"))
-    bare = [error for error in bare_errors(function, right, finish=finish, more=more) if not error.startswith(_CALLED)]
+        numbers += (torch.zeros(2, dtype=torch.complex64), torch.zeros(2, device="meta"))
+    bare = [
+        error for error in bare_errors(function, right, finish=finish, more=numbers) if not error.startswith(_CALLED)
+    ]
     with contextlib.suppress(KeyError):
         right["session"].close()
     assert not bare, "\n".join(bare)

@@ -18,13 +18,13 @@ MICRO = ("\u00b5", "\u03bc", "&micro;", "\\u00b5", "\\u03bc")
 def test_no_source_of_the_package_writes_the_micro_sign() -> None:
     files = [path for kind in ("py", "js", "html", "css") for path in ROOT.rglob(f"*.{kind}")]
     assert {path.suffix for path in files} == {".py", ".js", ".html", ".css"}
-    found = [
+    texts = [
         f"{path.relative_to(ROOT)}: {sign!r}"
         for path in files
         for sign in MICRO
         if sign in path.read_text(encoding="utf-8")
     ]
-    assert not found
+    assert not texts
 
 
 def test_reports_and_their_pages_have_one_unit(tmp_path: Path) -> None:

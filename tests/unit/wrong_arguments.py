@@ -42,7 +42,11 @@ def bare_errors(
 ) -> list[str]:
     """Return the calls that raise an error other than an `XpuRuntimeError`; `finish` gets what a call returned."""
     bare = []
-    flags = {one.name for one in inspect.signature(function).parameters.values() if one.annotation in (bool, "bool")}
+    flags = {
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.annotation in (bool, "bool")
+    }
     for parameter in (*_parameters(function), "misspelt"):
         for wrong in (*WRONG, *more):
             try:
@@ -69,8 +73,9 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
 
 def _arguments(function: Callable[..., Any], right: dict[str, Any], parameter: str, wrong: Any) -> dict[str, Any]:
     needed = {
-        one.name: wrong
-        for one in inspect.signature(function).parameters.values()
-        if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        parameter.name: wrong
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
     return {**needed, **right, parameter: wrong}

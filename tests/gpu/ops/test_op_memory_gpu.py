@@ -240,12 +240,12 @@ def test_convolution_of_many_elements() -> None:
     room(7)
     x = large(33, 64, 1024, 1024)
     weight = torch.randn(8, 64, 1, 1, device="cuda").bfloat16()
-    made: list[torch.Tensor] = []
-    no = refusal(lambda: made.append(ops.conv2d(x, weight)))
+    tensors: list[torch.Tensor] = []
+    no = refusal(lambda: tensors.append(ops.conv2d(x, weight)))
     if no is not None:
         assert "cudnn.conv_heuristic" in no
         return
-    (out,) = made
+    (out,) = tensors
     for one in (slice(0, 1), slice(-1, None)):
         want = torch.einsum("nchw,oc->nohw", x[one].double(), weight[:, :, 0, 0].double())
         assert_near(out[one], want, x.dtype, f"batch {one}")

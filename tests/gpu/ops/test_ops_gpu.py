@@ -58,8 +58,8 @@ def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
 def test_our_tensors(name: str) -> None:
     work = make_work(name)
     ours = {key: Tensor.from_dlpack(value) for key, value in work.inputs.items()}
-    made = work.run(**ours)
-    results = made if isinstance(made, tuple) else (made,)
+    outputs = work.run(**ours)
+    results = outputs if isinstance(outputs, tuple) else (outputs,)
     for result, want in zip(results, work.want(**work.inputs).values(), strict=False):
         assert isinstance(result, Tensor)
         assert result.device == "cuda:0"
@@ -79,8 +79,8 @@ def test_cupy(name: str) -> None:
     cupy = pytest.importorskip("cupy")
     work = make_work(name, torch.float16)  # CuPy has no bfloat16
     theirs = {key: to_cupy(value) for key, value in work.inputs.items()}
-    made = work.run(**theirs)
-    results = made if isinstance(made, tuple) else (made,)
+    outputs = work.run(**theirs)
+    results = outputs if isinstance(outputs, tuple) else (outputs,)
     for result, want in zip(results, work.want(**work.inputs).values(), strict=False):
         assert isinstance(result, cupy.ndarray)
         assert_near(torch.from_dlpack(result), want, work.dtype, name)
@@ -119,8 +119,8 @@ def test_cupy_works_on_its_own_current_stream() -> None:
         theirs["a"][...] = a
         work.run(**theirs, out=into)
         copy = into.copy()
-        made = work.run(**theirs)
-        made_copy = made.copy()
+        outputs = work.run(**theirs)
+        made_copy = outputs.copy()
         assert not stream.done, "the call waited for the stream"
     stream.synchronize()
     want = work.want(**work.inputs)["out"]

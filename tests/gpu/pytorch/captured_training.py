@@ -104,6 +104,6 @@ def eagerly(fn, optimizer, scaler=None):
     return step
 
 
-def assert_same_state(one: torch.nn.Module, other: torch.nn.Module, **tolerance: float) -> None:
-    for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+def assert_same_state(module: torch.nn.Module, other: torch.nn.Module, **tolerance: float) -> None:
+    for (name, a), b in zip(module.state_dict().items(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, msg=lambda text, name=name: f"{name}: {text}", **tolerance)

@@ -50,10 +50,10 @@ def main(device: str, path: str) -> None:
         with xt.kernel_policy(measured):
             loss_of(*data[0]).backward()  # where kernels are measured
             optimizer.zero_grad()
-            with xt.explain() as found:
+            with xt.explain() as report:
                 loss_of(*data[0]).backward()
         optimizer.zero_grad()
-        xt.lock(found, path)
+        xt.lock(report, path)
         net.load_state_dict(before)
     with xt.kernel_policy(lock=path):
         step = eager
@@ -63,9 +63,9 @@ def main(device: str, path: str) -> None:
         digest = hashlib.sha256()
         for one in net.state_dict().values():
             digest.update(one.cpu().numpy().tobytes())
-        with xt.explain() as found:
+        with xt.explain() as report:
             loss_of(*data[0]).backward()
-    kernels = sorted(f"{row.module} {row.phase} {row.op}: {row.resolved}" for row in found.rows if row.resolved)
+    kernels = sorted(f"{row.module} {row.phase} {row.op}: {row.resolved}" for row in report.rows if row.resolved)
     print(json.dumps({"kernels": kernels, "losses": losses, "parameters": digest.hexdigest()}))
 
 

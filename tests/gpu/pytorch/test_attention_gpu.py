@@ -88,17 +88,17 @@ def assert_as_good_as(found, natively, truth):
 
 
 def chosen() -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    results: dict[str, set[str]] = {}
     for decision in xrt.decisions():
-        found.setdefault(decision.op, set()).add(decision.chosen)
-    return found
+        results.setdefault(decision.op, set()).add(decision.chosen)
+    return results
 
 
 def counts() -> dict[str, int]:
-    found: dict[str, int] = {}
+    results: dict[str, int] = {}
     for decision in xrt.decisions():
-        found[decision.op] = found.get(decision.op, 0) + decision.count
-    return found
+        results[decision.op] = results.get(decision.op, 0) + decision.count
+    return results
 
 
 CASES = {

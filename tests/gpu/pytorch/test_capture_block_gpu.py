@@ -56,11 +56,11 @@ def test_a_block_is_captured_and_replayed():
 
 def test_two_blocks_share_a_pool():
     x = torch.ones(1 << 20, device=DEVICE)
-    with xrt_torch.capture_graph() as one:
+    with xrt_torch.capture_graph() as graph:
         a = x * 2
-    with xrt_torch.capture_graph(pool=one.pool()) as two:
+    with xrt_torch.capture_graph(pool=graph.pool()) as two:
         b = x * 3
-    one.replay()
+    graph.replay()
     two.replay()
     assert (a.sum().item(), b.sum().item()) == (2.0 * (1 << 20), 3.0 * (1 << 20))
 

@@ -45,11 +45,11 @@ def strict(kernel: str) -> dict[str, Any]:
 
 
 def served() -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for decision in xrt.decisions():
-        found[decision.chosen] = found.get(decision.chosen, 0) + decision.count
+        counts[decision.chosen] = counts.get(decision.chosen, 0) + decision.count
     xrt.clear_decisions()
-    return found
+    return counts
 
 
 class Block(torch.nn.Module):
@@ -71,8 +71,8 @@ def test_forward_and_backward_obey_and_follow_every_change() -> None:
     expected = torch.autograd.grad(block(x).float().square().mean(), leaves)
 
     def run() -> dict[str, int]:
-        found = torch.autograd.grad(step(x).float().square().mean(), leaves)
-        for one, other in zip(found, expected, strict=True):
+        grad = torch.autograd.grad(step(x).float().square().mean(), leaves)
+        for one, other in zip(grad, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=5e-2, atol=5e-2 * float(other.abs().max()))
         return served()
 
@@ -101,9 +101,9 @@ def test_calls_know_their_module_and_their_phase(mode: str) -> None:
     policy = xrt.Policy(mode="strict", kernels=xrt.KernelPolicy(rules=rules))
     with xt.kernel_policy(policy):
         torch.compiler.cudagraph_mark_step_begin()
-        found = torch.autograd.grad(step(x).float().square().mean(), leaves)
+        grad = torch.autograd.grad(step(x).float().square().mean(), leaves)
         torch.cuda.synchronize()
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(grad, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=5e-2, atol=5e-2 * float(other.abs().max()))
     # A forward and two products of the backward; the forward of the other three; a norm and its gradient.
     assert served() == {LT: 3, "cublas.cublas": 3, "cuda_raw.layer_norm": 2}

@@ -77,7 +77,7 @@ def test_against_float64(kernel, dtype, size):
     for layout in (torch.contiguous_format, torch.channels_last):
         x, weight, options = operands(size, dtype, layout)
         grad = torch.randn_like(functional.conv2d(x, weight, **options))
-        wide = [one.detach().double().requires_grad_() for one in (x, weight)]
+        wide = [side.detach().double().requires_grad_() for side in (x, weight)]
         expected = gradients(*wide, options, grad.double())
         xrt.clear_decisions()
         with strict(kernel):
@@ -106,7 +106,7 @@ def test_the_same_bits_where_they_are_asked_for(kernel, dtype):
 def test_the_switch_for_tf32_is_obeyed():
     x, weight = (torch.randn(s, device="cuda", requires_grad=True) for s in ((8, 64, 32, 32), (64, 64, 3, 3)))
     grad = torch.randn(8, 64, 30, 30, device="cuda")
-    wide = [one.detach().double().requires_grad_() for one in (x, weight)]
+    wide = [side.detach().double().requires_grad_() for side in (x, weight)]
     expected = gradients(*wide, {}, grad.double())
     errors = {}
     with strict("cudnn.conv_heuristic"):
@@ -155,14 +155,14 @@ def test_explain_sees_the_kernels_of_the_gradient():
 
     with xt.kernel_policy(conv="cudnn.conv_heuristic"):
         step()
-        with xt.explain() as found:
+        with xt.explain() as report:
             step()
-    (row,) = (row for row in found.rows if row.operator == "aten::convolution_backward")
+    (row,) = (row for row in report.rows if row.operator == "aten::convolution_backward")
     assert (row.phase, row.status) == ("backward", "honoured")
     assert row.resolved.partition("@")[0] == "cudnn.conv_heuristic"
     assert row.observed
     assert row.time_us > 0
-    assert found.coverage.bypassed == 0
+    assert report.coverage.bypassed == 0
 
 
 @pytest.mark.parametrize("of", ["input", "weight"])

@@ -79,10 +79,10 @@ def device_ns(profiler: Any) -> int:
 
 def test_a_step_without_a_policy(block, x):
     step(block, x)
-    with xt.explain() as found:
+    with xt.explain() as report:
         step(block, x)
-    assert found.time_kind == "device"
-    products = of(found, "matmul")
+    assert report.time_kind == "device"
+    products = of(report, "matmul")
     assert sum(row.count for row in products) == 4 + 8
     assert {row.module for row in products} == {"qkv", "out", "up", "down"}
     assert {row.phase for row in products} == {"train", "backward"}
@@ -90,10 +90,10 @@ def test_a_step_without_a_policy(block, x):
         assert row.time_us > 0, row
         assert any(PRODUCT.search(name) for name in row.observed), row
         assert row.status == "default"
-    attention = of(found, "attention")
+    attention = of(report, "attention")
     assert {row.phase for row in attention} == {"train", "backward"}
     assert any(re.search("flash|cudnn|fmha|sdpa", name) for row in attention for name in row.observed)
-    norms = of(found, "layer_norm")
+    norms = of(report, "layer_norm")
     assert {(row.module, row.phase) for row in norms} == {("norm", "train"), ("norm", "backward")}
     assert all(row.time_us > 0 for row in norms)
 
@@ -123,9 +123,9 @@ def test_times_are_all_of_the_device_and_shares_sum_to_one(block, x):
 def test_our_norm_forward_and_backward(block, x):
     with xt.kernel_policy(layer_norm="cuda_raw.layer_norm"):
         step(block, x)
-        with xt.explain() as found:
+        with xt.explain() as report:
             step(block, x)
-    rows = {row.phase: row for row in of(found, "layer_norm")}
+    rows = {row.phase: row for row in of(report, "layer_norm")}
     assert {row.status for row in rows.values()} == {"honoured"}
     assert any(re.search("forward_(long_)?rows", name) for name in rows["train"].observed), rows["train"]
     assert any(re.search("backward_", name) for name in rows["backward"].observed), rows["backward"]
@@ -140,27 +140,27 @@ def test_our_product_of_few_rows():
     w = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
     with torch.no_grad(), xt.kernel_policy(matmul=["cuda_raw.skinny", "auto"]):
         torch.mm(a, w.t())
-        with xt.explain() as found:
+        with xt.explain() as report:
             for _ in range(5):
                 torch.mm(a, w.t())
-    (row,) = of(found, "matmul")
+    (row,) = of(report, "matmul")
     assert (row.status, row.count, row.phase) == ("honoured", 5, "infer")
     assert row.resolved.startswith("cuda_raw.skinny")
     assert any("multiply_" in name for name in row.observed), row.observed
-    assert found.require(coverage=0.99) is found
+    assert report.require(coverage=0.99) is report
 
 
 def test_cublaslt_by_our_call(block, x):
     with xt.kernel_policy(matmul="cublas.cublasLt"):
         step(block, x)
-        with xt.explain() as found:
+        with xt.explain() as report:
             step(block, x)
-    rows = of(found, "matmul")
+    rows = of(report, "matmul")
     assert {row.status for row in rows} == {"honoured"}
     # Which algorithm it was is in the name: what a policy needs to replay it.
     assert all(row.resolved.startswith("cublas.cublasLt") for row in rows)
     assert all(any(PRODUCT.search(name) for name in row.observed) for row in rows), rows
-    assert found.coverage.bypassed == 0
+    assert report.coverage.bypassed == 0
 
 
 @pytest.mark.parametrize(
@@ -174,9 +174,9 @@ def test_attention_of_pytorchs_own_choice(kernel, name):
 
     with xt.kernel_policy(attention=kernel):
         work()
-        with xt.explain() as found:
+        with xt.explain() as report:
             work()
-    rows = of(found, "attention")
+    rows = of(report, "attention")
     assert {row.phase for row in rows} == {"train", "backward"}
     assert {row.status for row in rows} == {"honoured"}, rows
     assert {row.resolved for row in rows} == {kernel}
@@ -192,9 +192,9 @@ def test_our_attention_forward_and_backward():
 
     with xt.kernel_policy(attention="cuda_raw.flash_attention_v2"):
         work()
-        with xt.explain() as found:
+        with xt.explain() as report:
             work()
-    rows = {row.phase: row for row in of(found, "attention")}
+    rows = {row.phase: row for row in of(report, "attention")}
     assert set(rows) == {"train", "backward"}
     assert {row.status for row in rows.values()} == {"honoured"}
     assert any("forward" in name for name in rows["train"].observed), rows["train"]
@@ -205,9 +205,9 @@ def test_a_convolution():
     conv = torch.nn.Conv2d(16, 32, 3, padding=1).to("cuda", torch.float16)
     x = torch.randn(4, 16, 32, 32, device="cuda", dtype=torch.float16)
     step(conv, x)
-    with xt.explain() as found:
+    with xt.explain() as report:
         step(conv, x)
-    rows = of(found, "conv")
+    rows = of(report, "conv")
     assert {row.phase for row in rows} == {"train", "backward"}
     assert all(row.observed and row.time_us > 0 for row in rows), rows
 
@@ -222,14 +222,14 @@ def test_cudnns_recurrent_layer_bypasses_a_policy():
     with xt.kernel_policy(matmul="cublas.cublasLt"):
         with pytest.warns(XpuRuntimeWarning, match="_cudnn_rnn of .* recurrent layer"):
             work()
-        with xt.explain() as found:
+        with xt.explain() as report:
             work()
-    rows = [row for row in found.rows if row.status == "bypassed"]
+    rows = [row for row in report.rows if row.status == "bypassed"]
     assert {"aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"} <= {row.operator for row in rows}, rows
     assert {row.module for row in rows} == {"0"}
     assert all(row.time_us > 0 for row in rows)
     with pytest.raises(UnsupportedOperationError, match="recurrent"):
-        found.require()
+        report.require()
     strict = xrt.Policy(mode="strict", kernels={"matmul": "cublas.cublasLt"})
     with xt.kernel_policy(strict), pytest.raises(UnsupportedOperationError, match="use: torch"):
         model(x)
@@ -244,15 +244,15 @@ def test_a_replay_is_opaque():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         torch.softmax(torch.mm(a, a), -1)
-    with xt.explain() as found:
+    with xt.explain() as report:
         for _ in range(3):
             graph.replay()
-    (row,) = (row for row in found.rows if row.status == "opaque")
+    (row,) = (row for row in report.rows if row.status == "opaque")
     assert (row.operator, row.count) == ("CUDA graph", 3)
     assert any(PRODUCT.search(name) for name in row.observed), row.observed
     assert any("softmax" in name.lower() for name in row.observed), row.observed
-    assert found.coverage.opaque > 0.9
-    assert of(found, "matmul") == []
+    assert report.coverage.opaque > 0.9
+    assert of(report, "matmul") == []
 
 
 def test_calls_while_a_graph_is_captured_are_counted():
@@ -261,27 +261,27 @@ def test_calls_while_a_graph_is_captured_are_counted():
         torch.mm(a, a)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with xt.explain() as found:
+        with xt.explain() as report:
             with torch.cuda.graph(graph):
                 b = torch.mm(a, a)
             graph.replay()
     torch.testing.assert_close(b, torch.mm(a, a))
-    (row,) = of(found, "matmul")
+    (row,) = of(report, "matmul")
     assert (row.status, row.count) == ("honoured", 1)
-    assert [row.count for row in found.rows if row.status == "opaque"] == [1]
+    assert [row.count for row in report.rows if row.status == "opaque"] == [1]
 
 
 def test_compiled_code(block, x):
     compiled = torch.compile(block)
     with xt.kernel_policy(matmul="cublas.cublasLt"):
         step(compiled, x)
-        with xt.explain() as found:
+        with xt.explain() as report:
             step(compiled, x)
-    rows = of(found, "matmul")
+    rows = of(report, "matmul")
     assert sum(row.count for row in rows if row.status == "honoured") == 4 + 8, rows
-    assert found.coverage.bypassed == 0
+    assert report.coverage.bypassed == 0
     # No policy speaks of norms, so that torch.compile fuses this one into a kernel of its own.
-    norms = of(found, "layer_norm")
+    norms = of(report, "layer_norm")
     assert norms
     assert {row.status for row in norms} == {"default"}
     assert any(name.startswith("triton_") for row in norms for name in row.observed), norms
@@ -290,11 +290,11 @@ def test_compiled_code(block, x):
 def test_threads_of_backward_and_of_the_program(block, x):
     with xt.kernel_policy(matmul="cublas.cublasLt"):
         step(block, x)
-        with xt.explain() as found:
+        with xt.explain() as report:
             thread = threading.Thread(target=step, args=(block, x))
             thread.start()
             thread.join()
-    rows = of(found, "matmul")
+    rows = of(report, "matmul")
     assert sum(row.count for row in rows) == 4 + 8
     assert {row.status for row in rows} == {"honoured"}
 

@@ -105,10 +105,10 @@ def test_the_same_kernels_run(trained: Trained, form: str) -> None:
 @pytest.mark.parametrize("form", [pytest.param("onnx", marks=pytest.mark.cuda_onnxruntime), "program"])
 def test_layers_agree(trained: Trained, form: str) -> None:
     with open_session(getattr(trained, form).path) as session:
-        found = xt.parity(trained.model, session, trained.ids)
-    assert found.agreed, str(found)
-    assert found.skipped == {}
-    assert {layer.module for layer in found.layers} >= {*KERNELS, ""}
+        parity = xt.parity(trained.model, session, trained.ids)
+    assert parity.agreed, str(parity)
+    assert parity.skipped == {}
+    assert {layer.module for layer in parity.layers} >= {*KERNELS, ""}
 
 
 @pytest.mark.cuda_onnxruntime
@@ -149,13 +149,13 @@ def test_pytorchs_own_kernels_by_module(trained: Trained) -> None:
     ]
     with open_session(trained.program.path, policy={"kernels": {"rules": rules}}) as session:
         report = session.explain({"ids": trained.ids}, runs=1)
-        found = xt.parity(trained.model, session, trained.ids)
+        parity = xt.parity(trained.model, session, trained.ids)
     seen = {observation.key: observation for observation in report.observations}
     assert seen["kernels.rules[0]"].observed == "torch.math (1 operator)"
     assert seen["kernels.rules[1]"].observed == "torch.flash (1 operator)"
     flash = next(u for u in report.units if u.id == "layers.1.attn/scaled_dot_product_attention")
     assert "flash" in (flash.kernel or ""), flash.kernel
-    assert found.agreed, str(found)
+    assert parity.agreed, str(parity)
 
 
 @pytest.mark.cuda_onnxruntime
@@ -172,6 +172,6 @@ def test_an_injected_difference_is_found(trained: Trained, tmp_path: Path) -> No
     with pytest.warns(xrt.XpuRuntimeWarning, match="other weights"):
         session = open_session(tmp_path / "other.onnx")
     with session:
-        found = xt.parity(trained.model, session, trained.ids)
-    assert found.first_diverging is not None
-    assert found.first_diverging.module == "layers.1.attn.proj", str(found)
+        parity = xt.parity(trained.model, session, trained.ids)
+    assert parity.first_diverging is not None
+    assert parity.first_diverging.module == "layers.1.attn.proj", str(parity)

@@ -110,16 +110,16 @@ def test_inductor_takes_the_backend_and_it_is_explained(word, backend, length, m
     compiled = torch.compile(flex, fullgraph=True)
     with xt.kernel_policy(strict(word)), torch.no_grad():
         close(compiled(q, k, v), unfused(q, k, v))
-        with xt.explain() as found:
+        with xt.explain() as report:
             compiled(q, k, v)
         assert set(seen) == {backend}
-        rows = attention_rows(found)
-        assert rows, found.rows
+        rows = attention_rows(report)
+        assert rows, report.rows
         for row in rows:
             assert (row.requested, row.source) == ((word,), "kernels.attention"), row
             assert (row.resolved, row.status) == (word, "honoured"), row
             assert row.observed[0].startswith("triton_"), row
-        found.require()
+        report.require()
     seen.clear()
     with torch.no_grad():
         compiled(q, k, v)
@@ -133,13 +133,13 @@ def test_forward_and_backward_of_a_training(monkeypatch):
     compiled = torch.compile(flex, fullgraph=True)
     with xt.kernel_policy(strict(TRITON)):
         actual = torch.autograd.grad(compiled(*tensors).float().square().sum(), tensors)
-        with xt.explain() as found:
+        with xt.explain() as report:
             torch.autograd.grad(compiled(*tensors).float().square().sum(), tensors)
     for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, atol=0.1, rtol=0.1)
     assert set(seen) == {"TRITON"}
     assert len(seen) >= 2
-    assert {(row.resolved, row.status) for row in attention_rows(found)} == {(TRITON, "honoured")}
+    assert {(row.resolved, row.status) for row in attention_rows(report)} == {(TRITON, "honoured")}
 
 
 def test_a_call_that_states_its_backend_is_explained_as_bypassed(monkeypatch):
@@ -148,11 +148,11 @@ def test_a_call_that_states_its_backend_is_explained_as_bypassed(monkeypatch):
     compiled = torch.compile(lambda q, k, v: flex(q, k, v, kernel_options={"BACKEND": "TRITON_DECODE"}), fullgraph=True)
     with xt.kernel_policy(strict(TRITON)), torch.no_grad():
         compiled(q, k, v)
-        with xt.explain() as found:
+        with xt.explain() as report:
             close(compiled(q, k, v), unfused(q, k, v))
     assert set(seen) == {"TRITON_DECODE"}
-    assert {(row.resolved, row.status) for row in attention_rows(found)} == {(DECODE, "bypassed")}
-    assert all("states its own backend, TRITON_DECODE" in row.reason for row in attention_rows(found))
+    assert {(row.resolved, row.status) for row in attention_rows(report)} == {(DECODE, "bypassed")}
+    assert all("states its own backend, TRITON_DECODE" in row.reason for row in attention_rows(report))
 
 
 def test_rules_by_module(monkeypatch):
@@ -207,11 +207,11 @@ def test_flash_attention_4_where_it_is_installed(monkeypatch):
 
 def test_eager_flex_attention_is_unfused_forward_and_backward():
     tensors = operands(64, grad=True)
-    with xt.kernel_policy(strict("torch.math")), xt.explain() as found:
+    with xt.kernel_policy(strict("torch.math")), xt.explain() as report:
         out = flex(*tensors)
         torch.autograd.grad(out.float().sum(), tensors)
     close(out, unfused(*tensors))
-    rows = {row.operator: row for row in attention_rows(found)}
+    rows = {row.operator: row for row in attention_rows(report)}
     for operator, phase in (("flex_attention", "train"), ("flex_attention_backward", "backward")):
         row = rows[f"higher_order::{operator}"]
         assert (row.resolved, row.status, row.phase) == ("torch.math", "honoured", phase), row
@@ -255,20 +255,20 @@ def test_varlen_attn_runs_by_flash_forward_and_backward(compiled):
     call = torch.compile(varlen, fullgraph=True) if compiled else varlen
     with xt.kernel_policy(strict("torch.flash")):
         torch.autograd.grad(call(*tensors, at).float().sum(), tensors)
-        with xt.explain() as found:
+        with xt.explain() as report:
             out = call(*tensors, at)
             actual = torch.autograd.grad(out.float().square().sum(), tensors)
     close(out, one_by_one(*tensors))
     for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, atol=0.1, rtol=0.1)
-    rows = {row.operator: row for row in attention_rows(found)}
+    rows = {row.operator: row for row in attention_rows(report)}
     assert set(rows) == {PACKED, f"{PACKED}_backward"}
     for row in rows.values():
         assert (row.requested, row.source) == (("torch.flash",), "kernels.attention"), row
         assert (row.resolved, row.status, row.count) == ("torch.flash", "honoured", 1), row
         assert any("flash" in name for name in row.observed), row
     assert rows[f"{PACKED}_backward"].phase == "backward"
-    found.require()
+    report.require()
 
 
 @pytest.mark.parametrize("word", ["cuda_raw.flash_attention_v2", "cudnn.sdpa", "torch.cudnn", "torch.efficient"])
@@ -278,10 +278,10 @@ def test_what_cannot_serve_varlen_attn(word):
     with xt.kernel_policy(strict(rules=[rule(word)])), refused:
         varlen(*tensors, at)
     said = pytest.warns(XpuRuntimeWarning, match="varlen_attn of .* runs by torch.varlen")
-    with xt.kernel_policy(xrt.KernelPolicy(rules=[rule(word)])), said, xt.explain() as found:
+    with xt.kernel_policy(xrt.KernelPolicy(rules=[rule(word)])), said, xt.explain() as report:
         out = varlen(*tensors, at)
     close(out, one_by_one(*tensors))
-    (row,) = attention_rows(found)
+    (row,) = attention_rows(report)
     assert (row.requested, row.resolved, row.status) == ((word,), "torch.varlen", "substituted")
     assert any("flash" in name for name in row.observed), row
 
@@ -302,9 +302,9 @@ def test_rules_of_varlen_attn_by_phase_and_module():
 
     model, tensors, at = Model(), packed(grad=True), places()
     rules = [rule("torch.flash", module="a", phase="train"), rule(["torch.cudnn", "torch.flash"], phase="backward")]
-    with xt.kernel_policy(strict(rules=rules)), xt.explain() as found:
+    with xt.kernel_policy(strict(rules=rules)), xt.explain() as report:
         model(*tensors, at).float().sum().backward()
-    rows = {(row.module, row.phase): (row.source, row.resolved, row.status) for row in attention_rows(found)}
+    rows = {(row.module, row.phase): (row.source, row.resolved, row.status) for row in attention_rows(report)}
     assert rows == {
         ("a", "train"): ("kernels.rules[0]", "torch.flash", "honoured"),
         ("b", "train"): ("default", "torch.varlen", "default"),

@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
 def run(path: Path) -> dict[str, Any]:
     program = Path(__file__).with_name("locked_step.py")
-    made = subprocess.run([sys.executable, program, "cuda:0", path], check=True, stdout=subprocess.PIPE, timeout=300)
-    found: dict[str, Any] = json.loads(made.stdout)
-    return found
+    process = subprocess.run([sys.executable, program, "cuda:0", path], check=True, stdout=subprocess.PIPE, timeout=300)
+    document: dict[str, Any] = json.loads(process.stdout)
+    return document
 
 
 def test_fresh_processes_run_what_was_locked(tmp_path: Path) -> None:

@@ -293,7 +293,7 @@ def test_the_fastest_is_measured_once_and_never_in_a_capture() -> None:
         assert_close(captured, exact, torch.bfloat16)
         with tuning.replayed():
             found = torch.mm(x, weight.t())
-            (route,) = [one for one in routes() if one.tuned]
+            (route,) = [route for route in routes() if route.tuned]
         assert_close(found, exact, torch.bfloat16)
         made_of = [found for (_, key, eager), found in CONTEXT.times.items() if "4096" in key and not eager]
     (measured,) = made_of

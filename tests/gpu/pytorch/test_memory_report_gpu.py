@@ -15,13 +15,13 @@ MIB = 1 << 20
 
 
 def device_of(report):
-    (found,) = [device for device in report.devices if device.device == "cuda:0"]
-    return found
+    (result,) = [device for device in report.devices if device.device == "cuda:0"]
+    return result
 
 
 def holder(report, owner):
-    (found,) = [one for one in device_of(report).holders if one.owner == owner]
-    return found
+    (result,) = [one for one in device_of(report).holders if one.owner == owner]
+    return result
 
 
 def test_no_byte_is_counted_twice() -> None:

@@ -64,9 +64,9 @@ def test_layer_norm_and_its_gradient_are_those_of_pytorch(shape, dtype, paramete
     mask = [True, parameters, parameters]
 
     def run():
-        found = aten.native_layer_norm(x, shape, weight, bias, 1e-5)
-        grads = aten.native_layer_norm_backward(grad, x, shape, *found[1:], weight, bias, mask)
-        return [*found, *(one for one in grads if one is not None)]
+        norm = aten.native_layer_norm(x, shape, weight, bias, 1e-5)
+        grads = aten.native_layer_norm_backward(grad, x, shape, *norm[1:], weight, bias, mask)
+        return [*norm, *(grad for grad in grads if grad is not None)]
 
     expected = run()
     with xt.kernel_policy(**OURS):
@@ -99,8 +99,8 @@ def test_statistics_of_rms_norm_are_those_of_pytorch():
     x, weight = draw(4, 64, dtype=torch.bfloat16), draw(64, dtype=torch.bfloat16)
     expected = aten._fused_rms_norm(x, [64], weight, None)
     with xt.kernel_policy(**OURS):
-        found = aten._fused_rms_norm(x, [64], weight, None)
-    alike(found, expected, **CLOSE[torch.bfloat16])
+        norm = aten._fused_rms_norm(x, [64], weight, None)
+    alike(norm, expected, **CLOSE[torch.bfloat16])
 
 
 def test_kernels_by_phase_understand_each_other():
@@ -114,8 +114,8 @@ def test_kernels_by_phase_understand_each_other():
         ]
         xrt.clear_decisions()
         with xt.kernel_policy(rules=rules):
-            found = torch.autograd.grad(model(x).square().sum(), (x, *model.parameters()))
-        alike(found, expected, rtol=1e-4, atol=1e-3)
+            grad = torch.autograd.grad(model(x).square().sum(), (x, *model.parameters()))
+        alike(grad, expected, rtol=1e-4, atol=1e-3)
         assert len(served()) == 1
 
 
@@ -187,12 +187,12 @@ def test_fused_with_a_residual(rms, weight_dtype):
         return (out.float().square().mean() + total.float().pow(3).mean()) * 100
 
     out, total = fused(x, [768], weight, residual=residual)
-    found = torch.autograd.grad(loss(out, total), (x, residual, weight))
+    grad = torch.autograd.grad(loss(out, total), (x, residual, weight))
     exact = [one.detach().double().requires_grad_() for one in (x, residual, weight)]
     true = norm(exact[0] + exact[1], [768], exact[2])
     expected = torch.autograd.grad(loss(true, exact[0] + exact[1]), exact)
     torch.testing.assert_close(out.double(), true, rtol=3e-2, atol=3e-2)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(grad, expected, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=3e-2, atol=3e-2)
     kernel = OURS["rms_norm" if rms else "layer_norm"]
     assert {chosen for _, chosen, _ in served()} == {kernel}

@@ -80,11 +80,11 @@ def test_errors_of_known_calls_are_pytorchs_own(form: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_known_to_be_native_is_pytorchs_own(form: str, dtype: torch.dtype, monkeypatch: Any) -> None:
-    asked: list[str] = []
+    names: list[str] = []
     real = matmul._run
 
     def count(native: Any, *args: Any) -> Any:
-        asked.append(native.name)
+        names.append(native.name)
         return real(native, *args)
 
     monkeypatch.setattr(matmul, "_run", count)
@@ -95,7 +95,7 @@ def test_what_is_known_to_be_native_is_pytorchs_own(form: str, dtype: torch.dtyp
             found = run()
             assert torch.equal(found, expected)
             assert (found.device, found.dtype, found.stride()) == (expected.device, dtype, expected.stride())
-    assert len(asked) == 1
+    assert len(names) == 1
 
 
 @pytest.mark.parametrize("form", FORMS)

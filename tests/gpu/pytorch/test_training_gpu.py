@@ -71,7 +71,7 @@ def test_the_loss_curve_is_that_of_pytorch(run, policy, autocast):
     assert expected[-1] < 0.85 * expected[0]  # it learns
     with xt.kernel_policy(**POLICIES[policy]):
         losses, _ = RUNS[run](steps=STEPS, autocast=autocast)
-    assert max(abs(one - other) for one, other in zip(losses, expected, strict=True)) < NATS[autocast]
+    assert max(abs(loss - other) for loss, other in zip(losses, expected, strict=True)) < NATS[autocast]
     served = {decision.op for decision in xrt.decisions()}
     if policy != "vendors":
         assert served >= {"layer_norm", "layer_norm_backward"}

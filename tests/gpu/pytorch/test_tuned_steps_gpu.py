@@ -76,11 +76,11 @@ def test_an_eager_step_is_not_slower_under_a_tuned_policy(shape: tuple[int, int,
     with xt.kernel_policy(BEST):
         for _ in range(3):
             step()
-    found = measure(
+    measurement = measure(
         {"none": under(None), "tuned": under(BEST)}, control="none", margin=Margin(0.02, 0.0), rounds=(11, 121),
         budget=60.0, block=0.1,
     )  # fmt: skip
-    ratio = found.comparisons["tuned"]
+    ratio = measurement.comparisons["tuned"]
     chosen = {key: one.chosen.kernel for (_, key, _), one in CONTEXT.times.items()}
     print(f"{shape}: tuned takes {ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] of none; {chosen}")
     assert ratio.verdict is not RatioVerdict.SLOWER, (ratio, chosen)

@@ -60,10 +60,10 @@ def run(case: dict[str, Any], room: Path) -> None:
 def processes_of(room: Path) -> list[str]:
     """Return the commands of the processes that a case has started and that are there."""
     processes = []
-    for place in Path("/proc").glob("[0-9]*"):
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            if f"XPURUNTIME_CASE={room}".encode() in (place / "environ").read_bytes().split(b"\0"):
-                processes.append((place / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200])
+            if f"XPURUNTIME_CASE={room}".encode() in (path / "environ").read_bytes().split(b"\0"):
+                processes.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200])
         except OSError:
             continue
     return processes
@@ -93,8 +93,8 @@ def ended(room: Path, status: int, seconds: float) -> dict[str, Any]:
     return {
         "status": os.waitstatus_to_exitcode(status),
         "sent": (room / "sent").exists(),
-        "left": sorted({one.name for one in (room / "tmp").iterdir()} - _OF_OTHERS),
-        "written": sorted(one.name for one in (room / "cwd").iterdir()),
+        "left": sorted({path.name for path in (room / "tmp").iterdir()} - _OF_OTHERS),
+        "written": sorted(path.name for path in (room / "cwd").iterdir()),
         "processes": processes,
         "seconds": seconds,
         "err": (room / "err").read_text(),
@@ -112,7 +112,7 @@ def main() -> None:
     cases = json.load(sys.stdin)
     rooms = [Path(tempfile.mkdtemp(dir=sys.argv[1])) for _ in cases]
     running: dict[int, tuple[int, float]] = {}
-    found: list[Any] = [None] * len(cases)
+    count: list[Any] = [None] * len(cases)
     waiting = list(range(len(cases)))
     while waiting or running:
         while waiting and len(running) < (os.cpu_count() or 1):
@@ -125,8 +125,8 @@ def main() -> None:
             time.sleep(0.005)
             continue
         number, begun = running.pop(child)
-        found[number] = ended(rooms[number], status, time.monotonic() - begun)
-    json.dump(found, sys.stdout)
+        count[number] = ended(rooms[number], status, time.monotonic() - begun)
+    json.dump(count, sys.stdout)
 
 
 if __name__ == "__main__":

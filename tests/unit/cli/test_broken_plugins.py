@@ -87,11 +87,11 @@ def command(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_doctor_names_each(site: Path) -> None:
     done = command(site, "doctor", "--json")
-    found = json.loads(done.stdout)
-    told = [finding["what"] for finding in found["findings"] if finding["code"] == "plugin_failed"]
+    document = json.loads(done.stdout)
+    told = [finding["what"] for finding in document["findings"] if finding["code"] == "plugin_failed"]
     for name in (*FAIL_TO_LOAD, "kexits", "kuntold"):
         assert sum(repr(name) in sentence for sentence in told) == 1, (name, told)
-    broken = [finding["what"] for finding in found["findings"] if finding["code"] == "engine_broken"]
+    broken = [finding["what"] for finding in document["findings"] if finding["code"] == "engine_broken"]
     assert all(any(what.startswith(name + " ") for what in broken) for name in ("probes", "probes-none"))
     assert "\x1b" not in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -89,8 +89,8 @@ def test_the_chip_of_qnn(xrt: Any, digits: str, tmp_path: Path) -> None:
     policy.write_text("execution: {engine: qnn, device: npu, shapes: {image: [1, 1, 8, 8]}}\n")
     result = xrt("compile", digits, "-o", tmp_path / "q.xrt", "--policy", policy, "--soc", "sm8650", "--json")
     assert result.code == 0, result.err
-    made = json.loads((tmp_path / "q.xrt" / "manifest.json").read_text())
-    assert made["policy"]["execution"]["provider_options"] == {"qnn": {"soc": "sm8650"}}
+    document = json.loads((tmp_path / "q.xrt" / "manifest.json").read_text())
+    assert document["policy"]["execution"]["provider_options"] == {"qnn": {"soc": "sm8650"}}
     result = xrt("compile", digits, "-o", tmp_path / "r.xrt", "--policy", policy, "--soc", "sm0")
     assert result.code != 0
     assert "sm0" in result.err

@@ -24,9 +24,9 @@ def test_a_grade_that_fails(xrt: Any, tmp_path: Path) -> None:
     onnx.save(planted.noisy(), tmp_path / "noisy.onnx")
     path = str(tmp_path / "noisy.onnx")
     failed = xrt("determinism", path, "--engine", "onnxruntime", "--device", "cpu", "--grade", "run_to_run", "--json")
-    found = json.loads(failed.out)
-    assert (failed.code, found["reached"], found["observed"]) == (1, False, "none")
-    assert found["tests"][0]["first_difference"]["unit"] == "noise"
+    document = json.loads(failed.out)
+    assert (failed.code, document["reached"], document["observed"]) == (1, False, "none")
+    assert document["tests"][0]["first_difference"]["unit"] == "noise"
     shown = xrt("determinism", path, "--engine", "onnxruntime", "--device", "cpu")
     assert (shown.code, "run_to_run" in shown.out, "not tested" in shown.out) == (0, True, True)
 

@@ -156,9 +156,9 @@ def test_what_ends_a_command_from_within_has_the_same_code_in_every_command(
     monkeypatch.setattr(files, "load", fail)
     policy = tmp_path / "policy.yaml"
     policy.write_text("execution: {device: cpu}\n")
-    made = tmp_path / "made.xrt"
-    arguments = [str(made) if word == "OUT" else word for word in COMMANDS[command]]
+    path = tmp_path / "made.xrt"
+    arguments = [str(path) if word == "OUT" else word for word in COMMANDS[command]]
     result = xrt(command, digits, "--policy", str(policy), *arguments)
     assert result.code == code, result.err
     assert ("this is a bug in xpuruntime" in result.err) == (code is ExitCode.BUG)
-    assert not made.exists()
+    assert not path.exists()

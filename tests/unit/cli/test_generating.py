@@ -77,6 +77,6 @@ def test_plan_explain_lock_and_verify(xrt: Any, folder: Path, tmp_path: Path) ->
 )
 def test_wrong_options_are_refused(xrt: Any, folder: Path, digits: str, arguments: tuple[Any, ...], said: str) -> None:
     names = {"FOLDER": folder, "MODEL": digits}
-    result = xrt(*(names.get(one, one) for one in arguments))
+    result = xrt(*(names.get(argument, argument) for argument in arguments))
     assert result.code == 2, result.err
     assert said in " ".join(result.err.split())

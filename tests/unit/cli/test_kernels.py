@@ -34,10 +34,10 @@ def test_all_of_them_as_json(xrt: Any) -> None:
 
 
 def test_those_of_one_operation(xrt: Any) -> None:
-    found = xrt("kernels", "matmul", "--json").json()["kernels"]
-    assert {"cpu.blas", "cpu.reference", "null.null"} <= {one["id"] for one in found}
-    assert {one["op"] for one in found} == {"matmul"}
-    order = [one["id"] for one in found]
+    kernels = xrt("kernels", "matmul", "--json").json()["kernels"]
+    assert {"cpu.blas", "cpu.reference", "null.null"} <= {one["id"] for one in kernels}
+    assert {one["op"] for one in kernels} == {"matmul"}
+    order = [one["id"] for one in kernels]
     assert order == [kernel.id for kernel in ops.kernels("matmul")]
 
 

@@ -153,10 +153,10 @@ def test_nothing_is_written_into_an_artifact(xrt: Xrt, inputs: dict[str, Path], 
 def test_reports_and_policies_are_no_outputs(xrt: Xrt, inputs: dict[str, Path], tmp_path: Path, spelling: str) -> None:
     for name in ("one.json", "two.json"):
         Report().save(tmp_path / "in" / name)
-    one, two = tmp_path / "in" / "one.json", tmp_path / "in" / "two.json"
+    path, two = tmp_path / "in" / "one.json", tmp_path / "in" / "two.json"
     target = SPELLINGS[spelling](two, ".html")
     before = two.read_bytes()
-    for reports in ([two], [one, two]):
+    for reports in ([two], [path, two]):
         result = xrt("explain", *reports, "--html", target)
         assert (result.code, two.read_bytes()) == (2, before)
     if spelling != "a linked folder":
@@ -210,21 +210,21 @@ def test_force_replaces_nothing_but_an_artifact(xrt: Xrt, digits: str, tmp_path:
 
 
 def test_force_keeps_an_artifact_with_files_of_the_user(xrt: Xrt, digits: str, tmp_path: Path) -> None:
-    place = tmp_path / "a.xrt"
-    command = ("compile", digits, "-o", place, "--device", "cpu", "--engine", "onnxruntime")
+    path = tmp_path / "a.xrt"
+    command = ("compile", digits, "-o", path, "--device", "cpu", "--engine", "onnxruntime")
     assert xrt(*command).code == 0
     assert xrt(*command).code == 2
     assert xrt(*command, "--force").code == 0
-    (place / "notes").mkdir()
-    (place / "notes" / "thesis.txt").write_text("years of work")
+    (path / "notes").mkdir()
+    (path / "notes" / "thesis.txt").write_text("years of work")
     before = state(tmp_path)
     result = xrt(*command, "--force")
     assert (result.code, state(tmp_path)) == (2, before)
     assert "'notes'" in result.err
-    shutil.rmtree(place / "notes")
-    shutil.copy(place / "model.onnx", tmp_path / "other.onnx")
-    (place / "manifest.json").write_text((place / "manifest.json").read_text().replace("artifact/1", "artifact/7"))
+    shutil.rmtree(path / "notes")
+    shutil.copy(path / "model.onnx", tmp_path / "other.onnx")
+    (path / "manifest.json").write_text((path / "manifest.json").read_text().replace("artifact/1", "artifact/7"))
     assert xrt(*command, "--force").code == 0, "one of another release is an artifact, too"
     before = state(tmp_path)
-    inside = xrt("compile", place / "model.onnx", *command[2:], "--force")
+    inside = xrt("compile", path / "model.onnx", *command[2:], "--force")
     assert (inside.code, state(tmp_path)) == (2, before)

@@ -44,9 +44,9 @@ def policy(folder: Path, **content: Any) -> Path:
 
 class TestOnnxRuntime:
     def test_fp16_asked_and_fp32_run(self, xrt: Xrt, digits: str) -> None:
-        found = explain(xrt, digits, "-e", "onnxruntime", "-d", "cpu", "--precision", "fp16")
-        assert deviating(found) == {"execution.precision"}
-        assert found["execution.precision"] == "substituted"
+        report = explain(xrt, digits, "-e", "onnxruntime", "-d", "cpu", "--precision", "fp16")
+        assert deviating(report) == {"execution.precision"}
+        assert report["execution.precision"] == "substituted"
 
     def test_an_entry_that_only_another_provider_reads(self, xrt: Xrt, digits: str, tmp_path: Path) -> None:
         """ONNX Runtime takes it without a word, and would read it back."""
@@ -64,8 +64,8 @@ class TestOnnxRuntime:
         monkeypatch.setattr(loading, "session_options", lambda s, *more, **options: real(_without(s), *more, **options))
         options = {"onnxruntime": {"session.disable_prepacking": 1}}
         given = policy(tmp_path, execution={"device": "cpu", "engine": "onnxruntime", "provider_options": options})
-        found = explain(xrt, digits, "-p", given)
-        assert found["execution.provider_options.onnxruntime.session.disable_prepacking"] == "substituted"
+        report = explain(xrt, digits, "-p", given)
+        assert report["execution.provider_options.onnxruntime.session.disable_prepacking"] == "substituted"
 
 
 def _without(settings: Any) -> Any:
@@ -80,8 +80,8 @@ class TestOpenVino:
     def test_an_option_that_the_plugin_cuts_down(self, xrt: Xrt, digits: str, tmp_path: Path) -> None:
         options = {"openvino": {"NUM_STREAMS": 4096}}
         given = policy(tmp_path, execution={"device": "cpu", "engine": "openvino", "provider_options": options})
-        found = explain(xrt, digits, "-p", given)
-        assert found["execution.provider_options.openvino.NUM_STREAMS"] == "substituted"
+        report = explain(xrt, digits, "-p", given)
+        assert report["execution.provider_options.openvino.NUM_STREAMS"] == "substituted"
 
     def test_more_threads_than_cores(self, xrt: Xrt, digits: str, tmp_path: Path) -> None:
         given = policy(tmp_path, execution={"device": "cpu", "engine": "openvino", "threads": 4096})
@@ -125,8 +125,8 @@ class TestOpenVino:
 
 class TestNull:
     def test_what_it_cannot_do(self, xrt: Xrt, digits: str) -> None:
-        found = explain(xrt, digits, "-e", "null", "-d", "cpu", "--precision", "fp16")
-        assert deviating(found) == {"execution.precision"}
+        report = explain(xrt, digits, "-e", "null", "-d", "cpu", "--precision", "fp16")
+        assert deviating(report) == {"execution.precision"}
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +181,8 @@ class TestTorch:
         )
         execution = {"engine": "torch", "device": "cpu"}
         given = policy(tmp_path, execution=execution, kernels={"attention": "cpu.reference"})
-        found = explain(xrt, program, "-p", given)
-        assert found["kernels.attention"] == "substituted"
+        report = explain(xrt, program, "-p", given)
+        assert report["kernels.attention"] == "substituted"
 
     def test_another_attention_than_the_one_that_was_pinned(
         self, xrt: Xrt, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -127,7 +127,7 @@ def test_a_signal_ends_the_load(digits, tmp_path, wait, number):
     finally:
         process.kill()
     assert (process.returncode, out, err) == (0, "", "note: ended before the models were loaded\n")
-    assert [one.name for one in scratch.iterdir() if one.name != ".ses"] == []
+    assert [path.name for path in scratch.iterdir() if path.name != ".ses"] == []
 
 
 def test_a_server_under_nohup_outlives_the_terminal(start, digits):

@@ -42,10 +42,10 @@ def test_first_values_are_those_of_the_model(xrt: Callable[..., Any], digits: st
     """Of outputs below and above the 1,024 elements that JSON holds whole."""
     saved = tmp_path / "out.npz"
     done = xrt("run", digits, "--dim", f"N={rows}", "--json", "--output", str(saved))
-    found = json.loads(done.out)["outputs"]["logits"]
+    logits = json.loads(done.out)["outputs"]["logits"]
     values = np.load(saved)["logits"].ravel()
-    np.testing.assert_allclose(found["first"], values[:5], rtol=1e-6)
-    assert (found["values"] is None) == (values.size > 1024)
+    np.testing.assert_allclose(logits["first"], values[:5], rtol=1e-6)
+    assert (logits["values"] is None) == (values.size > 1024)
     text = xrt("run", digits, "--dim", f"N={rows}").out
     assert f"{values[0]:.5g}" in text
     assert "..." in text
@@ -111,6 +111,6 @@ def test_values_are_completed() -> None:
 
 
 def test_the_sample_machine_is_planned_for(xrt: Callable[..., Any], digits: str) -> None:
-    found = json.loads(xrt("plan", digits, "--machine", str(MACHINE), "--json").out)
-    assert (found["engine"], found["device"]) == ("onnxruntime", "cuda:0")
+    document = json.loads(xrt("plan", digits, "--machine", str(MACHINE), "--json").out)
+    assert (document["engine"], document["device"]) == ("onnxruntime", "cuda:0")
     assert xrt("plan", digits, "--machine", str(MACHINE), "--device", "cuda:1").code == 3

@@ -76,10 +76,10 @@ def ended(tmp_path_factory: pytest.TempPathFactory, digits: str) -> dict[str, li
         capture_output=True, text=True, check=False, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found: dict[str, list[dict[str, Any]]] = {}
+    results: dict[str, list[dict[str, Any]]] = {}
     for case, became in zip(cases, json.loads(done.stdout), strict=True):
-        found.setdefault(case["name"], []).append(case | became)
-    return found
+        results.setdefault(case["name"], []).append(case | became)
+    return results
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -111,12 +111,12 @@ def test_a_cluster_needs_ray(xrt: Xrt, digits: str, spec: Path, monkeypatch: pyt
 
 
 def children_of(pid: int) -> list[int]:
-    found, todo = [], [pid]
+    results, todo = [], [pid]
     while todo:
         for task in Path("/proc", str(todo.pop()), "task").glob("*/children"):
             todo += (more := list(map(int, task.read_text().split())))
-            found += more
-    return found
+            results += more
+    return results
 
 
 def has_ended(pid: int) -> bool:
@@ -158,7 +158,7 @@ def test_a_search_that_did_not_end_is_not_thrown_away(
     until = time.monotonic() + 60
     while not all(map(has_ended, children)) and time.monotonic() < until:
         time.sleep(0.01)
-    assert [one for one in children if not has_ended(one)] == []
+    assert [child for child in children if not has_ended(child)] == []
     assert (list(scratch.glob("xpuruntime-*")), (tmp_path / "tuned.yaml").exists()) == ([], False)
     refused = xrt("tune", digits, "-t", spec, "--input", "random", "-d", "cpu")
     assert refused.code == 2

@@ -44,7 +44,7 @@ def test_a_policy_that_does_not(xrt: Xrt, digits: str, policy: Path) -> None:
     policy.write_text(DEVIATING)
     result = xrt("verify", digits, "-p", policy, "--only", "evidence", "--json")
     assert result.code == result.json()["exit_code"] == 1
-    [claim] = [one for one in result.json()["claims"] if one["verdict"] == "fail"]
+    [claim] = [claim for claim in result.json()["claims"] if claim["verdict"] == "fail"]
     assert (claim["id"], claim["line"], claim["column"]) == ("evidence.execution.layout", 4, 3)
 
 
@@ -80,7 +80,7 @@ def test_outputs(xrt: Xrt, digits: str, policy: Path, tmp_path: Path) -> None:
     assert place["physicalLocation"]["artifactLocation"]["uri"] == "policy.yaml"
     assert (tmp_path / "xrt-junit.xml").read_text() == (tmp_path / "junit.out").read_text()
     assert (tmp_path / "metrics.txt").read_text().endswith("# EOF\n")
-    assert sorted(one.name for one in tmp_path.iterdir()) == sorted(
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         [*(f"{name}.out" for name in formats), "policy.yaml", "xrt-junit.xml", "metrics.txt"]
     )
 

@@ -41,8 +41,8 @@ def verdicts(report: Any) -> dict[str, str]:
 
 
 def only(report: Any, name: str) -> Any:
-    [found] = [gate for gate in report.gates if gate.name == name]
-    return found
+    [result] = [gate for gate in report.gates if gate.name == name]
+    return result
 
 
 class TestFigures:
@@ -208,14 +208,14 @@ FIRST = {
 def test_parity_names_the_first_layer_that_differs(models: Any, fault: str) -> None:
     import xpuruntime.pytorch as xt
 
-    found = xt.parity(models.faulty(""), models.faulty(fault), models.held_out(2), rtol=0.0, atol=1e-6)
-    assert found.logprobs is not None
-    assert found.logprobs.bits is found.agreed is (not fault)
-    first = found.first_different
-    assert (None if first is None else first.module) == FIRST[fault], str(found)
-    assert ("(decoding)" in found.skipped) is (fault == "dropped processor")
-    assert ("the same bits" in str(found)) is (not fault)
-    assert found.to_dict()["logprobs"]["bits"] is (not fault)
+    parity = xt.parity(models.faulty(""), models.faulty(fault), models.held_out(2), rtol=0.0, atol=1e-6)
+    assert parity.logprobs is not None
+    assert parity.logprobs.bits is parity.agreed is (not fault)
+    first = parity.first_different
+    assert (None if first is None else first.module) == FIRST[fault], str(parity)
+    assert ("(decoding)" in parity.skipped) is (fault == "dropped processor")
+    assert ("the same bits" in str(parity)) is (not fault)
+    assert parity.to_dict()["logprobs"]["bits"] is (not fault)
 
 
 def test_parity_of_a_policy_and_of_another_engine(models: Any) -> None:
@@ -223,20 +223,20 @@ def test_parity_of_a_policy_and_of_another_engine(models: Any) -> None:
 
     model, prompts = models.trained(), models.held_out(2)
     ours = xt.logprobs_of(model, policy={"kernels": {"matmul": "cpu.reference"}})
-    found = xt.parity(model, ours, prompts)
-    assert found.agreed, str(found)
-    assert found.logprobs is not None
-    assert not found.logprobs.bits
-    assert 0 < found.logprobs.max_abs < 1e-4
+    parity = xt.parity(model, ours, prompts)
+    assert parity.agreed, str(parity)
+    assert parity.logprobs is not None
+    assert not parity.logprobs.bits
+    assert 0 < parity.logprobs.max_abs < 1e-4
     assert xt.get_kernel_policy() is None
 
     class Elsewhere:
         def logprobs(self, tokens: Any) -> Any:
             return np.zeros((len(tokens) - 1, 256), dtype=np.float32)
 
-    found = xt.parity(model, Elsewhere(), prompts)
-    assert not found.agreed
-    assert found.skipped == {"(layers)": "the other side shows no tensors inside of it"}
+    parity = xt.parity(model, Elsewhere(), prompts)
+    assert not parity.agreed
+    assert parity.skipped == {"(layers)": "the other side shows no tensors inside of it"}
 
 
 def test_a_text_goes_on_after_a_token_that_ends_one(models: Any) -> None:

@@ -71,8 +71,8 @@ def test_accuracy_is_held_against_the_graph_on_onnxruntime(
 ):
     from xpuruntime.engines.onnxruntime_genai.model import GenAiModel
 
-    for one in (folder, int4_folder):
-        with xrt.GenerationSession(one, policy=ACCURACY) as session:
+    for side in (folder, int4_folder):
+        with xrt.GenerationSession(side, policy=ACCURACY) as session:
             statuses = {seen.key: seen.status for seen in session.explain([1, 2, 3], runs=1).observations}
             assert statuses["accuracy.rtol"] == "honoured"
     execute = GenAiModel._execute
@@ -93,16 +93,16 @@ def test_gates_of_a_policy_are_verified_against_onnxruntime(
     (tmp_path / "texts.json").write_text("[[256, 1, 2, 3, 4, 5], [7, 8, 9]]")
     limits = {"text": str(tmp_path / "texts.json"), "kl": 1e-6, "top1": 0.9}
     policy = {"verify": {"generation": limits}}
-    found = xrt.verify(folder, policy, only=["generation"])
-    assert {claim.id: claim.verdict for claim in found.claims}["generation.kl"] == "pass", found
+    verification = xrt.verify(folder, policy, only=["generation"])
+    assert {claim.id: claim.verdict for claim in verification.claims}["generation.kl"] == "pass", verification
     execute = GenAiModel._execute
 
     def scaled(self: Any, handle: Any, ready: Any) -> Any:
         return [1.05 * logits for logits in execute(self, handle, ready)]
 
     monkeypatch.setattr(GenAiModel, "_execute", scaled)
-    found = xrt.verify(folder, policy, only=["generation"])
-    assert {claim.id: claim.verdict for claim in found.claims}["generation.kl"] == "fail", found
+    verification = xrt.verify(folder, policy, only=["generation"])
+    assert {claim.id: claim.verdict for claim in verification.claims}["generation.kl"] == "fail", verification
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "int8", "tf32"])

@@ -40,7 +40,7 @@ def test_the_lock_holds_for_other_prompts_lengths_and_places(locked: Path, tmp_p
         for prompt in ([1], [5, 6, 7], list(range(40))):
             assert session.generate(prompt, max_new_tokens=5).tokens
             report = session.explain(prompt, runs=1)
-            statuses = {one.key: one.status for one in report.observations}
+            statuses = {observation.key: observation.status for observation in report.observations}
             assert statuses["execution.lock"] == "honoured", report
     assert not xrt.lock(moved, POLICY, lock_of(locked), check=True).drifts
 

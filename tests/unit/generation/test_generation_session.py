@@ -39,11 +39,11 @@ def by_the_engine_itself(folder: Path, prompt: list[int], count: int, **search: 
     parameters.set_search_options(max_length=len(prompt) + count, **search)
     generator = engine.Generator(model, parameters)
     generator.append_tokens(np.array(prompt, np.int32))
-    found = []
+    numbers = []
     while not generator.is_done():
         generator.generate_next_token()
-        found.append(int(generator.get_next_tokens()[0]))
-    return tuple(found)
+        numbers.append(int(generator.get_next_tokens()[0]))
+    return tuple(numbers)
 
 
 def test_tokens_are_those_of_the_engine(session: Any, folder: Path):

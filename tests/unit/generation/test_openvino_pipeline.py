@@ -91,7 +91,7 @@ def test_a_token_that_ends_the_text(written: Path, copy_of: Callable[[Path], Pat
 
 def test_what_a_pipeline_does_not_tell_is_unobservable(session: Any):
     report = session.explain(PROMPT, runs=2)
-    statuses = {one.key: one.status for one in report.observations}
+    statuses = {observation.key: observation.status for observation in report.observations}
     assert statuses["execution.engine"] == "honoured"
     for key in ("execution.device", "execution.precision", f"execution.provider_options.{NAME}.ATTENTION_BACKEND"):
         assert statuses[key] == "unobservable"

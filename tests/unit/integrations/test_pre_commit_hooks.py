@@ -31,8 +31,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with a model, its lock and its policy, and the configuration of the page on integrations."""
     hooks, folder = tmp_path_factory.mktemp("hooks"), tmp_path_factory.mktemp("project")
     shutil.copy(HOOKS, hooks)
-    for place in (hooks, folder):
-        git(place, "init", "-q")
+    for side in (hooks, folder):
+        git(side, "init", "-q")
     git(hooks, "add", ".")
     git(hooks, "commit", "-q", "-m", "hooks")
     (folder / ".pre-commit-config.yaml").write_text(

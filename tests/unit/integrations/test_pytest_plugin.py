@@ -91,10 +91,10 @@ def test_marked_tests_are_held_to_their_locks(project: Path):
 @pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "xdist"])
 def test_annotations_name_files_and_lines(project: Path, options: tuple[str, ...]):
     done = run_pytest(project, *options, github=True)
-    found = re.findall(r"^::error file=([^,]+),line=(\d+),.*?title=([\w.]+)::", done.stdout, re.M)
-    assert found, done.stdout + done.stderr
+    matches = re.findall(r"^::error file=([^,]+),line=(\d+),.*?title=([\w.]+)::", done.stdout, re.M)
+    assert matches, done.stdout + done.stderr
     lock, tests = project / "tests" / "models" / "digits.lock", project / "tests" / "test_digits.py"
-    places = {title: (file, (project / file).read_text().splitlines()[int(line) - 1]) for file, line, title in found}
+    places = {title: (file, (project / file).read_text().splitlines()[int(line) - 1]) for file, line, title in matches}
     file, line = places["evidence.lock.model"]
     assert (file, '"kind":"model"' in line) == (str(lock.relative_to(project)), True)
     file, line = places["xrt_lock"]
@@ -115,8 +115,10 @@ def test_a_lock_of_another_machine_is_a_failure_unless_the_mark_says_skip(projec
     elsewhere = project / "tests" / "models" / "elsewhere.lock"
     identity = xrt.load_lock(lock).identity
     validators = tuple(
-        msgspec.structs.replace(one, expect={**one.expect, "name": "Another CPU"}) if one.kind == "device" else one
-        for one in identity.validators
+        msgspec.structs.replace(validator, expect={**validator.expect, "name": "Another CPU"})
+        if validator.kind == "device"
+        else validator
+        for validator in identity.validators
     )
     save_lock(xrt.Lock.of(msgspec.structs.replace(identity, validators=validators)), elsewhere)
     marks = "".join(

@@ -26,16 +26,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*match(ed)? no call")
 
 
 def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:
-    return [one.getMessage() for one in caplog.records if vars(one).get("xpuruntime.event") == event]
+    return [record.getMessage() for record in caplog.records if vars(record).get("xpuruntime.event") == event]
 
 
 def kernels_of(run: TrainingPolicy) -> dict[str, set[str]]:
     assert run.evidence is not None
-    found: dict[str, set[str]] = {}
+    kernels: dict[str, set[str]] = {}
     for row in run.evidence.rows:
         if row.op == "matmul":
-            found.setdefault(row.module, set()).add(row.resolved)
-    return found
+            kernels.setdefault(row.module, set()).add(row.resolved)
+    return kernels
 
 
 def test_a_step_is_explained_and_locked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -71,7 +71,7 @@ def test_an_accumulated_step_is_one_step() -> None:
 
 def test_only_the_first_optimizer_counts() -> None:
     net, other = Net(), Net()
-    main, side = (torch.optim.SGD(one.parameters()) for one in (net, other))
+    main, side = (torch.optim.SGD(side.parameters()) for side in (net, other))
     with TrainingPolicy(POLICY, net, evidence_step=1) as run:
         trained(net, 1, main)
         trained(other, 2, side)
@@ -185,7 +185,10 @@ def test_kernels_that_differ_between_processes_are_named(tmp_path: Path) -> None
         worker.join(timeout=120)
     for _, differences, count, without_lock, error in results:
         assert count == len(differences) > 0
-        assert any(one.startswith("matmul") and "fp64" in one and "rank 0 nothing" in one for one in differences)
+        assert any(
+            difference.startswith("matmul") and "fp64" in difference and "rank 0 nothing" in difference
+            for difference in differences
+        )
         assert "does not hold" in error, "the lock is that of rank 0"
         assert "rank 1 has no lock, so its libraries are not compared" in without_lock
         assert not any("has nothing" in one for one in without_lock)

@@ -22,10 +22,10 @@ def rule(use, **match):
 
 
 def counts() -> dict[str, int]:
-    found: dict[str, int] = {}
+    results: dict[str, int] = {}
     for decision in xrt.decisions():
-        found[decision.op] = found.get(decision.op, 0) + decision.count
-    return found
+        results[decision.op] = results.get(decision.op, 0) + decision.count
+    return results
 
 
 def gradients(q, k, v, **more):

@@ -39,10 +39,10 @@ def gradients(run, model, x):
 def served(run):
     """What ran in the second call of `run`, by operator, module and phase."""
     run()
-    with xt.explain() as found:
+    with xt.explain() as report:
         run()
     return {
         (row.operator.removeprefix("aten::").removeprefix("xpuruntime::"), row.module, row.phase): row.resolved
-        for row in found.rows
+        for row in report.rows
         if row.op
     }

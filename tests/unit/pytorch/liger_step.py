@@ -71,10 +71,10 @@ def with_gradients(op, operands, attributes):
     wanted = [x for x in operands.values() if x.requires_grad]
     grads = [torch.linspace(0.5, 2, out.numel()).view_as(out) for out in outputs]
     upstream = [grad.clone() for grad in grads]
-    found = *outputs, *torch.autograd.grad(outputs, wanted, grads)
+    gradients = *outputs, *torch.autograd.grad(outputs, wanted, grads)
     assert all(map(torch.equal, grads, upstream))
     assert all(torch.equal(x, y) for x, y in zip(operands.values(), before, strict=True))
-    return found
+    return gradients
 
 
 def llama() -> None:
@@ -93,9 +93,9 @@ def llama() -> None:
 
     expected = step()
     kernels = {op: f"liger.{op}" for op in ("rms_norm", "swiglu", "rope", "linear_cross_entropy")}
-    with xt.kernel_policy(xrt.Policy(mode="strict", kernels=kernels)), xt.explain() as found:
+    with xt.kernel_policy(xrt.Policy(mode="strict", kernels=kernels)), xt.explain() as report:
         results = step()
-    rows = {(row.op, row.resolved, row.phase) for row in found.rows if row.op in kernels}
+    rows = {(row.op, row.resolved, row.phase) for row in report.rows if row.op in kernels}
     assert rows == {(op, kernel, phase) for op, kernel in kernels.items() for phase in ("train", "backward")}, rows
     for result, wanted in zip(results, expected, strict=True):
         torch.testing.assert_close(result, wanted)
@@ -122,17 +122,17 @@ def main() -> None:
     policy = xrt.Policy(mode="strict", kernels={"rms_norm": "liger.rms_norm"})
     for formula in ("torch", "llama", "gemma"):
         expected = step(formula)
-        with xt.kernel_policy(policy), xt.explain() as found:
+        with xt.kernel_policy(policy), xt.explain() as report:
             results = step(formula)
-        assert {row.resolved for row in found.rows if row.op} == {"liger.rms_norm"}
+        assert {row.resolved for row in report.rows if row.op} == {"liger.rms_norm"}
         for result, wanted in zip(results, expected, strict=True):
             torch.testing.assert_close(result, wanted)
     for op, operands, attributes in others(generator):
         expected = with_gradients(op, operands, attributes)
         policy_of_op = xrt.Policy(mode="strict", kernels={op: f"liger.{op}"})
-        with xt.kernel_policy(policy_of_op), xt.explain() as found:
+        with xt.kernel_policy(policy_of_op), xt.explain() as report:
             results = with_gradients(op, operands, attributes)
-        assert {row.resolved for row in found.rows if row.op == op} == {f"liger.{op}"}, found
+        assert {row.resolved for row in report.rows if row.op == op} == {f"liger.{op}"}, report
         for result, wanted in zip(results, expected, strict=True):
             torch.testing.assert_close(result, wanted)
     with xt.kernel_policy(policy):

@@ -165,9 +165,9 @@ class ByPyTorch(TorchDispatchMode):
 def module_of(*tensors):
     """Return the layer whose inner size one of the tensors has; those have no size in common with others."""
     sizes = {n for x in tensors for n in tuple(x if isinstance(x, tuple) else x.shape)}
-    found = [path for path, size in SIZES.items() if size in sizes]
-    assert len(found) == 1, sizes
-    return found[0]
+    paths = [path for path, size in SIZES.items() if size in sizes]
+    assert len(paths) == 1, sizes
+    return paths[0]
 
 
 def gradients(wrapped, call, device):

@@ -28,8 +28,8 @@ class _ResnetBlock(nn.Module):
 
     def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
         hidden = self.conv1(F.silu(self.norm1(x))) + self.time(F.silu(time))[:, :, None, None]
-        found: torch.Tensor = x + self.conv2(F.silu(self.norm2(hidden)))
-        return found
+        tensor: torch.Tensor = x + self.conv2(F.silu(self.norm2(hidden)))
+        return tensor
 
 
 class _Attention(nn.Module):

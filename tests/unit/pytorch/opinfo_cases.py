@@ -117,8 +117,8 @@ class Case:
             exact = None
             if dtype in (torch.bfloat16, torch.float16):
                 exact = self._native(lambda given=sample: call(given.transform(_widen)))
-            more = self._of_a_rounded_output(sample) if call == self._gradients else 0.0
-            self._compare(one, expected, sample, dtype, None if exact is None else exact[0], more)
+            output = self._of_a_rounded_output(sample) if call == self._gradients else 0.0
+            self._compare(one, expected, sample, dtype, None if exact is None else exact[0], output)
         return served
 
     def gradcheck(self, most: int) -> int:
@@ -200,9 +200,11 @@ class Case:
         results = [one for one in _flat(self._result(sample)) if one.requires_grad]
         if not results or not inputs:
             return []
-        weights = [torch.linspace(0.5, 1.5, one.numel(), device=one.device).reshape(one.shape) for one in results]
+        weights = [
+            torch.linspace(0.5, 1.5, result.numel(), device=result.device).reshape(result.shape) for result in results
+        ]
         grads = torch.autograd.grad(
-            results, inputs, [one.to(result.dtype) for one, result in zip(weights, results, strict=True)],
+            results, inputs, [weight.to(result.dtype) for weight, result in zip(weights, results, strict=True)],
             allow_unused=True,
         )  # fmt: skip
         return [grad for grad in grads if grad is not None]
@@ -313,11 +315,11 @@ def _flat(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
-        for one in value.values():
-            yield from _flat(one)
+        for item in value.values():
+            yield from _flat(item)
     elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _flat(one)
+        for item in value:
+            yield from _flat(item)
 
 
 def _text(sample: Any) -> str:

@@ -85,20 +85,20 @@ def start_ranks(
 def _run(program: str, folder: str, rank: int, ranks: int, arguments: tuple[Any, ...], backend: str) -> None:
     import torch
 
-    place = Path(folder)
-    errors = os.open(place / f"{rank}.err", os.O_WRONLY | os.O_CREAT)
+    path = Path(folder)
+    errors = os.open(path / f"{rank}.err", os.O_WRONLY | os.O_CREAT)
     os.dup2(errors, 2)
-    os.environ["XPURUNTIME_TUNING_CACHE"] = str(place / f"tuning-{rank}" / "tuning.json")  # each on a host of its own
+    os.environ["XPURUNTIME_TUNING_CACHE"] = str(path / f"tuning-{rank}" / "tuning.json")  # each on a host of its own
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(rank)
         Device.kind, Device.rank_timeout = "cuda", 15.0
-    torch.distributed.init_process_group(backend, init_method=f"file://{place}/store", rank=rank, world_size=ranks)
+    torch.distributed.init_process_group(backend, init_method=f"file://{path}/store", rank=rank, world_size=ranks)
     try:
-        said: dict[str, Any] = globals()[program](place, rank, *arguments) or {}
+        said: dict[str, Any] = globals()[program](path, rank, *arguments) or {}
     except Exception as error:
         said = {"error": f"{type(error).__name__}: {error}"}
-    (place / f"{rank}.json").write_text(json.dumps(said))
+    (path / f"{rank}.json").write_text(json.dumps(said))
     os._exit(0)  # where another rank is gone, its process group has no orderly end
 
 
@@ -108,11 +108,11 @@ def _products(count: int = 2) -> dict[str, str]:
 
     import xpuruntime.pytorch as xrt_torch
 
-    with xrt_torch.explain() as found:
+    with xrt_torch.explain() as report:
         for size in range(1, count + 1):
             left = torch.ones(16 * size, 32, device=Device.kind)
             torch.mm(left, torch.ones(32, 8, device=Device.kind, requires_grad=True)).sum().backward()
-    return {f"{row.shapes} {row.phase}": row.resolved for row in found.rows if row.op == "matmul"}
+    return {f"{row.shapes} {row.phase}": row.resolved for row in report.rows if row.op == "matmul"}
 
 
 def _measured(place: Path, rank: int) -> list[str]:

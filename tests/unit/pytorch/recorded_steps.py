@@ -34,9 +34,9 @@ class RunAgain:
     def replay(self) -> None:
         assert self.alive, "a graph that was dropped is replayed"
         with torch.set_grad_enabled(self.grad_mode):
-            found = self.run()
+            outputs = self.run()
         with torch.no_grad():
-            for mine, new in zip(pytree.tree_leaves(self.outputs), pytree.tree_leaves(found), strict=True):
+            for mine, new in zip(pytree.tree_leaves(self.outputs), pytree.tree_leaves(outputs), strict=True):
                 if isinstance(mine, torch.Tensor):
                     mine.copy_(new)
             for parameter, gradient in self.gradients if self.grad_mode else ():
@@ -71,8 +71,8 @@ class AgainRecorder:
         places = [*self.used.tensors(), *self._states()]
         before = [place.detach().clone() for place in places]
         outputs = run()
-        made = len(list(self._states()))
-        assert len(places) == len(self.used.tensors()) + made, "the optimizer made state inside of a capture"
+        count = len(list(self._states()))
+        assert len(places) == len(self.used.tensors()) + count, "the optimizer made state inside of a capture"
         with torch.no_grad():
             for place, copy in zip(places, before, strict=True):
                 place.copy_(copy)

@@ -17,7 +17,7 @@ _IMPORT = re.compile(r'imported\(\s*"([\w.]+)",\s*"(\w+)"\)')
 
 
 def test_what_the_addon_imports_is_there() -> None:
-    found = {one for path in _SOURCES.rglob("*.cpp") for one in _IMPORT.findall(path.read_text())}
+    found = {match for path in _SOURCES.rglob("*.cpp") for match in _IMPORT.findall(path.read_text())}
     assert len(found) > 3, "the pattern finds none of them"
     for module, name in sorted(found):
         assert callable(getattr(importlib.import_module(module), name, None)), f"{module} has no {name}"

@@ -57,9 +57,9 @@ def test_named_kernel_is_refused_or_passed_over_where_it_is_wrong():
 
 def test_version_without_the_error_serves(site):
     package.install(site, "1.5")
-    with xt.kernel_policy(xrt.Policy(mode="strict", kernels={"rms_norm": "foreign.rms_norm"})), xt.explain() as found:
+    with xt.kernel_policy(xrt.Policy(mode="strict", kernels={"rms_norm": "foreign.rms_norm"})), xt.explain() as report:
         norm(gradient=True)
-    assert {row.resolved for row in found.rows if row.op} == {"foreign.rms_norm"}
+    assert {row.resolved for row in report.rows if row.op} == {"foreign.rms_norm"}
 
 
 def test_kernel_of_pytorch_is_left_by_auto(tmp_path, monkeypatch):
@@ -70,9 +70,9 @@ def test_kernel_of_pytorch_is_left_by_auto(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("XPURUNTIME_ADVISORIES", str(file))
     q = torch.ones(1, 2, 8, 16)
-    with xt.kernel_policy(attention="auto"), xt.explain() as found:
+    with xt.kernel_policy(attention="auto"), xt.explain() as report:
         torch.nn.functional.scaled_dot_product_attention(q, q, q)
-    assert not {row.resolved for row in found.rows if row.op == "attention"} & {"torch.flash", "torch.sdpa"}
+    assert not {row.resolved for row in report.rows if row.op == "attention"} & {"torch.flash", "torch.sdpa"}
     assert "cpu-flash" in {row.id for row in holding(Platform((2, 13), (), "cpu"))}
     assert "cpu-flash" not in {row.id for row in holding(Platform((2, 13), (), "sm90"))}
 

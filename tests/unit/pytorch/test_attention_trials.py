@@ -108,22 +108,22 @@ def unfused_is_fastest(nothing_is_tuned, monkeypatch):
         real(candidates, device, eager, costs, TuningPolicy(budget=0.001), None, {})
         if "torch.math" in dict(candidates):
             assert "torch.math" not in costs  # guards call it, and its gradient goes no way of ours
-        found = [
+        timings = [
             KernelTiming(name, "", 1.0, 0.1, 0.1, 0.1, "faster")
             if name == "torch.math"
             else KernelTiming(name, "", 9.0)
             for name, _ in candidates
         ]
-        return replacing(found, rounds=11, seconds=3.0)
+        return replacing(timings, rounds=11, seconds=3.0)
 
     monkeypatch.setattr(tuning, "_measure", measure)
 
 
 def observed(run):
     """The kernel that was chosen in the forward, and whether it was the unfused one that ran."""
-    with xt.explain() as found:
+    with xt.explain() as report:
         run()
-    (row,) = (row for row in found.rows if row.op == "attention" and row.phase == "train")
+    (row,) = (row for row in report.rows if row.op == "attention" and row.phase == "train")
     return row.resolved, "math" in " ".join(row.observed)
 
 
@@ -133,8 +133,8 @@ def test_another_kernel_of_pytorch_serves_where_it_is_the_fastest():
     expected = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v).sum(), (q, k, v))
 
     def run():
-        found = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v).sum(), (q, k, v))
-        torch.testing.assert_close(found, expected)
+        grad = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v).sum(), (q, k, v))
+        torch.testing.assert_close(grad, expected)
 
     with xt.kernel_policy(xrt.KernelPolicy(attention="auto", auto_strategy="best_performance")):
         run()

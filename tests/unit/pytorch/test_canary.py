@@ -114,8 +114,8 @@ class Attention(plugins.TorchKernel):
             delta = 0
         of_scores = (weights * (grad @ wide(v, q).mT - delta)).to(q.dtype).float() * scale
         by_head = [of_scores.mT @ q.float(), weights.to(q.dtype).float().mT @ grad]
-        made = [of_scores @ wide(k, q), *(x.unflatten(1, (-1, groups)).sum(2) for x in by_head)]
-        found = [torch.empty_like(x).copy_(y) for x, y in zip((q, k, v), made, strict=True)]
+        scores = [of_scores @ wide(k, q), *(x.unflatten(1, (-1, groups)).sum(2) for x in by_head)]
+        found = [torch.empty_like(x).copy_(y) for x, y in zip((q, k, v), scores, strict=True)]
         if self.fault == "strides":
             found[0] = found[0].mT.contiguous().mT
         if self.fault == "nan gradient" and k.shape[2] % 128 == 64 and bool((lse < -88.7).any()):
@@ -236,11 +236,11 @@ def test_right_kernels_pass(planted, dtype, head_dim):
     q = torch.ones(1, 2, 8, head_dim, dtype=dtype, requires_grad=True)
     mask = torch.ones(8, 8, dtype=torch.bool).tril()
     policy = strict(rms_norm="planted.rms_norm", attention="planted.attention")
-    with xt.kernel_policy(policy), xt.explain() as found:
+    with xt.kernel_policy(policy), xt.explain() as report:
         perform("rms_norm", {"x": x, "weight": weight}, {"epsilon": 1e-6}).sum().backward()
         for given in (None, mask, torch.zeros(8, 8, dtype=dtype)):
             F.scaled_dot_product_attention(q, q, q, given).sum().backward()
-    assert {row.resolved for row in found.rows if row.op} == {"planted.rms_norm", "planted.attention"}
+    assert {row.resolved for row in report.rows if row.op} == {"planted.rms_norm", "planted.attention"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -289,22 +289,22 @@ def test_verdict_without_a_mask_is_none_with_it(planted):
 def test_variable_leaves_it_out_and_evidence_says_so(planted, monkeypatch):
     monkeypatch.setenv("XPURUNTIME_CANARY", "off")
     planted(Norm, "offset")
-    with xt.kernel_policy(strict(rms_norm="planted.rms_norm")), xt.explain() as found:
+    with xt.kernel_policy(strict(rms_norm="planted.rms_norm")), xt.explain() as report:
         norm()
-    rows = [row for row in found.rows if row.op]
+    rows = [row for row in report.rows if row.op]
     assert {row.resolved for row in rows} == {"planted.rms_norm"}
     assert all("not compared with float64" in row.reason for row in rows)
 
 
 def test_comparison_inside_an_explained_block_is_no_call_of_the_program(planted):
     planted(Norm, "none, explained")
-    with xt.kernel_policy(strict(rms_norm="planted.rms_norm")), xt.explain() as found:
+    with xt.kernel_policy(strict(rms_norm="planted.rms_norm")), xt.explain() as report:
         norm()
-    rows = [row for row in found.rows if row.op]
+    rows = [row for row in report.rows if row.op]
     assert {(row.op, row.resolved, row.status) for row in rows} == {("rms_norm", "planted.rms_norm", "honoured")}
     assert sum(row.count for row in rows) == 2  # forward and backward
-    assert found.coverage.bypassed == 0
-    assert "xpuruntime, tuning" in {row.operator for row in found.rows}  # the time of the comparison
+    assert report.coverage.bypassed == 0
+    assert "xpuruntime, tuning" in {row.operator for row in report.rows}  # the time of the comparison
 
 
 def test_profiler_can_link_kernels_to_the_range_of_the_comparison(planted):

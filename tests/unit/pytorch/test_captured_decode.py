@@ -113,9 +113,9 @@ class TestJoinedProducts:
         apart = on_stand_in(llama, fuse=False)
         apart.generate(PROMPT, max_new_tokens=4, do_sample=False)
         assert apart.report.notes == ()
-        with xt.kernel_policy(matmul="cpu.blas"), xt.explain(root=llama) as found:
+        with xt.kernel_policy(matmul="cpu.blas"), xt.explain(root=llama) as report:
             captured.generate(PROMPT[:1], max_new_tokens=4, do_sample=False)
-        rows = {row.module for row in found.rows if row.op == "matmul" and row.phase == "decode"}
+        rows = {row.module for row in report.rows if row.op == "matmul" and row.phase == "decode"}
         assert {"model.layers.0.self_attn.k_proj", "model.layers.1.mlp.up_proj"} <= rows, "a policy names single ones"
         assert not any("1 rows" in note for note in captured.report.notes)
 
@@ -273,7 +273,7 @@ def test_what_is_left_to_plain_generate(llama: Any, reason: str) -> None:
     options = {"inputs": PROMPT, "max_new_tokens": 5, **LEFT[reason]}
     captured, strict = on_stand_in(llama), on_stand_in(llama, strict=True)
     want, got = llama.generate(**options), captured.generate(**options)
-    want, got = (one if isinstance(one, torch.Tensor) else one.sequences for one in (want, got))
+    want, got = (side if isinstance(side, torch.Tensor) else side.sequences for side in (want, got))
     assert torch.equal(want, got)
     [said] = captured.report.reasons
     assert reason.lower() in said.lower().replace("assisted_generation", "prompt_lookup"), said
@@ -290,9 +290,9 @@ def test_replays_have_the_rows_of_their_capture(llama: Any) -> None:
     options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False}
 
     def rows() -> list[Any]:
-        with xt.explain(root=llama) as found:
+        with xt.explain(root=llama) as report:
             captured.generate(PROMPT, **options)
-        return [row for row in found.rows if "chosen at capture" in row.reason and row.module == "lm_head"]
+        return [row for row in report.rows if "chosen at capture" in row.reason and row.module == "lm_head"]
 
     with xt.kernel_policy(matmul="cpu.reference"):
         for before in (False, True):

@@ -260,9 +260,9 @@ class TestEndsOfCalls:
                 captures = captured.report.captures
             assert torch.equal(llama.generate(PROMPT, **self.OPTIONS), want)
             assert captured.report.captures == 2 * captures, "graphs of a policy are used under it alone"
-            with xt.explain(root=llama) as found:
+            with xt.explain(root=llama) as report:
                 llama.generate(PROMPT[:1], **self.OPTIONS)
-            assert {row.source for row in found.rows} == {"default"}
+            assert {row.source for row in report.rows} == {"default"}
 
     def test_the_first_token_ends_the_text(self, llama: Any) -> None:
         captured = on_stand_in(llama)

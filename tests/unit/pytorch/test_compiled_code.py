@@ -141,8 +141,8 @@ def test_a_backward_under_autocast_has_the_types_it_was_compiled_for():
         for _ in range(2):
             loss = run(x).square().mean()
             with torch.autocast("cpu", torch.bfloat16):
-                found = torch.autograd.grad(loss, leaves)
-            torch.testing.assert_close(found, expected)
+                grad = torch.autograd.grad(loss, leaves)
+            torch.testing.assert_close(grad, expected)
 
 
 @pytest.mark.parametrize("kind", ["other name", "decorated", "method", "function"])

@@ -135,9 +135,9 @@ def maskless(monkeypatch, tmp_path):
 
 
 def rows_of(function, *args):
-    with xrt_torch.explain() as found, torch.no_grad():
+    with xrt_torch.explain() as report, torch.no_grad():
         function(*args)
-    return [row for row in found.rows if row.op == "attention"]
+    return [row for row in report.rows if row.op == "attention"]
 
 
 def test_a_kernel_without_masks_serves_the_calls_of_compiled_code(maskless):

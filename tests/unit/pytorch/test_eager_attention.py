@@ -43,7 +43,10 @@ def train(model, **more):
     model.zero_grad()
     out = model(**PADDED, **more)
     out.loss.backward()
-    return [out.logits[PADDED["attention_mask"].bool()].detach(), *[one.grad.clone() for one in model.parameters()]]
+    return [
+        out.logits[PADDED["attention_mask"].bool()].detach(),
+        *[parameter.grad.clone() for parameter in model.parameters()],
+    ]
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma", "Mixtral"])
@@ -52,11 +55,11 @@ def test_padded_batches_are_computed_as_before(hf, family):
     module = sys.modules[type(model).__module__]
     own, plain = module.eager_attention_forward, train(model)
     assert xt.coverage_gaps(ATTENTION, module=model) == ()
-    with xt.kernel_policy(ATTENTION), xt.explain(root=model) as found:
+    with xt.kernel_policy(ATTENTION), xt.explain(root=model) as report:
         assert module.eager_attention_forward is not own
         torch.testing.assert_close(train(model), plain, rtol=1e-4, atol=1e-5)
     assert module.eager_attention_forward is own
-    rows = [row for row in found.require().rows if row.op == "attention"]
+    rows = [row for row in report.require().rows if row.op == "attention"]
     assert {row.status for row in rows} == {"honoured"}
     assert sum(row.count for row in rows if row.phase == "train") == 2
     with xt.kernel_policy(xrt.KernelPolicy(attention="torch")):
@@ -83,9 +86,9 @@ def test_a_form_of_its_own_is_a_gap(hf):
         plain = model(IDS).logits
         with pytest.raises(UnsupportedOperationError, match="no plain attention"), xt.kernel_policy(ATTENTION):
             model(IDS)
-        with xt.kernel_policy(attention=["cpu.reference", "torch"]), xt.explain(root=model) as found:
+        with xt.kernel_policy(attention=["cpu.reference", "torch"]), xt.explain(root=model) as report:
             assert torch.equal(model(IDS).logits, plain)
-    assert {row.resolved for row in found.rows if row.op == "attention"} == {"torch.sdpa"}
+    assert {row.resolved for row in report.rows if row.op == "attention"} == {"torch.sdpa"}
 
 
 def test_compiled_code_has_it_built_in(hf):
@@ -95,6 +98,6 @@ def test_compiled_code_has_it_built_in(hf):
     with torch.no_grad():
         plain = model(IDS).logits
         torch.testing.assert_close(run(IDS).logits, plain)
-        with xt.kernel_policy(ATTENTION), xt.explain(root=model) as found:
+        with xt.kernel_policy(ATTENTION), xt.explain(root=model) as report:
             torch.testing.assert_close(run(IDS).logits, plain, rtol=1e-4, atol=1e-5)
-    assert {row.status for row in found.require().rows if row.op == "attention"} == {"honoured"}
+    assert {row.status for row in report.require().rows if row.op == "attention"} == {"honoured"}

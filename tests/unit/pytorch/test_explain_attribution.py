@@ -102,19 +102,19 @@ def launch(start: int, number: int, linked: int = 0, name: str = "cudaLaunchKern
 
 @pytest.fixture
 def kinds() -> list[RecordedCalls]:
-    made = []
+    calls = []
     for number, (name, op) in enumerate((("mm", "matmul"), ("native_layer_norm", "layer_norm"))):
         seen = RecordedCalls(number, name, op, None, "layers.0", "train", [torch.ones(2, 2)])
         seen.count = 1
-        made.append(seen)
-    return made
+        calls.append(seen)
+    return calls
 
 
 def times(joined: Any) -> dict[int, int]:
-    found: dict[int, int] = {}
+    results: dict[int, int] = {}
     for key, share in joined.calls.items():
-        found[key.kind] = found.get(key.kind, 0) + share.ns
-    return found
+        results[key.kind] = results.get(key.kind, 0) + share.ns
+    return results
 
 
 def rest(joined: Any) -> dict[tuple[str, str, str], tuple[int, int]]:

@@ -20,45 +20,45 @@ pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_aft
 
 def test_shares_sum_to_one_and_times_are_those_of_the_profiler():
     model, x = Block(), torch.randn(4, 8)
-    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
+    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as report:
         step(model, x)
-    shares = found.coverage
+    shares = report.coverage
     parts = (shares.honoured, shares.substituted, shares.default, shares.bypassed, shares.opaque, shares.other)
     assert sum(parts) == pytest.approx(1)
     assert shares.rule == shares.honoured > 0
     assert shares.default > 0
     assert shares.other > 0
-    assert found.time_kind == "cpu"
-    assert found.total_us == pytest.approx(sum(row.time_us for row in found.rows))
-    by_rule = sum(row.time_us for row in found.rows if row.status == "honoured")
-    assert shares.honoured == pytest.approx(by_rule / found.total_us)
+    assert report.time_kind == "cpu"
+    assert report.total_us == pytest.approx(sum(row.time_us for row in report.rows))
+    by_rule = sum(row.time_us for row in report.rows if row.status == "honoured")
+    assert shares.honoured == pytest.approx(by_rule / report.total_us)
 
 
 def test_require_names_what_is_against_it():
     model, x = Block(), torch.randn(4, 8)
-    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
+    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as report:
         step(model, x)
-    assert found.require(coverage=found.coverage.covered) is found
+    assert report.require(coverage=report.coverage.covered) is report
     with pytest.raises(UnsupportedOperationError, match=r"100\.0% is required[\s\S]*default: aten::native_layer_norm"):
-        found.require(coverage=1.0)
+        report.require(coverage=1.0)
     with pytest.raises(InputError, match="share from 0 to 1"):
-        found.require(coverage=90)
+        report.require(coverage=90)
     with pytest.raises(InputError, match=r"coverage is .0\.9."):
-        found.require(coverage="0.9")
+        report.require(coverage="0.9")
 
 
 def test_text_dict_and_json_say_the_same(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     model, x = Block(), torch.randn(4, 8)
-    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
+    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as report:
         step(model, x)
-    plain = found.to_dict()
-    assert json.loads(found.to_json()) == json.loads(json.dumps(plain))
+    plain = report.to_dict()
+    assert json.loads(report.to_json()) == json.loads(json.dumps(plain))
     assert plain["schema"] == "xpuruntime.explanation/1"
     assert plain["policy"]["kernels"]["matmul"] == "cpu.reference"
-    assert len(plain["rows"]) == len(found.rows)
-    assert plain["coverage"]["covered"] == pytest.approx(found.coverage.covered)
-    text = str(found)
+    assert len(plain["rows"]) == len(report.rows)
+    assert plain["coverage"]["covered"] == pytest.approx(report.coverage.covered)
+    text = str(report)
     assert "under a rule" in text.splitlines()[0]
     assert "cpu.reference" in text
 
@@ -66,22 +66,22 @@ def test_text_dict_and_json_say_the_same(monkeypatch):
 @pytest.mark.parametrize("columns", [60, 100, 200])
 def test_the_table_keeps_to_the_width(monkeypatch, columns):
     model = torch.nn.Sequential(Block(), Block())
-    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
+    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as report:
         step(model, torch.randn(4, 8))
     monkeypatch.setenv("COLUMNS", str(columns))
-    lines = str(found).splitlines()
+    lines = str(report).splitlines()
     assert max(map(len, lines)) <= columns
     # The same layer of two blocks is one line.
     assert any("(2 modules)" in line for line in lines) or columns < 200
 
 
 def test_nothing_is_told_before_the_end():
-    with xt.explain() as found:
+    with xt.explain() as report:
         with pytest.raises(InputError, match="after its with block"):
-            _ = found.rows
-        assert repr(found) == "Explanation(nothing yet)"
-    assert "0 rows" in repr(found)
-    assert found.coverage.covered == 0
+            _ = report.rows
+        assert repr(report) == "Explanation(nothing yet)"
+    assert "0 rows" in repr(report)
+    assert report.coverage.covered == 0
 
 
 def test_an_error_in_the_block_restores_and_is_the_one_heard():
@@ -91,16 +91,16 @@ def test_an_error_in_the_block_restores_and_is_the_one_heard():
         torch.mm(a, a)
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), xt.explain() as found:
+    with pytest.raises(ZeroDivisionError), xt.explain() as report:
         work()
-    assert found.partial
-    assert [row.count for row in of(found, "matmul")] == [1]
+    assert report.partial
+    assert [row.count for row in of(report, "matmul")] == [1]
 
 
 def test_a_call_that_fails_is_not_counted():
-    with xt.explain() as found, pytest.raises(RuntimeError):
+    with xt.explain() as report, pytest.raises(RuntimeError):
         torch.mm(torch.ones(2, 3), torch.ones(2, 3))
-    assert sum(row.count for row in of(found, "matmul") if row.status != "default" or row.time_us == 0) == 0
+    assert sum(row.count for row in of(report, "matmul") if row.status != "default" or row.time_us == 0) == 0
 
 
 def test_a_second_profiler_is_refused():

@@ -87,12 +87,12 @@ def test_each_product_that_ran_is_a_row(case: str) -> None:
     ran = _ran(call)
     with xt.explain() as plain:
         call()
-    with xt.kernel_policy(matmul="cpu.blas"), xt.explain() as found:
+    with xt.kernel_policy(matmul="cpu.blas"), xt.explain() as report:
         torch.manual_seed(1)
         got = _pytree.tree_leaves(call())
     for ours, theirs in zip(got, want, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-    for explained, state in ((plain, ("torch.mm", "default")), (found, ("cpu.blas", "honoured"))):
+    for explained, state in ((plain, ("torch.mm", "default")), (report, ("cpu.blas", "honoured"))):
         rows = [row for row in explained.rows if row.op == "matmul"]
         counts: Counter[str] = Counter()
         for row in rows:

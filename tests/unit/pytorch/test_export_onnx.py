@@ -51,13 +51,13 @@ def done(folder: Path) -> Any:
     threads = torch.get_num_threads()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = xt.export(
+        export = xt.export(
             model, ids, folder / "language.onnx", policy=POLICY,
             input_names=["ids"], output_names=["logits"], dynamic_shapes=({0: batch()},),
         )  # fmt: skip
     assert torch.get_num_threads() == threads
     assert not any(part.training for part in model.modules())
-    return made
+    return export
 
 
 @pytest.fixture(scope="module")
@@ -146,14 +146,14 @@ class TestPolicy:
             with torch.no_grad():
                 model(images)
             before = xrt.decisions()
-            made = xt.export(model, {"image": images}, folder / "inforce.onnx", precision="fp32")
+            export = xt.export(model, {"image": images}, folder / "inforce.onnx", precision="fp32")
             assert xrt.decisions() == before, "no policy holds while it is traced"
-        assert made.policy == xrt.Policy(
+        assert export.policy == xrt.Policy(
             execution={"determinism": "run_to_run", "precision": "fp32"}, kernels={"matmul": "cpu.blas"}
         )
-        (kernel,) = made.lock.kernels
+        (kernel,) = export.lock.kernels
         assert (kernel.op, kernel.dtype, kernel.kernel.partition("@")[0]) == ("matmul", "fp32", "cpu.blas")
-        nodes = {node.name: node for node in onnx.load(made.path).graph.node}
+        nodes = {node.name: node for node in onnx.load(export.path).graph.node}
         assert {"again/Conv", "again/Conv_1", "stem/Conv"} <= set(nodes), "a module that is called twice"
         said = {entry.key: entry.value for entry in nodes["stem/Conv"].metadata_props}
         assert said["xpuruntime.result_of"] == "bn", "the normalization was folded into the convolution"
@@ -181,11 +181,11 @@ class TestLock:
 class TestFiles:
     def test_weights_in_a_file_of_their_own(self, folder: Path) -> None:
         model, images = convnet()
-        made = xt.export(model, images, folder / "beside.onnx", external_data=True)
+        export = xt.export(model, images, folder / "beside.onnx", external_data=True)
         (data,) = folder.glob("beside.onnx.*.data")
-        assert any(data.name in note for note in made.notes)
+        assert any(data.name in note for note in export.notes)
         assert not any(path.name.startswith(".") for path in folder.iterdir()), "nothing is left over"
-        with xrt.InferenceSession(made.path, device="cpu", engine="onnxruntime") as session:
+        with xrt.InferenceSession(export.path, device="cpu", engine="onnxruntime") as session:
             got = next(iter(session.run({session.inputs[0].name: images.numpy()}).values()))
         with torch.no_grad():
             np.testing.assert_allclose(got, model(images).numpy(), rtol=1e-4, atol=1e-5)
@@ -218,13 +218,13 @@ class Counting(torch.nn.Module):
 class TestState:
     def test_what_is_lost_is_said(self, tmp_path: Path) -> None:
         with pytest.warns(xrt.XpuRuntimeWarning, match=r"<Counting> changes 'calls' when it runs.*keeps no state"):
-            made = xt.export(Counting().eval(), torch.ones(2), tmp_path / "model.onnx")
-        assert "changes 'calls'" in "".join(made.notes)
+            export = xt.export(Counting().eval(), torch.ones(2), tmp_path / "model.onnx")
+        assert "changes 'calls'" in "".join(export.notes)
         with pytest.warns(xrt.XpuRuntimeWarning, match="changes 'calls' when it runs, and no session opens"):
-            made = xt.export(Counting().eval(), torch.ones(2), tmp_path / "model.pt2")
-        assert "changes 'calls'" in "".join(made.notes)
+            export = xt.export(Counting().eval(), torch.ones(2), tmp_path / "model.pt2")
+        assert "changes 'calls'" in "".join(export.notes)
         with pytest.raises(xrt.ModelError, match="it changes 'calls' when it runs"):
-            xrt.InferenceSession(made.path, device="cpu")
+            xrt.InferenceSession(export.path, device="cpu")
 
 
 class Fused(torch.nn.Module):
@@ -249,10 +249,10 @@ class TestOurOperators:
 
     def test_they_become_nodes_of_onnx(self, tmp_path: Path) -> None:
         model, x = torch.nn.Sequential(Fused(None, None)).eval(), torch.randn(2, 6, 16)
-        made = xt.export(model, x, tmp_path / "model.onnx", policy=self.POLICY)
-        kinds = [node.op_type for node in onnx.load(made.path).graph.node]
+        export = xt.export(model, x, tmp_path / "model.onnx", policy=self.POLICY)
+        kinds = [node.op_type for node in onnx.load(export.path).graph.node]
         assert {"LayerNormalization", "Attention", "RMSNormalization"} <= set(kinds)
-        with xrt.InferenceSession(made.path, device="cpu", engine="onnxruntime", policy={}) as session:
+        with xrt.InferenceSession(export.path, device="cpu", engine="onnxruntime", policy={}) as session:
             assert xt.parity(model, session, x).agreed
 
     def test_a_kernel_that_a_call_names_is_said_to_be_lost(self, tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_what_leaves_the_choice_to_pytorch_leaves_it_to_the_engine(tmp_path):
     policy = xrt.Policy(mode="strict", kernels={"layer_norm": "torch", "rules": [rule]})
     done = xt.export(net, torch.zeros(2, 4), tmp_path / "net.onnx", policy=policy)
     assert done.policy.kernels.layer_norm == "auto"
-    assert [one.use for one in done.policy.kernels.rules] == ["auto"]
+    assert [rule.use for rule in done.policy.kernels.rules] == ["auto"]
     assert sum("'torch' became 'auto'" in note for note in done.notes) == 2
     with xrt.InferenceSession(tmp_path / "net.onnx", device="cpu", engine="onnxruntime") as session:
         assert session.run({session.inputs[0].name: torch.zeros(2, 4).numpy()})

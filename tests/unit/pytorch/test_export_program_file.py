@@ -93,13 +93,13 @@ class TestFile:
     def test_while_hooks_follow_modules(self, tmp_path: Path) -> None:
         model, ids = language()
         with xt.kernel_policy({"kernels": {"rules": [{"match": {"module": "head"}, "use": "cpu.reference"}]}}):
-            made = xt.export(model, ids, tmp_path / "model.pt2")
+            export = xt.export(model, ids, tmp_path / "model.pt2")
             xrt.clear_decisions()
             with torch.no_grad():
                 model(ids)
         assert [(decision.module, decision.chosen) for decision in xrt.decisions()] == [("head", "cpu.reference")]
-        assert made.policy.kernels.rules[0].match.module == "head"
-        with xrt.InferenceSession(made.path) as session:
+        assert export.policy.kernels.rules[0].match.module == "head"
+        with xrt.InferenceSession(export.path) as session:
             report = session.explain({"ids": ids}, runs=1)
         assert ours(report) == {"head": "cpu.reference"}
 

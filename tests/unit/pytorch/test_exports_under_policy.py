@@ -119,8 +119,8 @@ def to_onnx(net, x, path):
     file = str(path / "net.onnx")
     torch.onnx.export(net, (x,), file, dynamo=True, verbose=False)
     session = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
-    found = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
-    return sorted(f"{node.domain}.{node.op_type}" for node in onnx.load(file).graph.node), torch.from_numpy(found)
+    output = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+    return sorted(f"{node.domain}.{node.op_type}" for node in onnx.load(file).graph.node), torch.from_numpy(output)
 
 
 EXPORTERS = {

@@ -70,10 +70,10 @@ def rules(module, **more):
 
 
 def counts():
-    found = Counter()
+    result = Counter()
     for decision in xrt.decisions():
-        found[decision.op, decision.module] += decision.count
-    return found
+        result[decision.op, decision.module] += decision.count
+    return result
 
 
 #: Of one step: a product and its two gradients, a norm and its gradient, an attention and its gradient.

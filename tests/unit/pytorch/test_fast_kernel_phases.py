@@ -186,10 +186,10 @@ def test_kernels_of_ours_serve_without_python_and_their_phase_is_recorded(asked)
 def test_attention_that_could_not_be_measured_is_measured_later(monkeypatch):
     def last_is_fastest(candidates, *_):
         (native, _), *others = candidates
-        found = [
+        timings = [
             KernelTiming(name, "", 1.0, 1 / at, 1 / at, 1 / at, "faster") for at, (name, _) in enumerate(others, 2)
         ]
-        return replacing([KernelTiming(native, "", 9.0), *found], rounds=11, seconds=3.0)
+        return replacing([KernelTiming(native, "", 9.0), *timings], rounds=11, seconds=3.0)
 
     monkeypatch.setattr(tuning, "route_cost", lambda *_: 0.0)
     monkeypatch.setattr(tuning, "_measure", last_is_fastest)

@@ -71,10 +71,10 @@ def test_modes_of_autograd_leave_what_they_leave_without_a_policy(enter):
     expected = results()
     with xt.kernel_policy(rules=ELSEWHERE):
         for _ in range(3):
-            for one, other in zip(results()[:2], expected, strict=False):
-                assert torch.equal(one, other)
-                assert type(one.grad_fn) is type(other.grad_fn)
-                assert one.is_inference() == other.is_inference()
+            for result, other in zip(results()[:2], expected, strict=False):
+                assert torch.equal(result, other)
+                assert type(result.grad_fn) is type(other.grad_fn)
+                assert result.is_inference() == other.is_inference()
 
 
 def test_under_autocast_the_same_types_come_out():
@@ -114,8 +114,8 @@ def test_transforms_of_torch_func_do_what_they_do_without_a_policy():
     with xt.kernel_policy(rules=ELSEWHERE):
         attend(q[0]), norm(x, w)
         for _ in range(2):
-            for one, other in zip(results(), expected, strict=True):
-                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+            for result, other in zip(results(), expected, strict=True):
+                torch.testing.assert_close(result, other, rtol=1e-4, atol=1e-4)
 
 
 def test_checkpoints_and_second_derivatives_are_right():

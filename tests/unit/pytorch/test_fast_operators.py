@@ -149,8 +149,8 @@ def test_gradients_of_both_norms_by_kernels_of_ours_are_right(asked, route):
     expected = gradients()
     with xt.kernel_policy(layer_norm="cpu.reference", rms_norm="cpu.reference"):
         for _ in range(3):
-            for one, other in zip(gradients(), expected, strict=True):
-                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+            for gradient, other in zip(gradients(), expected, strict=True):
+                torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-5)
     if (
         route == "addon"
     ):  # which has no fast kernel for the gradient of the RMS norm on the CPU, as PyTorch has no kernel
@@ -229,9 +229,9 @@ def test_a_strict_refusal_and_an_interrupt_come_through_as_they_are(monkeypatch)
         for _ in range(2):
             with pytest.raises(UnsupportedOperationError, match="layer_norm"):
                 F.layer_norm(x, (8,))
-    made = F.layer_norm(x, (8,)).sum()
+    total = F.layer_norm(x, (8,)).sum()
     with xt.kernel_policy(policy), pytest.raises(UnsupportedOperationError, match="layer_norm"):
-        made.backward()
+        total.backward()
 
     def interrupt():
         raise KeyboardInterrupt

@@ -66,10 +66,10 @@ def test_it_serves_forward_and_backward_under_pytorchs_own_gradient(below):
         out = flash(q, k, v, 0.0, True)[0]
         assert out.grad_fn.name() == "ScaledDotProductFlashAttentionBackward0"
         torch.testing.assert_close(out, expected)
-        found = torch.autograd.grad(out.sum(), (q, k, v))
+        grad = torch.autograd.grad(out.sum(), (q, k, v))
     finally:
         impl.remove()
-    torch.testing.assert_close(found, torch.autograd.grad(expected.sum(), (q, k, v)))
+    torch.testing.assert_close(grad, torch.autograd.grad(expected.sum(), (q, k, v)))
     assert [decision.chosen for decision in xrt.decisions()] == ["cpu.reference", "cpu.reference"]
     assert below == []
     flash(q, k, v)

@@ -43,16 +43,16 @@ def test_policy_decides_attention_of_the_word(llama, word):
     with torch.no_grad():
         plain = llama(ids).logits
         llama.config._attn_implementation = word
-        with xt.kernel_policy(strict()), xt.explain(root=llama) as found:
+        with xt.kernel_policy(strict()), xt.explain(root=llama) as report:
             out = llama(ids, use_cache=True)
             torch.testing.assert_close(out.logits, plain)
-            more = llama(torch.cat((ids, ids), 1)[:, 7:10], past_key_values=out.past_key_values).logits
-    found.require()
-    rows = {(row.resolved, row.status) for row in found.rows if row.op == "attention"}
+            logits = llama(torch.cat((ids, ids), 1)[:, 7:10], past_key_values=out.past_key_values).logits
+    report.require()
+    rows = {(row.resolved, row.status) for row in report.rows if row.op == "attention"}
     assert rows == {("torch.math", "honoured")}
     llama.config._attn_implementation = "sdpa"
     with torch.no_grad():
-        torch.testing.assert_close(more, llama(torch.cat((ids, ids), 1)[:, :10]).logits[:, 7:])
+        torch.testing.assert_close(logits, llama(torch.cat((ids, ids), 1)[:, :10]).logits[:, 7:])
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     assert not ALL_ATTENTION_FUNCTIONS._local_mapping

@@ -96,10 +96,10 @@ def attention_rows(found):
 
 def test_eager_code_is_unfused_and_says_so(x):
     said = pytest.warns(XpuRuntimeWarning, match=r"flex_attention of .* runs by torch.math, though .*torch.compile")
-    with xt.kernel_policy(attention=TRITON), xt.explain() as found, said:
+    with xt.kernel_policy(attention=TRITON), xt.explain() as report, said:
         out = attend(x)
     torch.testing.assert_close(out, expected(x))
-    (row,) = attention_rows(found)
+    (row,) = attention_rows(report)
     assert row.operator == "higher_order::flex_attention"
     assert (row.requested, row.source) == ((TRITON,), "kernels.attention")
     assert (row.resolved, row.status) == ("torch.math", "substituted")
@@ -109,9 +109,9 @@ def test_eager_code_is_unfused_and_says_so(x):
 
 @pytest.mark.parametrize("words", ["torch.math", "math", [TRITON, "torch.math"]])
 def test_what_is_unfused_can_be_asked_for(x, words):
-    with xt.kernel_policy({**strict(), "kernels": {"attention": words}}), xt.explain() as found:
+    with xt.kernel_policy({**strict(), "kernels": {"attention": words}}), xt.explain() as report:
         attend(x)
-    (row,) = attention_rows(found)
+    (row,) = attention_rows(report)
     assert (row.resolved, row.status) == ("torch.math", "honoured")
 
 
@@ -140,19 +140,19 @@ def test_a_policy_that_leaves_attention_alone_says_nothing(x):
 
 def test_without_a_policy_it_is_the_default(x):
     native = torch_flex._apply_kernel_options
-    with xt.explain() as found:
+    with xt.explain() as report:
         assert torch_flex._apply_kernel_options is native, "watching would have code compiled again"
         attend(x)
-    (row,) = attention_rows(found)
+    (row,) = attention_rows(report)
     assert (row.requested, row.resolved, row.status) == ((), "torch.math", "default")
 
 
 def test_words_for_one_function_are_passed_over_by_the_other(x):
-    with xt.kernel_policy(attention=[TRITON, "torch.flash", "cpu.reference"]), xt.explain() as found:
+    with xt.kernel_policy(attention=[TRITON, "torch.flash", "cpu.reference"]), xt.explain() as report:
         sdpa(x, x, x)
         with pytest.warns(XpuRuntimeWarning, match="torch.flash: it is a kernel of scaled_dot_product_attention"):
             attend(x)
-    kernels = {row.operator: (row.resolved, row.reason) for row in attention_rows(found)}
+    kernels = {row.operator: (row.resolved, row.reason) for row in attention_rows(report)}
     kernel, reason = kernels["aten::scaled_dot_product_attention"]
     assert kernel == "torch.flash"
     assert reason == f"{TRITON}: it is a kernel of flex_attention, and this is scaled_dot_product_attention"
@@ -167,9 +167,9 @@ def test_rules_hold_in_eager_code_by_module_and_phase(x):
 
     model = torch.nn.Sequential(Block(), Block())
     rules = [rule("torch.math", module="1", phase="infer"), rule("torch", phase="train")]
-    with xt.kernel_policy(xrt.KernelPolicy(rules=rules)), xt.explain() as found, torch.no_grad():
+    with xt.kernel_policy(xrt.KernelPolicy(rules=rules)), xt.explain() as report, torch.no_grad():
         model(x)
-    rows = {row.module: (row.source, row.status) for row in attention_rows(found)}
+    rows = {row.module: (row.source, row.status) for row in attention_rows(report)}
     assert rows == {"0": ("default", "default"), "1": ("kernels.rules[0]", "honoured")}
 
 
@@ -313,9 +313,9 @@ def test_on_the_cpu_no_backend_runs(x):
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_backends_for_debugging_are_unfused(x, backend):
     torch._dynamo.reset()
-    with xt.kernel_policy(strict("torch.math")), xt.explain() as found:
+    with xt.kernel_policy(strict("torch.math")), xt.explain() as report:
         torch.testing.assert_close(torch.compile(attend, backend=backend)(x), expected(x))
-    (row,) = attention_rows(found)
+    (row,) = attention_rows(report)
     assert (row.resolved, row.status) == ("torch.math", "honoured")
     with xt.kernel_policy(strict(TRITON)), pytest.raises(UnsupportedOperationError, match="flex_attention is unfused"):
         torch.compile(attend, backend=backend)(x)

@@ -49,13 +49,13 @@ def test_strict_refuses_kernels_of_a_package_that_is_not_known_by_their_names(ke
     library.define("fused_gemm(Tensor a, Tensor b) -> Tensor")
     library.impl("fused_gemm", torch.mm, key)
     try:
-        with xt.kernel_policy(strict(matmul="cpu.blas")), xt.explain() as found:
+        with xt.kernel_policy(strict(matmul="cpu.blas")), xt.explain() as report:
             if key == "CPU":
                 with pytest.raises(UnsupportedOperationError, match=r"some_other_package::fused_gemm .*use: torch"):
                     torch.ops.some_other_package.fused_gemm(X, X.T)
                 return
             torch.ops.some_other_package.fused_gemm(X, X.T)
-        assert {(row.operator, row.status) for row in of(found, "matmul")} == {("aten::mm", "honoured")}
+        assert {(row.operator, row.status) for row in of(report, "matmul")} == {("aten::mm", "honoured")}
     finally:
         library._destroy()
 
@@ -80,34 +80,34 @@ def test_a_rule_and_other_operations_let_it_run_with_its_gradient(attention):
 
 def test_what_is_left_to_pytorch_by_name_is_not_what_another_package_ran(attention):
     q, target = torch.randn(1, 2, 6, 4), torch.zeros(6, dtype=torch.long)
-    with xt.kernel_policy(attention="torch.sdpa", cross_entropy="torch"), xt.explain() as found:
+    with xt.kernel_policy(attention="torch.sdpa", cross_entropy="torch"), xt.explain() as report:
         logits = attention(q, q, q)[0, 0].requires_grad_()
         torch.nn.functional.cross_entropy(logits, target).backward()
-    assert {row.status for row in of(found, "attention")} == {"default"}
-    rows = of(found, "cross_entropy")
+    assert {row.status for row in of(report, "attention")} == {"default"}
+    rows = of(report, "cross_entropy")
     assert {row.phase for row in rows} == {"train", "backward"}
     assert {(row.resolved, row.status) for row in rows} == {("torch.cross_entropy", "honoured")}
 
 
 def test_evidence_calls_it_attention_that_bypassed_the_policy(attention):
     q = torch.randn(1, 2, 6, 4)
-    with xt.kernel_policy(attention="cpu.reference"), xt.explain() as found:
+    with xt.kernel_policy(attention="cpu.reference"), xt.explain() as report:
         attention(q, q, q)
-    (row,) = of(found, "attention")
+    (row,) = of(report, "attention")
     assert (row.operator, row.status) == ("flash_attn_under_test::_flash_attn_forward", "bypassed")
     assert "another package" in row.reason
     with pytest.raises(UnsupportedOperationError, match="bypassed the policy"):
-        found.require()
+        report.require()
 
 
 def test_an_operator_that_no_row_names_is_unknown_and_never_other():
     library = torch.library.Library("some_package", "DEF")
     library.define("compute(Tensor x) -> Tensor")
     library.impl("compute", lambda x: torch.from_numpy(x.numpy() @ x.numpy().T), "CPU")
-    with xt.explain() as found:
+    with xt.explain() as report:
         torch.ops.some_package.compute(X)
     library._destroy()
-    (row,) = (row for row in found.rows if row.operator == "some_package::compute")
+    (row,) = (row for row in report.rows if row.operator == "some_package::compute")
     assert (row.op, row.status) == ("unknown:some_package", "opaque")
 
 
@@ -131,9 +131,9 @@ class OwnNorm(torch.nn.Module):
 
 def test_an_autograd_function_is_named_with_its_package_and_module():
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), OwnNorm())
-    with xt.kernel_policy(rms_norm="cpu.reference"), xt.explain(root=model) as found:
+    with xt.kernel_policy(rms_norm="cpu.reference"), xt.explain(root=model) as report:
         model(X).sum().backward()
-    rows = of(found, "rms_norm")
+    rows = of(report, "rms_norm")
     assert {(row.operator, row.module, row.status) for row in rows} == {
         ("LigerRMSNormFunction", "1", "bypassed"), ("LigerRMSNormFunctionBackward", "1", "bypassed"),
     }  # fmt: skip
@@ -193,10 +193,10 @@ def test_strict_refuses_such_a_function_before_it_runs(op, grad):
 
 def test_a_function_that_multiplies_by_pytorchs_operators_obeys():
     x = X.clone().requires_grad_()
-    with xt.kernel_policy(strict(matmul="cpu.reference")), xt.explain() as found:
+    with xt.kernel_policy(strict(matmul="cpu.reference")), xt.explain() as report:
         OwnMatmul.apply(x).sum().backward()
-    assert {(row.operator, row.status) for row in of(found, "matmul")} == {("aten::mm", "honoured")}
-    found.require()
+    assert {(row.operator, row.status) for row in of(report, "matmul")} == {("aten::mm", "honoured")}
+    report.require()
 
 
 PRODUCTS = {
@@ -231,20 +231,20 @@ def test_spectral_norm_goes_on_with_the_rule_that_the_error_states(old):
     rules = [{"match": {"op": "matmul", "n": 1}, "use": "torch"}]
     for kernels in ({"matmul": "cpu.reference", "rules": rules}, {"matmul": ["cpu.reference", "auto"]}):
         model = made()
-        with xt.kernel_policy(strict(**kernels)), xt.explain(root=model) as found:
+        with xt.kernel_policy(strict(**kernels)), xt.explain(root=model) as report:
             model(X).sum().backward()
-        found.require()
-        rows = {row.operator: row.status for row in of(found, "matmul")}
+        report.require()
+        rows = {row.operator: row.status for row in of(report, "matmul")}
         assert rows == {"aten::addmm": "honoured", "aten::mm": "honoured", "aten::mv": "honoured"}
-        with xt.kernel_policy(strict(**kernels)), xt.explain() as found:
+        with xt.kernel_policy(strict(**kernels)), xt.explain() as report:
             X @ X[0]
-        assert [sentence.partition(",")[2] for sentence in found.never_ran] == (
+        assert [sentence.partition(",")[2] for sentence in report.never_ran] == (
             [" and no call of matmul that this key decides was seen: 0 calls obey"] if "rules" in kernels else []
         )
         plain = made()
         plain(X).sum().backward()
-        for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-            torch.testing.assert_close(one.grad, other.grad)
+        for parameter, other in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, other.grad)
 
 
 @pytest.mark.parametrize(
@@ -363,6 +363,6 @@ def test_what_operators_on_quantized_tensors_compute(name, op):
     ],
 )
 def test_what_kernels_of_other_packages_compute(name, op):
-    found = uncovered_kernel(name)
-    assert found.op == op
-    assert "was when no policy" not in found.reason
+    kernel = uncovered_kernel(name)
+    assert kernel.op == op
+    assert "was when no policy" not in kernel.reason

@@ -43,10 +43,10 @@ def operands(grad=False, dtype=torch.float32, kv_heads=4):
 
 
 def counts() -> dict[str, int]:
-    found: dict[str, int] = {}
+    results: dict[str, int] = {}
     for decision in xrt.decisions():
-        found[decision.op] = found.get(decision.op, 0) + decision.count
-    return found
+        results[decision.op] = results.get(decision.op, 0) + decision.count
+    return results
 
 
 def forward_arguments(grad, mask=None, rng=None, dropout_p=0.0, is_causal=False, kernel=REFERENCE, want_lse=True):
@@ -150,9 +150,9 @@ def test_what_asks_is_named():
             fused_attention(q, k, v, kernel="cudnn.sdpa")
         with pytest.raises(UnsupportedOperationError, match=r": kernels.attention asks for cuda_raw.* mode: prefer"):
             fused_attention(q, k, v)
-    with xt.explain() as found:
+    with xt.explain() as report:
         fused_attention(q, k, v, kernel=REFERENCE)
-    assert [row.source for row in found.rows if row.op == "attention"] == ["kernel="]
+    assert [row.source for row in report.rows if row.op == "attention"] == ["kernel="]
     assert {decision.asked_by for decision in xrt.decisions()} == {"kernel="}
 
 
@@ -274,7 +274,7 @@ def test_under_the_transforms_of_torch_func():
 
     found = torch.vmap(torch.func.grad(loss, argnums=(0, 2)), (0, 1, None, 0))(q, k.transpose(0, 1), v[0], masks)
     for n in range(3):
-        one, two = q[n].clone().requires_grad_(), v[0].clone().requires_grad_()
-        expected = torch.autograd.grad(sdpa(one, k[n], two, masks[n]).square().sum(), (one, two))
+        grad, two = q[n].clone().requires_grad_(), v[0].clone().requires_grad_()
+        expected = torch.autograd.grad(sdpa(grad, k[n], two, masks[n]).square().sum(), (grad, two))
         torch.testing.assert_close((found[0][n], found[1][n]), expected, rtol=1e-4, atol=1e-5)
     assert counts() == {"attention": 1, "attention_backward": 1}

@@ -119,10 +119,10 @@ def test_a_wrong_beginning_of_the_norm_that_follows_is_seen(monkeypatch: pytest.
     plain = decode_formulas.product
 
     def by(x: Any, weight: Any, out: Any, **more: Any) -> Any:
-        made = plain(x, weight, out, **more)
+        result = plain(x, weight, out, **more)
         if x.shape[1] == _SIZES["intermediate_size"]:
-            made = made._replace(squares=made.squares * torch.linspace(1, 1.2, len(out)))
-        return made
+            result = result._replace(squares=result.squares * torch.linspace(1, 1.2, len(out)))
+        return result
 
     monkeypatch.setattr(decode_formulas, "product", by)
     model = model_of("Llama")

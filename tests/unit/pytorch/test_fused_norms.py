@@ -59,12 +59,12 @@ def test_layernorm_with_a_kernel_named(kernel, shape, given):
 @pytest.mark.parametrize("weighted", [True, False])
 def test_rms_norm_with_a_kernel_named(kernel, weighted):
     x, weight = leaf(3, 2, 4), leaf(2, 4) if weighted else None
-    wanted = [one for one in (x, weight) if one is not None]
+    wanted = [side for side in (x, weight) if side is not None]
     expected = F.rms_norm(x, [2, 4], weight)
     gradients = torch.autograd.grad(expected.square().sum(), wanted)
-    found = fused_rms_norm(x, [2, 4], weight, kernel=kernel)
-    close(found, expected)
-    close(torch.autograd.grad(found.square().sum(), wanted), gradients)
+    norm = fused_rms_norm(x, [2, 4], weight, kernel=kernel)
+    close(norm, expected)
+    close(torch.autograd.grad(norm.square().sum(), wanted), gradients)
     assert chosen() == ({KERNELS[kernel]} if KERNELS[kernel] else set())
 
 
@@ -246,9 +246,9 @@ def test_transforms_in_compiled_code(fused, kernel):
 def test_vmap_of_a_backward():
     x, weight, grads = leaf(3, 8), leaf(8), torch.randn(5, 3, 8)
     out = fused_layernorm(x, [8], weight, kernel="cpu.reference")
-    found = torch.autograd.grad(out, (x, weight), grads, is_grads_batched=True)
+    grad = torch.autograd.grad(out, (x, weight), grads, is_grads_batched=True)
     expected = torch.autograd.grad(F.layer_norm(x, [8], weight), (x, weight), grads, is_grads_batched=True)
-    close(found, expected, 1e-4)
+    close(grad, expected, 1e-4)
 
 
 def samples():
@@ -318,8 +318,8 @@ def test_inductor():
     operands = (leaf(3, 8), leaf(3, 8), leaf(8), leaf(8))
     expected = torch.autograd.grad(fused_both(*operands), operands)
     xrt.clear_decisions()
-    found = torch.autograd.grad(torch.compile(fused_both, fullgraph=True)(*operands), operands)
-    close(found, expected, 1e-4)
+    grad = torch.autograd.grad(torch.compile(fused_both, fullgraph=True)(*operands), operands)
+    close(grad, expected, 1e-4)
     assert sum(decision.count for decision in xrt.decisions()) == 4
 
 

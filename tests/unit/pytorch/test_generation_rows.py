@@ -39,10 +39,10 @@ class Decoder(torch.nn.Module):
 
 
 def decoded(model: torch.nn.Module, tokens: int, policy: Any) -> Any:
-    with torch.no_grad(), xt.kernel_policy(policy), xt.explain(root=model) as found:
+    with torch.no_grad(), xt.kernel_policy(policy), xt.explain(root=model) as report:
         for past in range(16, 16 + tokens):
             model(torch.ones(1, 1, 8), past)
-    return found
+    return report
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +57,11 @@ def llama() -> Any:
 
 
 def generated(model: Any, tokens: int, prompt: int = 16, **policy: Any) -> Any:
-    with torch.no_grad(), xt.kernel_policy(**policy), xt.explain(root=model) as found:
+    with torch.no_grad(), xt.kernel_policy(**policy), xt.explain(root=model) as report:
         model.generate(
             torch.arange(1, 1 + prompt)[None], max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0
         )
-    return found
+    return report
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -105,9 +105,9 @@ def test_unknown_phases_are_refused(phase: str, meant: str) -> None:
 
 def test_in_training_lengths_are_exact_and_nothing_decodes() -> None:
     q, kv = torch.ones(1, 2, 1, 4, requires_grad=True), torch.ones(1, 2, 5, 4)
-    with xt.explain() as found:
+    with xt.explain() as report:
         F.scaled_dot_product_attention(q, kv, kv).sum().backward()
-    rows = [row for row in found.rows if row.op == "attention"]
+    rows = [row for row in report.rows if row.op == "attention"]
     assert rows
     assert {(row.phase, row.kv) for row in rows} <= {("train", ""), ("backward", "")}
 
@@ -130,13 +130,13 @@ def test_a_prompt_of_one_token_is_prefilled(llama: Any) -> None:
 
 
 def test_a_loop_by_hand_has_the_phases_too(llama: Any) -> None:
-    with torch.no_grad(), xt.explain(root=llama) as found:
+    with torch.no_grad(), xt.explain(root=llama) as report:
         llama(torch.arange(4)[None])
         out = llama(torch.arange(4)[None], use_cache=True)
         cache = getattr(out, "cache", None)
         name = "past_key_values" if cache is None else "cache"
         llama(torch.arange(1)[None], **{name: getattr(out, name)})
-    heads = [row for row in found.rows if row.module == "lm_head" and row.op]
+    heads = [row for row in report.rows if row.module == "lm_head" and row.op]
     assert {(row.phase, row.count) for row in heads} == {("infer", 1), ("prefill", 1), ("decode", 1)}
 
 
@@ -166,7 +166,7 @@ def test_a_lock_has_ranges_where_kernels_differ_by_length(llama: Any, tmp_path: 
     path = tmp_path / "generate.lock"
     rules = [{"match": {"op": "attention", "kv": "<=32"}, "use": "torch.math"}]
     policy = xrt.KernelPolicy(attention="torch.flash", rules=rules)
-    made = xt.lock(generated(llama, 40, policy=policy), path)
-    decode = {(call.facts["kv"], call.kernel) for call in made.identity.calls if call.phase == "decode"}
+    lock = xt.lock(generated(llama, 40, policy=policy), path)
+    decode = {(call.facts["kv"], call.kernel) for call in lock.identity.calls if call.phase == "decode"}
     assert decode == {("17..32", "torch.math"), ("33..64", "torch.flash")}
-    assert xt.lock(generated(llama, 30, lock=path), path).digest == made.digest
+    assert xt.lock(generated(llama, 30, lock=path), path).digest == lock.digest

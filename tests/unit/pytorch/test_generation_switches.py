@@ -127,16 +127,16 @@ def test_it_is_refused_under_strict(name: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("name", SWITCHES)
 def test_it_is_in_the_evidence_under_prefer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run, what = SWITCHES[name]
-    with pytest.warns(xrt.XpuRuntimeWarning, match=what), xt.kernel_policy(PREFER), xt.explain() as found:
+    with pytest.warns(xrt.XpuRuntimeWarning, match=what), xt.kernel_policy(PREFER), xt.explain() as report:
         run(monkeypatch)
-    assert what in " ".join(found.switches)
-    assert what in " ".join(str(found).split())
+    assert what in " ".join(report.switches)
+    assert what in " ".join(str(report).split())
     with pytest.raises(xrt.UnsupportedOperationError, match=what):
-        found.require(no_bypass=False, no_unmatched=False)
+        report.require(no_bypass=False, no_unmatched=False)
 
 
 def test_nothing_is_said_where_nothing_is_switched() -> None:
-    with warnings.catch_warnings(), xt.kernel_policy(STRICT), xt.explain() as found:
+    with warnings.catch_warnings(), xt.kernel_policy(STRICT), xt.explain() as report:
         warnings.simplefilter("error", xrt.XpuRuntimeWarning)
         generate(llama(), repetition_penalty=1.5)
         generate(llama(), cache_implementation="static")
@@ -147,7 +147,7 @@ def test_nothing_is_said_where_nothing_is_switched() -> None:
         with torch.no_grad():
             llama().generate(torch.arange(1, 5)[None], assistant_model=llama(), max_new_tokens=3, pad_token_id=0)
         assert all(one.error is None for one in batch(llama(), temperature=0.7).values())
-    assert found.switches == ()
+    assert report.switches == ()
 
 
 def test_nothing_is_left_in_transformers() -> None:

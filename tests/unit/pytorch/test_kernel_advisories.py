@@ -179,10 +179,10 @@ def test_code_for_any_length_is_concerned(monkeypatch):
     shape_env = ShapeEnv()
     with FakeTensorMode(shape_env=shape_env) as mode:
         fixed = torch.empty(1, 2, 256, 64)
-    whole = mode.from_tensor(torch.empty(1, 2, 256, 64), symbolic_context=None)
-    assert not isinstance(whole.shape[2], int)
-    assert traits(whole) != traits(fixed)
-    for keys, concerned in ((fixed, False), (whole, True)):
+    tensor = mode.from_tensor(torch.empty(1, 2, 256, 64), symbolic_context=None)
+    assert not isinstance(tensor.shape[2], int)
+    assert traits(tensor) != traits(fixed)
+    for keys, concerned in ((fixed, False), (tensor, True)):
         call = AttentionCall(fixed, keys, keys, needs_grad=True)
         assert (advised.advisory_of(TORCH, call) is not None) is concerned
 

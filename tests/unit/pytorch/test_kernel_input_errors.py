@@ -73,7 +73,7 @@ def test_what_pytorch_takes_is_said_and_served_by_pytorch(picky):
             with xt.explain() as explanation:
                 assert torch.equal(call(), wanted)
         assert picky.runs == runs, "its route is known, and the kernel is not tried again"
-    (row,) = (one for one in explanation.rows if one.op == picky.op)
+    (row,) = (row for row in explanation.rows if row.op == picky.op)
     assert (row.status, row.requested) == ("substituted", (picky.id,))
     assert "these arguments are wrong" in row.reason
 

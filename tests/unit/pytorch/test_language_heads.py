@@ -56,10 +56,10 @@ def with_gradients(operands, reduction, kernel=""):
 @pytest.mark.parametrize("bias", [False, True])
 def test_chunks_give_the_loss_and_gradients_of_the_definition(reduction, bias):
     operands = made()[: 4 if bias else 3]
-    for found, wanted in zip(
+    for gradient, wanted in zip(
         with_gradients(operands, reduction, "chunked"), with_gradients(operands, reduction), strict=True
     ):
-        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(gradient, wanted)
     x, weight, target = operands[:3]
     wanted = F.cross_entropy(F.linear(x, weight, operands[3] if bias else None), target, reduction=reduction)
     torch.testing.assert_close(with_gradients(operands, reduction, "chunked")[0], wanted)
@@ -69,9 +69,9 @@ def test_chunks_give_the_loss_and_gradients_of_the_definition(reduction, bias):
 def test_the_loss_of_halves_is_in_float32(dtype):
     operands, wide = made(dtype=dtype), [x.detach() for x in made(dtype=dtype)]
     wide = [x.double().requires_grad_() if x.is_floating_point() else x for x in wide]
-    found, wanted = with_gradients(operands, "mean", "chunked"), with_gradients(wide, "mean")
-    assert [x.dtype for x in found] == [torch.float32, dtype, dtype, dtype]
-    for one, other in zip(found, (x.detach() for x in wanted), strict=True):
+    gradients, wanted = with_gradients(operands, "mean", "chunked"), with_gradients(wide, "mean")
+    assert [x.dtype for x in gradients] == [torch.float32, dtype, dtype, dtype]
+    for one, other in zip(gradients, (x.detach() for x in wanted), strict=True):
         torch.testing.assert_close(one.detach().double(), other, rtol=2e-2, atol=2e-2 * float(other.abs().max()))
 
 
@@ -99,9 +99,9 @@ def test_the_gradient_of_a_frozen_layer_is_not_computed(monkeypatch):
     )
     x, weight, target, _ = made()
     operands = (x, weight.detach(), target)
-    found, wanted = with_gradients(operands, "mean", "chunked"), with_gradients(operands, "mean")
+    gradients, wanted = with_gradients(operands, "mean", "chunked"), with_gradients(operands, "mean")
     assert [call.attributes["needs"] for call in asked if call.operands["x"].shape[0] == 300] == [("x",)]
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(gradients, wanted)
 
 
 @pytest.mark.skipif(not hasattr(F, OP), reason="PyTorch 2.13 and later have it")
@@ -114,12 +114,12 @@ def test_the_function_of_pytorch_is_reached(word):
         return loss.detach(), *torch.autograd.grad(loss, (x, weight, bias))
 
     plain = step()
-    with xt.kernel_policy(strict(word)), xt.explain() as found:
+    with xt.kernel_policy(strict(word)), xt.explain() as report:
         under = step()
-    found.require()
+    report.require()
     for one, other in zip(under, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    assert {row[1:3] for row in rows_of(found)} == {("honoured", "train"), ("honoured", "backward")}
+    assert {row[1:3] for row in rows_of(report)} == {("honoured", "train"), ("honoured", "backward")}
     with xt.kernel_policy(strict(word)), pytest.raises(UnsupportedOperationError, match="without class weights"):
         F.linear_cross_entropy(x, weight, target, weight=torch.ones(40))
     assert all(map(torch.equal, step(), plain))
@@ -130,10 +130,10 @@ def test_compiled_code_has_one_operator():
     x, weight, target, _ = made(dtype=torch.float32)
     torch._dynamo.reset()
     run = torch.compile(lambda: F.linear_cross_entropy(x, weight, target), backend="aot_eager", fullgraph=True)
-    with xt.kernel_policy(strict()), xt.explain() as found:
+    with xt.kernel_policy(strict()), xt.explain() as report:
         loss = run()
         gradients = torch.autograd.grad(loss, (x, weight))
-    assert {row[1:3] for row in rows_of(found)} == {("honoured", "train"), ("honoured", "backward")}
+    assert {row[1:3] for row in rows_of(report)} == {("honoured", "train"), ("honoured", "backward")}
     plain = F.linear_cross_entropy(x, weight, target)
     torch.testing.assert_close((loss, *gradients), (plain, *torch.autograd.grad(plain, (x, weight))))
 
@@ -169,12 +169,12 @@ def test_losses_of_language_models_without_logits(family, language):
     own = type(model).__dict__["forward"]
     plain_out, plain = train(model, ids)
     computed = []
-    with xt.kernel_policy(strict()), xt.explain(root=model) as found:
+    with xt.kernel_policy(strict()), xt.explain(root=model) as report:
         out, under = train(model, ids)
         torch.testing.assert_close(under, plain)
         model.lm_head.register_forward_hook(lambda *_: computed.append(1))
-    found.require()
-    assert {row[:3] for row in rows_of(found)} == {
+    report.require()
+    assert {row[:3] for row in rows_of(report)} == {
         ("chunked.linear_cross_entropy", "honoured", "train"), ("chunked.linear_cross_entropy", "honoured", "backward"),
     }  # fmt: skip
     assert tuple(out.logits.shape) == (2, 6, 64)
@@ -258,10 +258,10 @@ def test_softmax_of_rows():
         )  # fmt: skip
         for call in calls:
             plain = torch.autograd.grad(call(), x, upstream)
-            with xt.kernel_policy(strict("rows.softmax", "softmax")), xt.explain() as found:
+            with xt.kernel_policy(strict("rows.softmax", "softmax")), xt.explain() as report:
                 torch.testing.assert_close(torch.autograd.grad(call(), x, upstream), plain)
-            found.require()
-            assert rows_of(found, "softmax") == {
+            report.require()
+            assert rows_of(report, "softmax") == {
                 ("rows.softmax", "honoured", "train", 1), ("rows.softmax", "honoured", "backward", 1)
             }  # fmt: skip
         refused = pytest.raises(UnsupportedOperationError, match="last dimension of floating-point")
@@ -269,9 +269,9 @@ def test_softmax_of_rows():
             torch.softmax(x, 0)
         torch._dynamo.reset()
         run = torch.compile(lambda: F.softmax(x, -1), backend="aot_eager", fullgraph=True)
-        with xt.kernel_policy(strict("rows.softmax", "softmax")), xt.explain() as found:
+        with xt.kernel_policy(strict("rows.softmax", "softmax")), xt.explain() as report:
             run().sum().backward()
-        assert {row[1] for row in rows_of(found, "softmax")} == {"honoured"}
+        assert {row[1] for row in rows_of(report, "softmax")} == {"honoured"}
     finally:
         forget_torch_kernels("rows")
         plugins._sources.pop("rows", None)

@@ -53,8 +53,8 @@ class _Kernel(plugins.TorchKernel):
             inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in saved.inputs]
             made = self._compute(call, inputs)
             wanted = [x for x in inputs if x.requires_grad]
-            found = iter(torch.autograd.grad(made, wanted, tuple(grads)))
-        return [next(found) if x.requires_grad else None for x in inputs]
+            grad = iter(torch.autograd.grad(made, wanted, tuple(grads)))
+        return [next(grad) if x.requires_grad else None for x in inputs]
 
 
 @pytest.fixture(autouse=True)
@@ -123,11 +123,11 @@ def test_gated_units(activation, op, compiled):
     if compiled:
         torch._dynamo.reset()
         run = torch.compile(model, backend="aot_eager", fullgraph=True)
-    with xt.kernel_policy(strict(op)), xt.explain(root=model) as found:
+    with xt.kernel_policy(strict(op)), xt.explain(root=model) as report:
         torch.testing.assert_close(step(run, x), plain)
-    found.require()
-    assert {(row.resolved, row.status) for row in rows_of(found, op)} == {(f"package.{op}", "honoured")}
-    assert {row.phase for row in rows_of(found, op)} >= {"backward"}
+    report.require()
+    assert {(row.resolved, row.status) for row in rows_of(report, op)} == {(f"package.{op}", "honoured")}
+    assert {row.phase for row in rows_of(report, op)} >= {"backward"}
     with xt.kernel_policy(xrt.KernelPolicy(**{op: ["torch"]})):
         assert all(map(torch.equal, step(model, x), plain))
     with xt.kernel_policy(strict("swiglu" if op == "geglu" else "geglu")):
@@ -152,12 +152,12 @@ def test_cross_entropy_of_rows():
     logits, target = torch.randn(6, 9, requires_grad=True), torch.tensor([0, 8, -100, 3, 3, 1])
     plain = torch.nn.functional.cross_entropy(logits, target)
     (gradient,) = torch.autograd.grad(plain, logits)
-    with xt.kernel_policy(strict("cross_entropy")), xt.explain() as found:
+    with xt.kernel_policy(strict("cross_entropy")), xt.explain() as report:
         loss = torch.nn.CrossEntropyLoss()(logits, target)
         torch.testing.assert_close(torch.autograd.grad(loss, logits)[0], gradient)
     torch.testing.assert_close(loss, plain)
-    found.require()
-    assert {row.status for row in rows_of(found, "cross_entropy")} == {"honoured"}
+    report.require()
+    assert {row.status for row in rows_of(report, "cross_entropy")} == {"honoured"}
     with xt.kernel_policy(strict("cross_entropy")):
         assert torch.nn.functional.mse_loss(logits, logits) == 0
         with pytest.raises(UnsupportedOperationError, match="without class weights and label smoothing"):
@@ -198,13 +198,13 @@ def test_models_of_transformers(monkeypatch, family):
     own = module.apply_rotary_pos_emb
     unit = {"Gemma": ("geglu",)}.get(family, ("swiglu",))
     ops = (*unit, "rope", "cross_entropy")
-    with xt.kernel_policy(strict(*ops)), xt.explain(root=model) as found:
+    with xt.kernel_policy(strict(*ops)), xt.explain(root=model) as report:
         under = train()
     torch.testing.assert_close(under, plain, rtol=1e-4, atol=1e-5)
-    found.require()
+    report.require()
     for op in ops:
-        assert {row.status for row in rows_of(found, op)} == {"honoured"}, op
-        assert sum(row.count for row in rows_of(found, op) if row.phase == "train") == (
+        assert {row.status for row in rows_of(report, op)} == {"honoured"}, op
+        assert sum(row.count for row in rows_of(report, op) if row.phase == "train") == (
             1 if op == "cross_entropy" else 2
         )
     assert module.apply_rotary_pos_emb is own
@@ -243,9 +243,9 @@ def rotated(monkeypatch):
 
     def rotate(cos, sin):
         q, k = torch.ones(1, 2, cos.shape[1], 8), torch.ones(1, 1, cos.shape[1], 8)
-        with xt.explain() as found:
+        with xt.explain() as report:
             outputs = module.apply_rotary_pos_emb(q, k, cos, sin)
-        return next((row.resolved for row in rows_of(found, "rope") if row.status != "default"), ""), outputs
+        return next((row.resolved for row in rows_of(report, "rope") if row.status != "default"), ""), outputs
 
     return rotate
 
@@ -309,13 +309,13 @@ def test_losses_of_transformers_give_a_kernel_the_logits_without_a_copy(monkeypa
         return loss.detach(), *torch.autograd.grad(loss, logits)
 
     plain = step()
-    with xt.kernel_policy(strict("cross_entropy")), xt.explain() as found:
+    with xt.kernel_policy(strict("cross_entropy")), xt.explain() as report:
         under = step()
     torch.testing.assert_close(under, plain)
     assert [x.dtype for x in under] == [torch.float32, torch.bfloat16]
-    found.require()
+    report.require()
     assert ("float32" in seen) is not takes_halves
-    assert {row.status for row in rows_of(found, "cross_entropy")} == {"honoured"}
+    assert {row.status for row in rows_of(report, "cross_entropy")} == {"honoured"}
     assert own == losses.LOSS_MAPPING
 
 
@@ -336,11 +336,11 @@ def test_experts_of_transformers(monkeypatch, experts):
     own, ids = kind.__dict__["_apply_gate"], torch.randint(1, 64, (2, 6))
     plain = model(ids).logits
     ops = ("swiglu", "grouped_matmul") if experts == "grouped_mm" else ("swiglu",)
-    with xt.kernel_policy(strict(*ops)), xt.explain(root=model) as found:
+    with xt.kernel_policy(strict(*ops)), xt.explain(root=model) as report:
         torch.testing.assert_close(model(ids).logits, plain)
-    products = {(row.resolved, row.status) for row in rows_of(found, "grouped_matmul")}
+    products = {(row.resolved, row.status) for row in rows_of(report, "grouped_matmul")}
     assert products == ({("package.grouped_matmul", "honoured")} if experts == "grouped_mm" else set())
-    assert {(row.resolved, row.status, row.count) for row in rows_of(found, "swiglu")} == {
+    assert {(row.resolved, row.status, row.count) for row in rows_of(report, "swiglu")} == {
         ("package.swiglu", "honoured", 1)
     }
     assert kind.__dict__["_apply_gate"] is own
@@ -372,11 +372,11 @@ def test_products_of_groups(name, compiled):
     if compiled:
         torch._dynamo.reset()
         run = torch.compile(product, backend="aot_eager", fullgraph=True)
-    with xt.kernel_policy(strict("grouped_matmul")), xt.explain() as found:
+    with xt.kernel_policy(strict("grouped_matmul")), xt.explain() as report:
         under = step(run)
     torch.testing.assert_close(under, plain)
-    found.require()
-    rows = {(row.resolved, row.status, row.phase) for row in rows_of(found, "grouped_matmul")}
+    report.require()
+    rows = {(row.resolved, row.status, row.phase) for row in rows_of(report, "grouped_matmul")}
     assert rows == {("package.grouped_matmul", "honoured", phase) for phase in ("train", "backward")}
     assert torch._grouped_mm is own
     with xt.kernel_policy(grouped_matmul=["package.other", "torch"]):
@@ -389,9 +389,9 @@ def test_products_of_groups_in_other_forms():
         torch.nn.functional.grouped_mm(torch.randn(4, 3, 16), weight)
     with xt.kernel_policy(grouped_matmul="package.grouped_matmul"), pytest.warns(XpuRuntimeWarning, match="offsets"):
         torch.nn.functional.grouped_mm(torch.randn(4, 3, 16), weight)
-    with xt.kernel_policy(strict("grouped_matmul")), torch.inference_mode(), xt.explain() as found:
+    with xt.kernel_policy(strict("grouped_matmul")), torch.inference_mode(), xt.explain() as report:
         torch.nn.functional.grouped_mm(x, weight, offs=offsets)
-    assert {(row.status, row.phase) for row in rows_of(found, "grouped_matmul")} == {("honoured", "infer")}
+    assert {(row.status, row.phase) for row in rows_of(report, "grouped_matmul")} == {("honoured", "infer")}
 
 
 def test_canary_finds_a_product_that_leaves_out_short_groups(monkeypatch):
@@ -433,9 +433,9 @@ class Swapped(Fused):
 
 def test_gates_beside_their_inputs():
     x = torch.randn(4, 8)
-    with xt.kernel_policy(strict("swiglu")), xt.explain() as found:
+    with xt.kernel_policy(strict("swiglu")), xt.explain() as report:
         step(Fused(), x)
-    assert {row.status for row in rows_of(found, "swiglu")} == {"honoured"}
+    assert {row.status for row in rows_of(report, "swiglu")} == {"honoured"}
     with xt.kernel_policy(strict("swiglu")), pytest.raises(UnsupportedOperationError, match="no product of SiLU"):
         Swapped()(x)
 
@@ -453,9 +453,9 @@ def test_rules_without_an_operation_are_not_for_them(compiled):
 def test_engines_say_that_a_model_has_none(tmp_path):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
-    one = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2])
+    info = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2])
     other = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "graph", [one], [other])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "graph", [info], [other])
     path = tmp_path / "model.onnx"
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
     plan = xrt.plan(path, xrt.Policy(kernels={"swiglu": "package.swiglu"}, execution={"engine": "onnxruntime"}))
@@ -467,9 +467,9 @@ def test_the_core_is_given_its_own_operations_alone():
         "matmul": "cpu.reference", "rope": "package.rope",
         "rules": [{"match": {"op": "swiglu"}, "use": "package.swiglu"}],
     }  # fmt: skip
-    with xt.kernel_policy(xrt.Policy(mode="strict", kernels=kernels)), xt.explain() as found:
+    with xt.kernel_policy(xrt.Policy(mode="strict", kernels=kernels)), xt.explain() as report:
         torch.ones(2, 2) @ torch.ones(2, 2)
-    assert {row.status for row in rows_of(found, "matmul")} >= {"honoured"}
+    assert {row.status for row in rows_of(report, "matmul")} >= {"honoured"}
     model, nobody = Unit(torch.nn.SiLU()), xrt.Policy(mode="strict", kernels={"swiglu": "nobody.swiglu"})
     with pytest.raises(UnsupportedOperationError, match="it is no kernel that swiglu"), xt.kernel_policy(nobody):
         model(torch.randn(2, 8))

@@ -76,7 +76,7 @@ def test_explain_counts_a_product_once_that_its_kernel_refuses_at_first(no_bias)
             for _ in range(3):
                 linear(x)
         assert no_bias.refused
-    (row,) = (one for one in explanation.rows if one.operator == "aten::addmm")
+    (row,) = (row for row in explanation.rows if row.operator == "aten::addmm")
     assert (row.count, row.resolved, row.status) == (3, no_bias.id, "honoured")
 
 
@@ -152,13 +152,13 @@ def test_a_rule_that_matched_no_call_warns_refuses_under_strict_and_is_explained
     with pytest.raises(UnsupportedOperationError, match=text), xt.kernel_policy(strict):
         model(x)
     assert xt.get_kernel_policy() is None
-    with pytest.warns(XpuRuntimeWarning), xt.kernel_policy(rules=[rule("encodre.*")]), xt.explain() as found:
+    with pytest.warns(XpuRuntimeWarning), xt.kernel_policy(rules=[rule("encodre.*")]), xt.explain() as report:
         model(x)
-    assert len(found.unmatched) == 1
-    assert found.unmatched[0] in found.notes
+    assert len(report.unmatched) == 1
+    assert report.unmatched[0] in report.notes
     with pytest.raises(UnsupportedOperationError, match=text):
-        found.require()
-    found.require(no_unmatched=False)
+        report.require()
+    report.require(no_unmatched=False)
     xt.set_kernel_policy(strict)
     model(x)
     with pytest.raises(UnsupportedOperationError, match=text):
@@ -264,14 +264,14 @@ kept, kept_set_up = Times.apply, TimesSetUp.apply  # as programs keep it
 @pytest.mark.parametrize("recorded", [True, False])
 def test_the_forward_of_a_function_has_the_phase_in_which_it_is_called(recorded, function):
     x, w = torch.ones(3, 8), torch.ones(8, 8, requires_grad=True)
-    with xt.explain() as found:
+    with xt.explain() as report:
         with torch.set_grad_enabled(recorded):
             out = function(x, w).sum()
             node = out.grad_fn and out.grad_fn.next_functions[0][0]
         if recorded:
             assert vars(node)["xpuruntime_thread"] == xrt._core.node_thread()
             out.backward()
-    phases = sorted((row.phase, row.count) for row in found.rows if row.op == "matmul")
+    phases = sorted((row.phase, row.count) for row in report.rows if row.op == "matmul")
     assert phases == ([("backward", 1), ("backward", 1), ("train", 1)] if recorded else [("infer", 1)])
     assert "apply" not in vars(torch.autograd.function._SingleLevelFunction)
     assert "__getattribute__" not in vars(type(torch.autograd.Function))
@@ -290,9 +290,9 @@ def test_rules_of_a_phase_hold_inside_of_a_function_whoever_looks_on(phase, time
 
 def test_what_ran_is_said_when_the_log_of_decisions_is_full():
     def row():
-        with xt.explain() as found:
+        with xt.explain() as report:
             torch.ones(7, 9) @ torch.ones(9, 11)
-        return next((r.resolved, r.observed, r.status) for r in found.rows if r.op == "matmul")
+        return next((r.resolved, r.observed, r.status) for r in report.rows if r.op == "matmul")
 
     with xt.kernel_policy(matmul="cpu.blas"):
         expected = row()
@@ -379,11 +379,11 @@ def test_a_loss_that_each_step_makes_names_no_other_module_anew(monkeypatch):
 
 def test_a_new_outermost_module_is_named_in_what_holds_it():
     layers, x = torch.nn.ModuleList([torch.nn.Linear(4, 4)]), torch.ones(2, 4)
-    with xt.kernel_policy(matmul="cpu.blas"), xt.explain(root=layers) as found:
+    with xt.kernel_policy(matmul="cpu.blas"), xt.explain(root=layers) as report:
         layers[0](x)
         layers.insert(0, torch.nn.Linear(4, 4))  # of which PyTorch tells no hook
         layers[0](x)
-    assert [(row.module, row.count) for row in found.rows if row.op == "matmul"] == [("0", 2)]
+    assert [(row.module, row.count) for row in report.rows if row.op == "matmul"] == [("0", 2)]
 
 
 def test_what_a_new_outermost_module_holds_is_named_in_it():
@@ -411,6 +411,6 @@ def test_a_module_that_is_registered_in_a_forward_has_its_path_at_once():
             return self.inner(x)
 
     net = torch.nn.Sequential(Lazy(), Lazy())
-    with xt.kernel_policy(matmul="cpu.blas"), xt.explain(root=net) as found:
+    with xt.kernel_policy(matmul="cpu.blas"), xt.explain(root=net) as report:
         net(torch.ones(2, 4))
-    assert {row.module for row in found.rows if row.op == "matmul"} == {"0.inner", "1.inner"}
+    assert {row.module for row in report.rows if row.op == "matmul"} == {"0.inner", "1.inner"}

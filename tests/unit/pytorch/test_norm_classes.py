@@ -152,7 +152,7 @@ def test_a_known_formula_runs_by_the_kernel_and_gives_what_the_class_gives(kind,
     plain, kept = gradients(norm, args)
     own = kind.__dict__["forward"]
     op = "layer_norm" if kind is Centered else "rms_norm"
-    with xt.kernel_policy(strict(**{op: "cpu.reference"})), xt.explain() as found:
+    with xt.kernel_policy(strict(**{op: "cpu.reference"})), xt.explain() as report:
         assert kind.__dict__["forward"] is not own
         under, dtype_under = gradients(norm, args)
     assert kind.__dict__["forward"] is own
@@ -160,10 +160,10 @@ def test_a_known_formula_runs_by_the_kernel_and_gives_what_the_class_gives(kind,
     bound = 2e-5 if dtype is torch.float32 else 2e-2
     for one, other in zip(under, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=bound, atol=bound * float(other.abs().max()))
-    found.require()
-    assert {row.status for row in found.rows if row.op == op} == {"honoured"}
-    assert {row.resolved for row in found.rows if row.op == op} == {"cpu.reference"}
-    assert [kind.__name__ in note and f"the kernels of {op}" in note for note in found.notes] == [True]
+    report.require()
+    assert {row.status for row in report.rows if row.op == op} == {"honoured"}
+    assert {row.resolved for row in report.rows if row.op == op} == {"cpu.reference"}
+    assert [kind.__name__ in note and f"the kernels of {op}" in note for note in report.notes] == [True]
     again, _ = gradients(norm, args)
     assert all(map(torch.equal, again, plain))
 
@@ -175,9 +175,9 @@ def test_where_no_kernel_can_serve_the_operators_own_kernel_gives_the_same_bits(
     norm = kind().to(weight)
     x = operands(norm, dtype)[0]
     plain = norm(x)
-    with xt.kernel_policy(rms_norm="cuda_raw.rms_norm"), xt.explain() as found:
+    with xt.kernel_policy(rms_norm="cuda_raw.rms_norm"), xt.explain() as report:
         assert torch.equal(norm(x), plain)
-    assert {row.status for row in found.rows if row.op == "rms_norm"} == {"substituted"}
+    assert {row.status for row in report.rows if row.op == "rms_norm"} == {"substituted"}
 
 
 def test_what_an_instance_has_counts_and_not_its_class():
@@ -200,9 +200,9 @@ def test_a_class_that_extends_the_forward_of_another():
 
     norm, x = Doubled(), torch.randn(2, 16)
     plain = norm(x)
-    with xt.kernel_policy(NORMS), xt.explain() as found:
+    with xt.kernel_policy(NORMS), xt.explain() as report:
         torch.testing.assert_close(norm(x), plain)
-    assert found.require().coverage.honoured > 0
+    assert report.require().coverage.honoured > 0
 
 
 def test_classes_made_under_a_policy_are_adapted_and_left_too():
@@ -213,9 +213,9 @@ def test_classes_made_under_a_policy_are_adapted_and_left_too():
             def forward(self, x):
                 return self.weight * self._norm(x)
 
-        with xt.explain() as found:
+        with xt.explain() as report:
             Late()(torch.randn(2, 16))
-        found.require()
+        report.require()
         adapted = Late.__dict__["forward"]
     assert adapted.__wrapped__ is Late.__dict__["forward"]
     assert dict(vars(torch.nn.Module)) == before
@@ -275,21 +275,21 @@ def test_an_unknown_formula_is_a_gap_and_refused():
     with pytest.raises(UnsupportedOperationError, match="by none of the formulas"), xt.kernel_policy(NORMS):
         model(x)
     plain = model(x)
-    with xt.kernel_policy(rms_norm="cpu.reference"), xt.explain() as found:
+    with xt.kernel_policy(rms_norm="cpu.reference"), xt.explain() as report:
         with pytest.warns(XpuRuntimeWarning, match="by none of the formulas"):
             assert torch.equal(model(x), plain)
         assert torch.equal(model(x), plain)  # nothing is said twice
-    (row,) = (row for row in found.rows if row.op == "rms_norm")
+    (row,) = (row for row in report.rows if row.op == "rms_norm")
     assert (row.operator, row.status, row.count) == ("nn::Unknown", "substituted", 2)
 
 
 def test_a_rule_of_a_module_leaves_the_other_its_own_forward():
     model, x = torch.nn.Sequential(Llama(), Llama()), torch.randn(2, 16)
     rules = [{"match": {"op": "rms_norm", "module": "1"}, "use": "cpu.reference"}]
-    with xt.kernel_policy(strict(rules=rules), root=model), xt.explain(root=model) as found:
+    with xt.kernel_policy(strict(rules=rules), root=model), xt.explain(root=model) as report:
         model(x)
-    found.require()
-    rows = {row.module: (row.operator, row.status) for row in found.rows if row.op == "rms_norm"}
+    report.require()
+    rows = {row.module: (row.operator, row.status) for row in report.rows if row.op == "rms_norm"}
     assert rows == {"0": ("nn::Llama", "default"), "1": ("aten::_fused_rms_norm", "honoured")}
 
 
@@ -339,14 +339,14 @@ def test_a_kernel_of_another_package_gets_the_formula(kind, compiled):
     norm = kind().bfloat16()
     x = operands(norm, torch.bfloat16)[0]
     plain, _ = gradients(norm, (x,))
-    with xt.kernel_policy(strict(rms_norm="package.rms_norm")), xt.explain() as found:
+    with xt.kernel_policy(strict(rms_norm="package.rms_norm")), xt.explain() as report:
         torch._dynamo.reset()
         called = torch.compile(norm, backend="aot_eager", fullgraph=True) if compiled else norm
         called.weight, called.zero_grad = norm.weight, norm.zero_grad
         under, _ = gradients(called, (x,))
     assert torch.equal(under[0], plain[0])
     torch.testing.assert_close(under, plain, rtol=2e-2, atol=1e-1)
-    rows = [row for row in found.require().rows if row.op == "rms_norm"]
+    rows = [row for row in report.require().rows if row.op == "rms_norm"]
     assert {(row.resolved, row.status) for row in rows} == {("package.rms_norm", "honoured")}
 
 
@@ -381,10 +381,10 @@ def test_compiled_code_has_the_choice_built_in():
         assert graphs.names[-1].count("xpuruntime.rms_norm") == operators
         assert operators or graphs.names[-1] == graphs.names[0]
     count = len(graphs.names)
-    with xt.kernel_policy(xrt.KernelPolicy(rms_norm="cpu.reference")), xt.explain() as found:
+    with xt.kernel_policy(xrt.KernelPolicy(rms_norm="cpu.reference")), xt.explain() as report:
         compiled(x)
     assert len(graphs.names) == count
-    assert {row.status for row in found.rows if row.op == "rms_norm"} == {"honoured"}
+    assert {row.status for row in report.rows if row.op == "rms_norm"} == {"honoured"}
     with pytest.raises(Exception, match=r"would bypass it.*none of the formulas"), xt.kernel_policy(NORMS):
         torch.compile(Unknown(), backend=graphs)(x)
 
@@ -407,11 +407,11 @@ def test_models_of_transformers(monkeypatch, family, dtype):
     plain = model(ids, labels=ids)
     count = sum("RMSNorm" in type(part).__name__ for part in model.modules())
     assert xt.coverage_gaps(NORMS, module=model) == ()
-    with xt.kernel_policy(NORMS), xt.explain(root=model) as found:
+    with xt.kernel_policy(NORMS), xt.explain(root=model) as report:
         out = model(ids, labels=ids)
         out.loss.backward()
-    found.require()
-    rows = [row for row in found.rows if row.op == "rms_norm"]
+    report.require()
+    rows = [row for row in report.rows if row.op == "rms_norm"]
     assert {row.status for row in rows} == {"honoured"}
     assert sum(row.count for row in rows if row.phase == "train") == count
     bound = 1e-4 if dtype is torch.float32 else 5e-2

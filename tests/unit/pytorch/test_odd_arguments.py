@@ -59,8 +59,8 @@ def differences(cases, policy):
 
 def close(values, numbers):
     return len(values) == len(numbers) and all(
-        one.shape == other.shape and torch.allclose(one, other, rtol=2e-2, atol=2e-2, equal_nan=True)
-        for one, other in zip(values, numbers, strict=True)
+        value.shape == other.shape and torch.allclose(value, other, rtol=2e-2, atol=2e-2, equal_nan=True)
+        for value, other in zip(values, numbers, strict=True)
     )
 
 

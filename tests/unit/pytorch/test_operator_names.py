@@ -114,10 +114,10 @@ def test_selective_checkpointing_saves_what_a_list_names(name):
             return PARTS[name](x * 2).sin().sum()
 
         x = leaf(1, 2, 4, 8)
-        with xt.explain() as found:
+        with xt.explain() as report:
             contexts = partial(create_selective_checkpoint_contexts, saved)
             checkpoint(part, x, use_reentrant=False, context_fn=contexts).backward()
-        return x.grad, sum(row.count for row in found.rows if row.op == op and row.phase == "train")
+        return x.grad, sum(row.count for row in report.rows if row.op == op and row.phase == "train")
 
     with xt.kernel_policy(**REFERENCE):
         recomputed, twice = run([])

@@ -75,8 +75,8 @@ def test_rules_by_module_hold_in_both_directions():
     x = torch.randn(1, 2, 3, 8, requires_grad=True)
     expected = torch.autograd.grad(model(x).sum(), x)
     with xt.kernel_policy(strict(rules=[rule("cpu.reference", module="b")])):
-        found = torch.autograd.grad(model(x).sum(), x)
-    torch.testing.assert_close(found, expected)
+        grad = torch.autograd.grad(model(x).sum(), x)
+    torch.testing.assert_close(grad, expected)
     assert counts() == {"attention": 1, "attention_backward": 1}
 
 
@@ -130,9 +130,9 @@ def test_products_inside_of_attention_are_no_calls_that_a_rule_for_products_miss
     q = torch.randn(1, 2, 5, 8, requires_grad=True)
     rules = [rule("cpu.reference", phase="backward"), rule("torch.math", phase="train")]
     rules.append({"match": {"op": "matmul"}, "use": "cpu.reference"})
-    with xt.kernel_policy(strict(rules=rules)), xt.explain() as found:
+    with xt.kernel_policy(strict(rules=rules)), xt.explain() as report:
         sdpa(q, q, q).sum().backward()
-    assert {(row.op, row.phase, row.resolved) for row in found.rows if row.op in ("attention", "matmul")} == {
+    assert {(row.op, row.phase, row.resolved) for row in report.rows if row.op in ("attention", "matmul")} == {
         ("attention", "train", "torch.math"),
         ("attention", "backward", "cpu.reference"),
     }

@@ -55,8 +55,8 @@ def test_rules_by_module_hold_in_compiled_code():
     with xt.kernel_policy(strict(rules=[rule("cpu.reference", module="layers.1")])):
         for compiled in (model, lambda x: model(x)):
             xrt.clear_decisions()
-            found = torch.autograd.grad(torch.compile(compiled, backend="aot_eager", fullgraph=True)(x).sum(), x)
-            torch.testing.assert_close(found, expected)
+            grad = torch.autograd.grad(torch.compile(compiled, backend="aot_eager", fullgraph=True)(x).sum(), x)
+            torch.testing.assert_close(grad, expected)
             assert counts() == {"attention": 1, "attention_backward": 1}
             assert {decision.module for decision in xrt.decisions()} == {"layers.1"}
 
@@ -147,7 +147,7 @@ def test_no_forward_derivative_is_lost():
         with forward_ad.dual_level():
             of_mask = attend(q, k, v, forward_ad.make_dual(mask, tangent))
             of_query = attend(forward_ad.make_dual(q, q), k, v)
-            return [forward_ad.unpack_dual(one).tangent for one in (of_mask, of_query)]
+            return [forward_ad.unpack_dual(side).tangent for side in (of_mask, of_query)]
 
     def by_hand(q, k, v, mask=0):
         return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5 + mask, -1) @ v
@@ -205,12 +205,12 @@ def test_compiled_code_keeps_to_a_kernel_of_pytorchs_and_explain_says_so(form):
     compiled = torch.compile(sdpa, backend="aot_eager", fullgraph=True)
     with xt.kernel_policy(policy):
         torch.testing.assert_close(torch.autograd.grad(compiled(q, k, v).square().sum(), q), expected)
-        with xt.explain() as found:
+        with xt.explain() as report:
             compiled(q, k, v).square().sum().backward()
-    rows = [row for row in found.rows if row.op == "attention"]
+    rows = [row for row in report.rows if row.op == "attention"]
     assert {(row.resolved, row.status) for row in rows} == {("torch.flash", "honoured")}
     assert len(rows) == 2
-    assert found.require(no_bypass=True, no_substitution=True) is found
+    assert report.require(no_bypass=True, no_substitution=True) is report
 
 
 def test_a_named_kernel_of_pytorchs_is_traced():
@@ -233,9 +233,9 @@ def test_explain_knows_the_kernel_of_mapped_attention(mode):
     leaf = q.clone().requires_grad_()
     (expected,) = torch.autograd.grad(sdpa(leaf, leaf, leaf).sum(), leaf)
     policy = xrt.Policy(mode=mode, kernels={"rules": [rule("torch.math")]})
-    with xt.kernel_policy(policy), xt.explain() as found:
+    with xt.kernel_policy(policy), xt.explain() as report:
         result = per_sample(q)
     torch.testing.assert_close(result, expected)
-    rows = [(row.phase, row.resolved, row.status) for row in found.rows if row.op == "attention"]
+    rows = [(row.phase, row.resolved, row.status) for row in report.rows if row.op == "attention"]
     assert rows == [(phase, "torch.math", "honoured") for phase in ("train", "backward")]
-    found.require(no_bypass=True, no_substitution=True)
+    report.require(no_bypass=True, no_substitution=True)

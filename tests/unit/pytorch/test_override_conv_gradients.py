@@ -81,8 +81,8 @@ def test_a_rule_for_the_backward_alone():
     rules = [{"match": {"op": "conv", "phase": "backward"}, "use": "cpu.gemm_conv"}]
     expected = torch.autograd.grad(F.conv2d(*wanted, groups=2).sum(), wanted)
     with xt.kernel_policy({**STRICT, "kernels": {"rules": rules}}):
-        found = torch.autograd.grad(F.conv2d(*wanted, groups=2).sum(), wanted)
-    torch.testing.assert_close(found, expected)
+        grad = torch.autograd.grad(F.conv2d(*wanted, groups=2).sum(), wanted)
+    torch.testing.assert_close(grad, expected)
     assert served() == [(INPUT, "cpu.gemm_conv", 1), (WEIGHT, "cpu.gemm_conv", 1)]
 
 
@@ -104,8 +104,8 @@ def test_a_gradient_that_a_kernel_cannot_compute_is_said_or_refused():
     expected = torch.autograd.grad(out.sum(), wanted, retain_graph=True)
     said = r"aten::convolution_backward .*runs by torch\.conv.*rules\[0\].*multiplies fp32 and fp64"
     with xt.kernel_policy(rules=rules), pytest.warns(XpuRuntimeWarning, match=said):
-        found = torch.autograd.grad(out.sum(), wanted, retain_graph=True)
-    assert all(map(torch.equal, found, expected))
+        grad = torch.autograd.grad(out.sum(), wanted, retain_graph=True)
+    assert all(map(torch.equal, grad, expected))
     refused = pytest.raises(UnsupportedOperationError, match=r"convolution_backward.*kernels\.rules\[0\] asks for")
     with xt.kernel_policy({**STRICT, "kernels": {"rules": rules}}), refused:
         torch.autograd.grad(out.sum(), wanted)
@@ -138,8 +138,8 @@ def test_an_empty_batch_and_gradients_that_are_one_number(size):
     x, weight = torch.randn(size, requires_grad=True), torch.randn(3, 2, 2, 2, requires_grad=True)
     expected = torch.autograd.grad(F.conv2d(x, weight).sum(), (x, weight))
     with xt.kernel_policy(conv="cpu.gemm_conv"):
-        found = torch.autograd.grad(F.conv2d(x, weight).sum(), (x, weight))
-    torch.testing.assert_close(found, expected)
+        grad = torch.autograd.grad(F.conv2d(x, weight).sum(), (x, weight))
+    torch.testing.assert_close(grad, expected)
     assert len(served()) == (3 if size[0] else 0)
 
 
@@ -183,19 +183,19 @@ def test_a_free_choice_by_measuring_takes_what_is_right():
     wanted = [torch.randn(s, requires_grad=True) for s in ((2, 8, 12, 12), (8, 8, 3, 3))]
     expected = torch.autograd.grad(F.conv2d(*wanted).square().sum(), wanted)
     policy = xrt.KernelPolicy(conv="auto", auto_strategy="best_performance")
-    with xt.kernel_policy(policy), xt.explain() as found:
+    with xt.kernel_policy(policy), xt.explain() as report:
         gradients = torch.autograd.grad(F.conv2d(*wanted).square().sum(), wanted)
     torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-4)
-    (row,) = (row for row in found.rows if row.operator == "aten::convolution_backward")
+    (row,) = (row for row in report.rows if row.operator == "aten::convolution_backward")
     assert (row.requested, row.count, row.phase) == (("auto",), 1, "backward")
 
 
 def test_explain_shows_the_gradient_as_asked():
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
     x = torch.randn(2, 3, 8, 8)
-    with xt.kernel_policy(conv="cpu.gemm_conv"), xt.explain() as found:
+    with xt.kernel_policy(conv="cpu.gemm_conv"), xt.explain() as report:
         model(x).sum().backward()
-    (row,) = (row for row in found.rows if row.operator == "aten::convolution_backward")
+    (row,) = (row for row in report.rows if row.operator == "aten::convolution_backward")
     assert (row.op, row.phase, row.module, row.count) == ("conv", "backward", "0", 1)
     assert (row.requested, row.resolved, row.status) == (("cpu.gemm_conv",), "cpu.gemm_conv", "honoured")
-    assert found.require(coverage=1.0) is found
+    assert report.require(coverage=1.0) is report

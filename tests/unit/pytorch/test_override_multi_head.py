@@ -111,15 +111,15 @@ def test_arguments_by_position_and_by_name(x):
 
 def test_explain_has_a_row_for_it(x):
     net = Net()
-    with xt.kernel_policy(attention="cpu.reference"), pytest.warns(XpuRuntimeWarning), xt.explain() as found:
+    with xt.kernel_policy(attention="cpu.reference"), pytest.warns(XpuRuntimeWarning), xt.explain() as report:
         net(x)
-    (row,) = (row for row in found.rows if row.op == "attention")
+    (row,) = (row for row in report.rows if row.op == "attention")
     assert (row.operator, row.status, row.resolved, row.count) == (
         "nn::multi_head_attention_forward", "substituted", "torch.math", 1,
     )  # fmt: skip
     assert "need_weights=False" in row.reason
     with pytest.raises(UnsupportedOperationError, match="another kernel than was asked for"):
-        found.require()
+        report.require()
     with xt.explain() as free:
         net(x)
     assert not [row for row in free.rows if row.op == "attention"]

@@ -60,8 +60,8 @@ def test_layer_norm_and_its_gradient_are_those_of_pytorch(kernel, dtype, shape, 
     mask = [True, weight is not None, bias is not None]
 
     def run():
-        found = aten.native_layer_norm(x, shape, weight, bias, 1e-5)
-        return [*found, *aten.native_layer_norm_backward(grad, x, shape, *found[1:], weight, bias, mask)]
+        norm = aten.native_layer_norm(x, shape, weight, bias, 1e-5)
+        return [*norm, *aten.native_layer_norm_backward(grad, x, shape, *norm[1:], weight, bias, mask)]
 
     expected = run()
     with xt.kernel_policy(layer_norm=kernel):
@@ -83,8 +83,8 @@ def test_fp32_parameters_of_16_bit_inputs(kernel, dtype):
 
     def run(*operands):
         x, grad, weight, bias = operands
-        found = aten.native_layer_norm(x, [8], weight, bias, 1e-5)
-        return [*found, *aten.native_layer_norm_backward(grad, x, [8], *found[1:], weight, bias, ALL)]
+        norm = aten.native_layer_norm(x, [8], weight, bias, 1e-5)
+        return [*norm, *aten.native_layer_norm_backward(grad, x, [8], *norm[1:], weight, bias, ALL)]
 
     expected = run(x, grad, weight, bias)
     exact = run(*(one.double() for one in (x, grad, weight, bias)))
@@ -122,9 +122,9 @@ def test_kernels_by_phase_understand_each_other():
         ]
         xrt.clear_decisions()
         with xt.kernel_policy(rules=rules):
-            found = torch.autograd.grad(model(x).square().sum(), (x, *model.parameters()))
-        alike(found, expected, rtol=1e-5, atol=1e-5)
-        assert [kernel for _, kernel, _ in served()] == [one for one in (forward, backward) if one != "torch"]
+            grad = torch.autograd.grad(model(x).square().sum(), (x, *model.parameters()))
+        alike(grad, expected, rtol=1e-5, atol=1e-5)
+        assert [kernel for _, kernel, _ in served()] == [side for side in (forward, backward) if side != "torch"]
 
 
 def layouts():
@@ -145,8 +145,8 @@ def test_operands_that_are_not_contiguous(kernel, name):
     grad = torch.ones(()).expand(x.shape)
 
     def run():
-        found = aten.native_layer_norm(x, [8], weight, bias, 1e-5)
-        return [*found, *aten.native_layer_norm_backward(grad, x, [8], *found[1:], weight, bias, ALL)]
+        norm = aten.native_layer_norm(x, [8], weight, bias, 1e-5)
+        return [*norm, *aten.native_layer_norm_backward(grad, x, [8], *norm[1:], weight, bias, ALL)]
 
     expected = run()
     with xt.kernel_policy(layer_norm=kernel):
@@ -230,8 +230,8 @@ def test_rms_norm_keeps_its_gradient_after_the_policy():
     expected = torch.autograd.grad(F.rms_norm(x, [8], weight).square().sum(), (x, weight))
     with xt.kernel_policy(rms_norm="cpu.reference"):
         out = F.rms_norm(x, [8], weight)
-    found = torch.autograd.grad(out.square().sum(), (x, weight))
-    alike(found, expected, rtol=1e-5, atol=1e-5)
+    grad = torch.autograd.grad(out.square().sum(), (x, weight))
+    alike(grad, expected, rtol=1e-5, atol=1e-5)
     assert "Fused" not in type(F.rms_norm(x, [8], weight).grad_fn).__name__
 
 
@@ -239,8 +239,8 @@ def test_rms_norm_of_complex_numbers_stays_pytorchs():
     x = torch.randn(3, 8, dtype=torch.complex64, requires_grad=True)
     expected = torch.autograd.grad(F.rms_norm(x, [8]).abs().sum(), x)
     with xt.kernel_policy(rms_norm="cpu.reference"):
-        found = torch.autograd.grad(F.rms_norm(x, [8]).abs().sum(), x)
-    alike(found, expected)
+        grad = torch.autograd.grad(F.rms_norm(x, [8]).abs().sum(), x)
+    alike(grad, expected)
     assert served() == []
 
 

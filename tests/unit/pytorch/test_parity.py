@@ -43,29 +43,29 @@ def test_every_layer_of_a_transformer(exported: Path, name: str) -> None:
     model, _ = language()
     ids = torch.arange(40).reshape(5, 8)
     with xrt.InferenceSession(exported / name, device="cpu") as session:
-        found = xt.parity(model, session, ids)
-    assert found.agreed, str(found)
-    assert found.skipped == {}
-    assert found.first_diverging is None
+        parity = xt.parity(model, session, ids)
+    assert parity.agreed, str(parity)
+    assert parity.skipped == {}
+    assert parity.first_diverging is None
     paths = [path for path, _ in model.named_modules() if path and path != "layers"]
-    assert set(modules(found)) == {*paths, ""}
-    order = modules(found)
+    assert set(modules(parity)) == {*paths, ""}
+    order = modules(parity)
     assert order.index("layers.0.attn.qkv") < order.index("layers.0.attn") < order.index("layers.0")
     assert order[-1] == ""
-    assert found.layers[0].shape == (5, 8, 32)
+    assert parity.layers[0].shape == (5, 8, 32)
 
 
 def test_a_convnet_with_a_folded_norm_and_a_module_called_twice(exported: Path) -> None:
     model, images = convnet()
     with xrt.InferenceSession(exported / "convnet.onnx", device="cpu") as session:
-        found = xt.parity(model, session, images)
-    assert found.agreed, str(found)
-    assert [(layer.module, layer.call) for layer in found.layers] == [
+        parity = xt.parity(model, session, images)
+    assert parity.agreed, str(parity)
+    assert [(layer.module, layer.call) for layer in parity.layers] == [
         ("bn", 0), ("again", 0), ("again", 1), ("pool", 0), ("head", 0), ("", 0)
     ]  # fmt: skip
-    assert set(found.skipped) == {"stem", "drop"}
-    assert "folded away" in found.skipped["stem"]
-    assert "again call 1" in str(found)
+    assert set(parity.skipped) == {"stem", "drop"}
+    assert "folded away" in parity.skipped["stem"]
+    assert "again call 1" in str(parity)
 
 
 @pytest.mark.parametrize("layer", ["layers.1.attn.proj", "layers.0.mlp.2", "head"])
@@ -83,15 +83,15 @@ def test_the_layer_with_another_weight_is_found(exported: Path, tmp_path: Path, 
     with pytest.warns(xrt.XpuRuntimeWarning, match="other weights"):
         session = xrt.InferenceSession(tmp_path / "other.onnx", device="cpu", policy={})
     with session:
-        found = xt.parity(model, session, ids)
-    assert not found.agreed
-    assert found.first_diverging is not None
-    assert found.first_diverging.module == layer
-    assert f"first diverging layer: {layer} (Linear): largest difference" in str(found)
-    plain = json.loads(json.dumps(found.to_dict()))
+        parity = xt.parity(model, session, ids)
+    assert not parity.agreed
+    assert parity.first_diverging is not None
+    assert parity.first_diverging.module == layer
+    assert f"first diverging layer: {layer} (Linear): largest difference" in str(parity)
+    plain = json.loads(json.dumps(parity.to_dict()))
     assert plain["first_diverging"] == layer
     assert plain["agreed"] is False
-    assert len(plain["layers"]) == len(found.layers)
+    assert len(plain["layers"]) == len(parity.layers)
 
 
 class TestModules:
@@ -100,18 +100,18 @@ class TestModules:
     def test_the_module_itself(self) -> None:
         model, ids = language()
         with xrt.InferenceSession(model, device="cpu", example_inputs=(ids,)) as session:
-            found = xt.parity(model, session, {"ids": ids})
-        assert found.agreed
-        assert found.skipped == {}, "statistics of norms are no results"
-        assert all(layer.max_abs == 0 for layer in found.layers)
+            parity = xt.parity(model, session, {"ids": ids})
+        assert parity.agreed
+        assert parity.skipped == {}, "statistics of norms are no results"
+        assert all(layer.max_abs == 0 for layer in parity.layers)
 
     def test_a_lower_precision_has_its_own_tolerance(self) -> None:
         model, ids = language()
         with xrt.InferenceSession(model, device="cpu", example_inputs=(ids,), precision="bf16") as session:
-            found = xt.parity(model, session, ids)
+            parity = xt.parity(model, session, ids)
             exact = xt.parity(model, session, ids, rtol=1e-4, atol=1e-5)
-        assert (found.rtol, found.cosine) == (4e-2, 0.995)
-        assert found.agreed, str(found)
+        assert (parity.rtol, parity.cosine) == (4e-2, 0.995)
+        assert parity.agreed, str(parity)
         assert exact.first_diverging is not None
         assert exact.first_diverging.module == "tokens"
         assert exact.cosine == 0.995
@@ -121,9 +121,9 @@ class TestModules:
         other, _ = language(seed=1)
         other.load_state_dict({**model.state_dict(), "layers.1.ln2.bias": torch.ones(32)})
         with xrt.InferenceSession(other, device="cpu", example_inputs=(ids,)) as session:
-            found = xt.parity(model, session, ids)
-        assert found.first_diverging is not None
-        assert found.first_diverging.module == "layers.1.ln2"
+            parity = xt.parity(model, session, ids)
+        assert parity.first_diverging is not None
+        assert parity.first_diverging.module == "layers.1.ln2"
 
     def test_several_results(self) -> None:
         class Two(torch.nn.Module):
@@ -141,9 +141,9 @@ class TestModules:
 
         model, x = Around().eval(), torch.randn(3, 4)
         with xrt.InferenceSession(model, device="cpu", example_inputs=(x,)) as session:
-            found = xt.parity(model, session, x)
-        assert found.agreed
-        assert [layer.name for layer in found.layers] == ["two", "two [1]", "(results)", "(results) [1]"]
+            parity = xt.parity(model, session, x)
+        assert parity.agreed
+        assert [layer.name for layer in parity.layers] == ["two", "two [1]", "(results)", "(results) [1]"]
 
     def test_hooks_are_taken_away(self) -> None:
         model, ids = language()
@@ -185,9 +185,9 @@ def test_inputs_as_export_takes_them(tmp_path: Path, ending: str, by_name: bool)
     xt.export(model, inputs, tmp_path / f"model.{ending}")
     with xrt.InferenceSession(tmp_path / f"model.{ending}", device="cpu") as session:
         assert len(session.inputs) == 2 + by_name
-        found = xt.parity(model, session, inputs)
-        assert found.agreed, str(found)
-        assert {"first", "second", ""} <= set(modules(found))
+        parity = xt.parity(model, session, inputs)
+        assert parity.agreed, str(parity)
+        assert {"first", "second", ""} <= set(modules(parity))
         with pytest.raises(xrt.InputError, match="1 inputs are given, and the session takes"):
             xt.parity(model, session, (xs[:1], 2))
 
@@ -209,10 +209,10 @@ def test_types_that_numpy_lacks(tmp_path: Path) -> None:
     x = torch.randn(3, 4, dtype=torch.bfloat16)
     xt.export(model, x, tmp_path / "model.onnx")
     with xrt.InferenceSession(tmp_path / "model.onnx", device="cpu", engine="openvino") as session:
-        found = xt.parity(model, session, x)
-    assert found.agreed, str(found)
-    assert modules(found) == ["0", "1", "2", ""]
-    assert found.rtol == 4e-2
+        parity = xt.parity(model, session, x)
+    assert parity.agreed, str(parity)
+    assert modules(parity) == ["0", "1", "2", ""]
+    assert parity.rtol == 4e-2
 
 
 def test_values_that_are_not_finite() -> None:

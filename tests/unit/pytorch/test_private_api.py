@@ -231,7 +231,7 @@ COPIED = {"native_config.py", "native_worker.py"}
 
 
 def test_no_other_module_uses_a_private_name():
-    found = []
+    texts = []
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.parent.name == "_private_api" or path.name in COPIED:
             continue
@@ -239,12 +239,12 @@ def test_no_other_module_uses_a_private_name():
             if isinstance(node, (ast.Import, ast.ImportFrom, ast.Attribute)):
                 text = ast.unparse(node)
                 if PRIVATE_NAME.search(text) and text not in DOCUMENTED and "xpuruntime" not in text:
-                    found.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {text}")
-    assert found == []
+                    texts.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {text}")
+    assert texts == []
 
 
 def test_no_other_module_uses_a_private_attribute():
-    names, found = attributes_of_pytorch(), []
+    names, texts = attributes_of_pytorch(), []
     for path in sorted([*(PACKAGE / "pytorch").rglob("*.py"), *(PACKAGE / "engines" / "torch").rglob("*.py")]):
         if path.parent.name == "_private_api" or path.name in COPIED:
             continue
@@ -256,8 +256,8 @@ def test_no_other_module_uses_a_private_attribute():
             elif isinstance(node, ast.Call) and (match := BY_NAME.match(text)):
                 used = match[1] in names
             if used:
-                found.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {text}")
-    assert found == []
+                texts.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {text}")
+    assert texts == []
 
 
 def attributes_of_pytorch() -> set[str]:

@@ -64,8 +64,8 @@ def test_a_lock_made_on_one_rank_holds_on_all(count: int, tmp_path: Path) -> Non
     assert len({rank["digest"] for rank in ranks} | {ranks[0]["first"]}) == 1, ranks
     report = ranks[-1]["report"]
     assert (report["odd"], report["differences"]) == ([], [])
-    assert [one["rank"] for one in report["ranks"]] == list(range(count))
-    assert {one["lock"] for one in report["ranks"]} == {ranks[0]["digest"]}
+    assert [rank["rank"] for rank in report["ranks"]] == list(range(count))
+    assert {rank["lock"] for rank in report["ranks"]} == {ranks[0]["digest"]}
 
 
 def test_the_report_of_all_ranks_names_the_odd_one(tmp_path: Path) -> None:

@@ -106,11 +106,11 @@ def test_generate_with_a_static_cache_under_a_strict_policy():
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "cache_implementation": "static"}
     expected = model.generate(ids, **options)
     strict = xrt.Policy(mode="strict", kernels={"matmul": "cpu.blas", "rms_norm": "cpu.vectorised"})
-    with xt.kernel_policy(strict), xt.explain() as found:
+    with xt.kernel_policy(strict), xt.explain() as report:
         assert torch.equal(model.generate(ids, **options), expected)
-    products = {(row.resolved, row.status) for row in found.rows if row.op == "matmul"}
+    products = {(row.resolved, row.status) for row in report.rows if row.op == "matmul"}
     assert products == {("cpu.blas", "honoured")}
-    assert {row.status for row in found.rows} <= {"honoured", "default", "other"}
+    assert {row.status for row in report.rows} <= {"honoured", "default", "other"}
 
 
 def test_adapters_that_are_put_in_between_two_steps():
@@ -137,11 +137,11 @@ def test_adapters_that_are_put_in_between_two_steps():
         return called
 
     expected, _ = losses("llama", prepare)
-    with xt.kernel_policy(policy("llama", mode="strict")), xt.explain() as found:
+    with xt.kernel_policy(policy("llama", mode="strict")), xt.explain() as report:
         actual, _ = losses("llama", prepare)
     close(actual, expected)
-    assert {row.status for row in found.rows if row.op == "matmul"} == {"honoured"}
-    used = {row.resolved for row in found.rows if row.module == "model.layers.1.self_attn.q_proj"}
+    assert {row.status for row in report.rows if row.op == "matmul"} == {"honoured"}
+    used = {row.resolved for row in report.rows if row.module == "model.layers.1.self_attn.q_proj"}
     assert used == {"cpu.reference"}
 
 

@@ -166,10 +166,10 @@ def test_a_step_bound_by_the_host_is_not_slower_under_a_tuned_policy():
 
     policy = xrt.KernelPolicy(matmul="auto", auto_strategy="best_performance")
     try:
-        found = measure(
+        measurement = measure(
             {"none": inner, "tuned": under_policy}, control="none", margin=Margin(0.05, 0.0), rounds=(9, 31),
             budget=30.0, widen=True,
         )  # fmt: skip
     finally:
         torch.set_num_threads(threads)
-    assert found.comparisons["tuned"].verdict is not RatioVerdict.SLOWER, found.comparisons
+    assert measurement.comparisons["tuned"].verdict is not RatioVerdict.SLOWER, measurement.comparisons

@@ -46,15 +46,15 @@ def norm_and_gradient(norm, n, *rest):
 
 def counted(monkeypatch):
     """Return a list that grows by the name of what looks for a route, by rules or by asking kernels."""
-    asked = []
+    names = []
 
     def count(name, real):
-        return lambda *args, **more: (asked.append(name), real(*args, **more))[1]
+        return lambda *args, **more: (names.append(name), real(*args, **more))[1]
 
     for owner, name in ((CompiledPolicy, "resolve"), (selection, "rejection"), (selection, "xrt_rejection")):
         real = getattr(owner, name)
         monkeypatch.setattr(owner, name, count(name, real))
-    return asked
+    return names
 
 
 @pytest.mark.parametrize("kernel", ["torch.flash", "cpu.reference"])

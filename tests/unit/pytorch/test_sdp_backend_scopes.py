@@ -66,15 +66,15 @@ def another_thread_inside(kernel):
 @pytest.fixture
 def in_python(monkeypatch):
     """What Python is asked of calls of attention."""
-    asked = []
+    shapes = []
 
     def attend(held, natively, given, kernel=""):
-        asked.append(given.query.shape)
+        shapes.append(given.query.shape)
         return real(held, natively, given, kernel)
 
     real = attention.attend
     monkeypatch.setattr(attention, "attend", attend)
-    return asked
+    return shapes
 
 
 def test_one_alone_is_enabled_inside_and_all_as_before_afterwards():
@@ -192,9 +192,9 @@ def test_rules_of_a_phase_and_of_a_module(in_python, route):
         for _ in range(3):
             assert model[0](x).grad_fn.name() != "UnsafeViewBackward0"  # "0" alone is no such module
             assert model(x).grad_fn.name() == "UnsafeViewBackward0"
-        asked = len(in_python)
+        count = len(in_python)
         model(x)
-        assert len(in_python) == (asked if route == "addon" else asked + 2)
+        assert len(in_python) == (count if route == "addon" else count + 2)
 
 
 def test_sixteen_threads_of_three_settings():

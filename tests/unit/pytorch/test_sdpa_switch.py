@@ -128,14 +128,14 @@ def test_a_kernel_that_does_not_serve_a_call_is_said_once(words, what):
     expected = attend()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        with xt.kernel_policy(attention=words), xt.explain() as found:
+        with xt.kernel_policy(attention=words), xt.explain() as report:
             for _ in range(2):
                 torch.testing.assert_close(attend(), expected)
     refused = [
         one for one in said if issubclass(one.category, XpuRuntimeWarning) and "attention of" in str(one.message)
     ]
     assert len(refused) == 1
-    row = next(row for row in found.rows if row.op == "attention")
+    row = next(row for row in report.rows if row.op == "attention")
     assert row.resolved != "torch.flash"
     assert row.status == "substituted"
     with warnings.catch_warnings():

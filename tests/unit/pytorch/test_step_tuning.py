@@ -50,14 +50,14 @@ class Work:
         return xrt_torch.tune(self.loss, self.batch, optimizer=self.optimizer, **{**QUICK, **options})
 
     def train(self, steps: int) -> list[float]:
-        found = []
+        numbers = []
         for _ in range(steps):
             self.optimizer.zero_grad()
             loss = self.loss(*self.batch)
             loss.backward()
             self.optimizer.step()
-            found.append(float(loss.detach()))
-        return found
+            numbers.append(float(loss.detach()))
+        return numbers
 
 
 def rows_of(tuned: TunedStep) -> dict[str, StepCandidate]:
@@ -245,9 +245,9 @@ def test_a_step_with_a_policy_is_refused_outside_of_its_block(tmp_path: Path) ->
     with pytest.raises(InputError, match="with tuned:"):
         tuned(torch.ones(2, 2))
     with tuned:
-        made = tuned.lock(tmp_path / "step.lock", torch.ones(2, 2))
+        lock = tuned.lock(tmp_path / "step.lock", torch.ones(2, 2))
     assert seen[0].matmul == "cpu.reference"
-    assert [call.kernel for call in made.identity.calls] == ["cpu.reference"]
+    assert [call.kernel for call in lock.identity.calls] == ["cpu.reference"]
     assert xrt_torch.get_kernel_policy() is None
     plain = TunedStep(step, "eager", None, [StepCandidate("eager", "control", "")], "tied", 0, ())
     with pytest.raises(InputError, match="PyTorch's own kernels"):

@@ -38,11 +38,11 @@ def _no_policy_is_left(tmp_path, monkeypatch):
 
 
 def served() -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for decision in xrt.decisions():
-        found[decision.chosen] = found.get(decision.chosen, 0) + decision.count
+        counts[decision.chosen] = counts.get(decision.chosen, 0) + decision.count
     xrt.clear_decisions()
-    return found
+    return counts
 
 
 def test_compiled_code_obeys_forward_and_backward_and_after_every_change():
@@ -52,8 +52,8 @@ def test_compiled_code_obeys_forward_and_backward_and_after_every_change():
     expected = torch.autograd.grad(layer(x).sum(), (x, layer.weight, layer.bias))
 
     def run():
-        found = torch.autograd.grad(step(x).sum(), (x, layer.weight, layer.bias))
-        torch.testing.assert_close(found, expected)
+        grad = torch.autograd.grad(step(x).sum(), (x, layer.weight, layer.bias))
+        torch.testing.assert_close(grad, expected)
         return served()
 
     assert run() == {}

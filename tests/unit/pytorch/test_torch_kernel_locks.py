@@ -35,24 +35,26 @@ def norm():
 
 
 def locked(path, word=WORD):
-    with xt.kernel_policy(xrt.Policy(mode="strict", kernels={"rms_norm": word})), xt.explain() as found:
+    with xt.kernel_policy(xrt.Policy(mode="strict", kernels={"rms_norm": word})), xt.explain() as report:
         norm()
-    return xt.lock(found, path)
+    return xt.lock(report, path)
 
 
 def test_lock_has_the_distributions_and_replays_the_kernel(site, tmp_path):
     made = locked(tmp_path / "step.lock")
-    packages = {one.key: one.expect for one in made.identity.validators if one.kind == "package"}
+    packages = {
+        validator.key: validator.expect for validator in made.identity.validators if validator.kind == "package"
+    }
     assert {packages[f"foreign-{part}"]["version"] for part in ("norms", "core")} == {"1.0"}
     assert packages["foreign-norms"]["record"].startswith("sha256 ")
-    with xt.kernel_policy(lock=tmp_path / "step.lock"), xt.explain() as found:
+    with xt.kernel_policy(lock=tmp_path / "step.lock"), xt.explain() as report:
         norm()
-    assert {row.resolved for row in found.rows if row.op} == {WORD}
+    assert {row.resolved for row in report.rows if row.op} == {WORD}
 
 
 def test_lock_has_the_adapter_and_what_its_kernel_was_compared_by(site, tmp_path, monkeypatch):
     made = locked(tmp_path / "step.lock")
-    facts = {one.kind: one.expect for one in made.identity.validators if one.key == WORD}
+    facts = {validator.kind: validator.expect for validator in made.identity.validators if validator.key == WORD}
     assert facts["adapter"]["class"] == "torch_kernels.ForeignNorm"
     assert facts["adapter"]["code"].startswith("sha256 ")
     assert facts["canary"]["result"] == "passed"

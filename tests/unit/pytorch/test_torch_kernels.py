@@ -68,9 +68,9 @@ def with_gradients(function, x, weight):
 def test_policy_leads_forward_and_backward_to_it(site, function):
     x, weight = operands()
     expected = with_gradients(norm, x, weight)
-    with xt.kernel_policy(strict()), xt.explain() as found:
+    with xt.kernel_policy(strict()), xt.explain() as report:
         results = with_gradients(function, x, weight)
-    rows = {row.phase: (row.resolved, row.status, row.source) for row in found.rows if row.op}
+    rows = {row.phase: (row.resolved, row.status, row.source) for row in report.rows if row.op}
     assert rows == dict.fromkeys(("train", "backward"), (WORD, "honoured", "kernels.rms_norm"))
     for result, wanted in zip(results, expected, strict=True):
         torch.testing.assert_close(result, wanted)
@@ -81,9 +81,9 @@ def test_it_is_one_node_of_a_compiled_graph_that_follows_the_policy(site, functi
     x, weight = operands()
     expected = with_gradients(norm, x, weight)
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    with xt.kernel_policy(strict()), xt.explain() as found:
+    with xt.kernel_policy(strict()), xt.explain() as report:
         results = with_gradients(compiled, x, weight)
-    assert {(row.operator, row.resolved) for row in found.rows if row.op} == {
+    assert {(row.operator, row.resolved) for row in report.rows if row.op} == {
         ("xpuruntime::rms_norm", WORD), ("xpuruntime::rms_norm_backward", WORD),
     }  # fmt: skip
     for result, wanted in zip(results, expected, strict=True):
@@ -244,18 +244,18 @@ def test_policy_that_names_it_can_be_copied(site, form):
     policy = strict()
     again = copy.deepcopy(policy) if form == "copy" else pickle.loads(pickle.dumps(policy))
     x, weight = operands()
-    with xt.kernel_policy(again), xt.explain() as found:
+    with xt.kernel_policy(again), xt.explain() as report:
         norm(x, weight)
-    assert {row.resolved for row in found.rows if row.op} == {WORD}
+    assert {row.resolved for row in report.rows if row.op} == {WORD}
 
 
 def test_registered_operator_by_its_module(site):
     x, weight = operands()
     word = "triton:foreign_norms.operator"
     expected = with_gradients(norm, x, weight)
-    with xt.kernel_policy(strict(word)), xt.explain() as found:
+    with xt.kernel_policy(strict(word)), xt.explain() as report:
         results = with_gradients(by_operator, x, weight)
-    assert {row.resolved for row in found.rows if row.op} == {word}
+    assert {row.resolved for row in report.rows if row.op} == {word}
     for result, wanted in zip(results, expected, strict=True):
         torch.testing.assert_close(result, wanted)
     with xt.kernel_policy(strict(word)), pytest.raises(UnsupportedOperationError, match="gradient of its norm without"):
@@ -297,20 +297,20 @@ def repository(tmp_path):
 def test_layer_of_a_local_repository_by_the_digest_of_its_files(repository):
     pytest.importorskip("kernels.load", reason='pip install "kernels>=0.17,<0.18"')
     x, weight = operands()
-    place = f"hf:{repository}@sha256:{folder_digest(repository)}"
+    text = f"hf:{repository}@sha256:{folder_digest(repository)}"
     expected = with_gradients(norm, x, weight)
-    with xt.kernel_policy(strict(f"{place}/RMSNorm")), xt.explain() as found:
+    with xt.kernel_policy(strict(f"{text}/RMSNorm")), xt.explain() as report:
         results = with_gradients(by_operator, x, weight)
-    assert {row.resolved for row in found.rows if row.op} == {f"{place}/RMSNorm"}
+    assert {row.resolved for row in report.rows if row.op} == {f"{text}/RMSNorm"}
     for result, wanted in zip(results, expected, strict=True):
         torch.testing.assert_close(result, wanted)
-    with xt.kernel_policy(strict(f"{place}/Inference")):
+    with xt.kernel_policy(strict(f"{text}/Inference")):
         with torch.no_grad():
             by_operator(x, weight)
         with pytest.raises(UnsupportedOperationError, match="has_backward = False"):
             by_operator(x, weight)
     (repository / "build" / "torch-universal" / "layers.py").write_text(LAYERS + "# changed\n")
-    changed = f"{place}/Other"
+    changed = f"{text}/Other"
     with xt.kernel_policy(strict(changed)), pytest.raises(UnsupportedOperationError, match="and the policy names sha"):
         by_operator(x, weight)
 
@@ -362,8 +362,8 @@ def test_repositories_are_refused_without_their_loader(repository):
     if _has("kernels"):
         pytest.skip("kernels is installed")
     x, weight = operands()
-    place = f"hf:{repository}@sha256:{folder_digest(repository)}/RMSNorm"
-    with xt.kernel_policy(strict(place)), pytest.raises(UnsupportedOperationError, match='pip install "kernels'):
+    text = f"hf:{repository}@sha256:{folder_digest(repository)}/RMSNorm"
+    with xt.kernel_policy(strict(text)), pytest.raises(UnsupportedOperationError, match='pip install "kernels'):
         by_operator(x, weight)
 
 
@@ -389,9 +389,9 @@ def test_they_multiply_nothing(site, word):
 
 def test_inductor_means_pytorch_outside_of_compiled_code():
     x, weight = operands()
-    with xt.kernel_policy(strict("inductor")), xt.explain() as found:
+    with xt.kernel_policy(strict("inductor")), xt.explain() as report:
         norm(x, weight)
-    assert {row.resolved for row in found.rows if row.op} <= {"torch.rms_norm"}
+    assert {row.resolved for row in report.rows if row.op} <= {"torch.rms_norm"}
 
 
 @pytest.mark.parametrize(

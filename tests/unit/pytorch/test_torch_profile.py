@@ -47,8 +47,8 @@ def step() -> None:
 
 def load(path: Any) -> dict[str, Any]:
     data = path.read_bytes()
-    found: dict[str, Any] = json.loads(gzip.decompress(data) if path.name.endswith(".gz") else data)
-    return found
+    document: dict[str, Any] = json.loads(gzip.decompress(data) if path.name.endswith(".gz") else data)
+    return document
 
 
 def check_trace(document: dict[str, Any]) -> None:
@@ -105,7 +105,7 @@ def test_one_trace_has_both_sides_and_is_well_formed(tmp_path, name):
     path = tmp_path / name
     with xt.kernel_policy(matmul="cpu.reference"), xt.profile(path):
         step()
-    assert [one.name for one in tmp_path.iterdir()] == [name]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
     document = load(path)
     check_trace(document)
     ranges = {event["name"] for event in document["traceEvents"] if event.get("cat") == "user_annotation"}
@@ -232,7 +232,7 @@ def test_a_full_disk_leaves_the_old_trace_and_names_the_path(tmp_path):
     assert f"cannot write the trace to '{path}'" in done.stdout
     assert "free space" in done.stdout
     assert path.read_text() == "old"
-    assert [one.name for one in tmp_path.iterdir()] == ["trace.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
 
 
 def test_a_broken_trace_of_pytorch_is_said(tmp_path):

@@ -33,9 +33,9 @@ def step(seed: int = 0) -> list[torch.Tensor]:
 
 
 def locked(path: Path, matmul: str = "cpu.blas") -> Lock:
-    with xt.kernel_policy(matmul=matmul), xt.explain() as found:
+    with xt.kernel_policy(matmul=matmul), xt.explain() as report:
         step()
-    return xt.lock(found, path)
+    return xt.lock(report, path)
 
 
 def test_a_step_is_replayed(tmp_path: Path) -> None:
@@ -45,26 +45,26 @@ def test_a_step_is_replayed(tmp_path: Path) -> None:
     assert {call.kernel for call in made.identity.calls} == {"cpu.blas"}
     with xt.kernel_policy(matmul="cpu.blas"):
         expected = step()
-    with xt.kernel_policy(lock=tmp_path / "step.lock"), xt.explain() as found:
+    with xt.kernel_policy(lock=tmp_path / "step.lock"), xt.explain() as report:
         grads = step()
-    assert all(torch.equal(one, other) for one, other in zip(grads, expected, strict=True))
-    asked = [row for row in found.rows if row.op == "matmul"]
-    assert asked
-    assert all(row.source.startswith("kernels.rules[") and row.resolved == "cpu.blas" for row in asked)
+    assert all(torch.equal(grad, other) for grad, other in zip(grads, expected, strict=True))
+    rows = [row for row in report.rows if row.op == "matmul"]
+    assert rows
+    assert all(row.source.startswith("kernels.rules[") and row.resolved == "cpu.blas" for row in rows)
 
 
 def test_a_step_under_the_lock_holds(tmp_path: Path) -> None:
     path = tmp_path / "step.lock"
     first = locked(path)
     before = path.read_bytes()
-    with xt.kernel_policy(lock=path), xt.explain() as found:
+    with xt.kernel_policy(lock=path), xt.explain() as report:
         step()
-    assert xt.lock(found, path).digest == first.digest
+    assert xt.lock(report, path).digest == first.digest
     assert path.read_bytes() == before
-    with xt.kernel_policy(lock=path), xt.explain() as found:
+    with xt.kernel_policy(lock=path), xt.explain() as report:
         torch.mm(torch.ones(2, 3), torch.ones(3, 2))
     with pytest.raises(xrt.LockError, match=r"gone matmul"):
-        xt.lock(found, path)
+        xt.lock(report, path)
 
 
 def test_locking_twice_gives_the_same_identity(tmp_path: Path) -> None:
@@ -83,9 +83,9 @@ def test_other_kernels_are_named_and_the_file_stays(tmp_path: Path) -> None:
     assert "upgrade=True" in str(caught.value)
     assert "xrt lock" not in str(caught.value)
     assert path.read_bytes() == before
-    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
+    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as report:
         step()
-    xt.lock(found, path, upgrade=True)
+    xt.lock(report, path, upgrade=True)
     assert {call.kernel for call in load_lock(path).identity.calls} == {"cpu.reference"}
 
 
@@ -113,9 +113,9 @@ def kinds(lock: Lock, kind: str) -> dict[str, Any]:
 
 def test_a_compiled_step_depends_on_what_compiled_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, compiler = tmp_path / "step.lock", tmp_path / "c++"
-    with xt.kernel_policy(matmul="cpu.blas"), xt.explain() as found:
+    with xt.kernel_policy(matmul="cpu.blas"), xt.explain() as report:
         torch.compile(lambda x: torch.mm(x, x).relu() + 1)(torch.ones(3, 3))
-    assert list(kinds(xt.lock(found, path), "compiler")) == ["CXX"]
+    assert list(kinds(xt.lock(report, path), "compiler")) == ["CXX"]
     xt.kernel_policy(lock=path)
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
     xt.kernel_policy(lock=path)
@@ -140,23 +140,23 @@ def test_an_eager_step_depends_on_no_compiler(tmp_path: Path, monkeypatch: pytes
 
 def test_kernels_of_triton_are_compiled() -> None:
     """What `explain` finds on a device, in the place of one."""
-    with xt.kernel_policy(matmul="cpu.blas"), xt.explain() as found:
+    with xt.kernel_policy(matmul="cpu.blas"), xt.explain() as report:
         step()
-    row = msgspec.structs.replace(found.rows[0], op="", operator="triton_poi_fused_relu_0", resolved="")
+    row = msgspec.structs.replace(report.rows[0], op="", operator="triton_poi_fused_relu_0", resolved="")
     explanation = Explanation()
     explanation.finish(
         ExplanationData(
-            rows=(*found.rows, row), time_kind="cpu", overhead_us=0.0, policy=found.policy, notes=(), partial=False
+            rows=(*report.rows, row), time_kind="cpu", overhead_us=0.0, policy=report.policy, notes=(), partial=False
         )
     )
     assert list(kinds(xt.lock(explanation), "compiler")) == ["CXX"]
 
 
 def test_what_cannot_be_locked(tmp_path: Path) -> None:
-    with xt.explain() as found:
+    with xt.explain() as report:
         step()
     with pytest.raises(xrt.InputError, match="no policy held"):
-        xt.lock(found)
+        xt.lock(report)
     with pytest.raises(TypeError, match="found is a dict: give what `with explain"):
         xt.lock({"rows": []})
     save_lock(Lock.of(Identity(subject="export")), tmp_path / "other.lock")
@@ -239,13 +239,13 @@ def test_a_lock_of_a_rank_holds_on_the_device_of_another(
     devices = (CudaFacts(index=0, name="NVIDIA H200", **facts), CudaFacts(index=1, name=name, **facts))
     machine = msgspec.structs.replace(training_lock.machine_snapshot(), cuda=devices)
     monkeypatch.setattr(training_lock, "machine_snapshot", lambda: machine)
-    with xt.kernel_policy(matmul="cpu.blas"), xt.explain() as found:
+    with xt.kernel_policy(matmul="cpu.blas"), xt.explain() as report:
         step()
 
     def on(device: str) -> Explanation:
         moved = Explanation()
-        rows = tuple(msgspec.structs.replace(row, device=device) for row in found.rows)
-        moved.finish(msgspec.structs.replace(found._get(), rows=rows))
+        rows = tuple(msgspec.structs.replace(row, device=device) for row in report.rows)
+        moved.finish(msgspec.structs.replace(report._get(), rows=rows))
         return moved
 
     path = tmp_path / "step.lock"

@@ -76,7 +76,7 @@ def test_the_loss_curve_is_that_of_pytorch(run, policy):
     assert expected[-1] < 0.85 * expected[0]  # it learns
     with xt.kernel_policy(**POLICIES[policy]):
         losses, _ = RUNS[run](steps=STEPS)
-    assert max(abs(one - other) for one, other in zip(losses, expected, strict=True)) < NATS[None]
+    assert max(abs(loss - other) for loss, other in zip(losses, expected, strict=True)) < NATS[None]
     norms = {"digits": {"layer_norm_backward"}, "text": {"layer_norm_backward", "rms_norm"}}
     assert served() >= norms[run] | {"matmul"} | ({"conv"} if run == "digits" else set())
     if policy != "mixed" and run == "text":
@@ -88,7 +88,7 @@ def test_the_loss_curve_under_autocast(run):
     expected = natively(run, torch.bfloat16)
     with xt.kernel_policy(**REFERENCE):
         losses, _ = RUNS[run](steps=STEPS, autocast=torch.bfloat16)
-    assert max(abs(one - other) for one, other in zip(losses, expected, strict=True)) < NATS[torch.bfloat16]
+    assert max(abs(loss - other) for loss, other in zip(losses, expected, strict=True)) < NATS[torch.bfloat16]
     assert served() >= {"matmul", "layer_norm"}
 
 
@@ -106,7 +106,7 @@ def test_the_same_policy_and_seed_repeat_bit_by_bit(run):
     (first, weights), (second, again), (other, _) = found
     assert first == second
     assert first != other
-    assert all(torch.equal(one, two) for one, two in zip(weights, again, strict=True))
+    assert all(torch.equal(weight, two) for weight, two in zip(weights, again, strict=True))
 
 
 def test_a_policy_may_come_and_go_between_steps():
@@ -137,4 +137,4 @@ def test_a_policy_may_come_and_go_between_steps():
         hook.remove()
     assert watch.step == 6
     assert model is not None
-    assert max(abs(one - other) for one, other in zip(losses, expected, strict=True)) < NATS[None]
+    assert max(abs(loss - other) for loss, other in zip(losses, expected, strict=True)) < NATS[None]

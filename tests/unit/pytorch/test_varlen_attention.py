@@ -62,12 +62,12 @@ def attention_rows(found):
 
 
 def test_flash_is_what_runs(operands):
-    with xt.kernel_policy(strict("torch.flash")), xt.explain() as found:
+    with xt.kernel_policy(strict("torch.flash")), xt.explain() as report:
         out = attend(*operands)
         grads = torch.autograd.grad(out.sum(), operands)
     torch.testing.assert_close(out, expected(*operands))
     torch.testing.assert_close(grads, torch.autograd.grad(expected(*operands).sum(), operands))
-    rows = {row.operator: row for row in attention_rows(found)}
+    rows = {row.operator: row for row in attention_rows(report)}
     assert set(rows) == {OPERATOR, f"{OPERATOR}_backward"}
     for operator, phase in ((OPERATOR, "train"), (f"{OPERATOR}_backward", "backward")):
         row = rows[operator]
@@ -91,10 +91,10 @@ def test_flash_is_what_runs(operands):
 )
 def test_what_cannot_serve_is_said_and_refused_under_strict(operands, word, why):
     said = pytest.warns(XpuRuntimeWarning, match=rf"varlen_attn of \[8, 2, 16\] fp32 on cpu runs by .*: {word}: ")
-    with xt.kernel_policy(xrt.KernelPolicy(rules=[rule(word)])), xt.explain() as found, said:
+    with xt.kernel_policy(xrt.KernelPolicy(rules=[rule(word)])), xt.explain() as report, said:
         out = attend(*operands)
     torch.testing.assert_close(out, expected(*operands))
-    (row,) = attention_rows(found)
+    (row,) = attention_rows(report)
     assert (row.requested, row.resolved, row.status) == ((word,), "torch.varlen", "substituted")
     assert why in row.reason
     with xt.kernel_policy(strict(rules=[rule(word)])), pytest.raises(UnsupportedOperationError, match=why):
@@ -131,11 +131,11 @@ def test_rules_by_phase_and_module(operands):
         rule(["torch.cudnn", "torch.flash"], module="b", phase="backward"),
         rule(["torch.cudnn", "torch"], phase="infer"),
     ]
-    with xt.kernel_policy(strict(rules=rules)), xt.explain() as found:
+    with xt.kernel_policy(strict(rules=rules)), xt.explain() as report:
         model(*operands).sum().backward()
         with torch.no_grad():
             model(*operands)
-    rows = {(row.module, row.phase): (row.source, row.resolved, row.status) for row in attention_rows(found)}
+    rows = {(row.module, row.phase): (row.source, row.resolved, row.status) for row in attention_rows(report)}
     assert rows == {
         ("a", "train"): ("kernels.rules[0]", "torch.flash", "honoured"),
         ("b", "train"): ("default", "torch.varlen", "default"),
@@ -159,9 +159,9 @@ def test_strict_refuses_a_gradient_by_another_kernel_in_the_forward(operands):
 
 def test_what_is_active_in_place_of_flash(operands, monkeypatch):
     monkeypatch.setattr(torch_attention, "current_flash_attention_impl", lambda: "FA3")
-    with xt.kernel_policy(strict(rules=[rule("flash_v3")])), xt.explain() as found:
+    with xt.kernel_policy(strict(rules=[rule("flash_v3")])), xt.explain() as report:
         attend(*operands)
-    (row,) = attention_rows(found)
+    (row,) = attention_rows(report)
     assert (row.resolved, row.status) == ("flash_v3", "honoured")
     refused = pytest.raises(UnsupportedOperationError, match=r"FA3 is active in its place; .*restore_flash_attention")
     with xt.kernel_policy(strict(rules=[rule("torch.flash")])), refused:
@@ -175,9 +175,9 @@ def test_what_is_active_in_place_of_flash(operands, monkeypatch):
 def test_compiled_code_looks_the_policy_up_when_it_runs(operands):
     torch._dynamo.reset()
     compiled = torch.compile(attend, fullgraph=True)
-    with xt.kernel_policy(strict("torch.flash")), xt.explain() as found:
+    with xt.kernel_policy(strict("torch.flash")), xt.explain() as report:
         torch.testing.assert_close(compiled(*operands), expected(*operands))
-    assert {(row.resolved, row.status) for row in attention_rows(found)} == {("torch.flash", "honoured")}
+    assert {(row.resolved, row.status) for row in attention_rows(report)} == {("torch.flash", "honoured")}
     with xt.kernel_policy(strict("cpu.reference")), pytest.raises(UnsupportedOperationError, match=NO_FORM):
         compiled(*operands)
 
@@ -200,10 +200,10 @@ def test_rules_of_a_module_and_a_phase_in_compiled_code(operands):
     compiled = torch.compile(model, fullgraph=True)
     with xt.kernel_policy(strict(rules=[{"match": {"op": "attention", "module": "layers.1"}, "use": "torch.flash"}])):
         grads = torch.autograd.grad(compiled(*operands).sum(), operands)
-        with xt.explain() as found:
+        with xt.explain() as report:
             torch.autograd.grad(compiled(*operands).sum(), operands)
     torch.testing.assert_close(grads, torch.autograd.grad(model(*operands).sum(), operands))
-    assert {(row.module, row.phase, row.status) for row in attention_rows(found)} == {
+    assert {(row.module, row.phase, row.status) for row in attention_rows(report)} == {
         (f"layers.{index}", phase, status)
         for index, status in enumerate(("default", "honoured"))
         for phase in ("train", "backward")
@@ -221,17 +221,17 @@ def test_the_form_that_writes_into_a_tensor(operands):
     q, k, v = (x.detach() for x in operands)
     places = torch.tensor([0, 3, 8], dtype=torch.int32)
     out = torch.empty_like(q)
-    with xt.kernel_policy(strict("torch.flash")), xt.explain() as found:
+    with xt.kernel_policy(strict("torch.flash")), xt.explain() as report:
         torch_varlen.varlen_attn_out(out, q, k, v, places, places, 5, 5)
     torch.testing.assert_close(out, expected(q, k, v))
-    (row,) = attention_rows(found)
+    (row,) = attention_rows(report)
     assert (row.operator, row.resolved, row.status) == (f"{OPERATOR}_out", "torch.flash", "honoured")
 
 
 def test_without_a_policy_it_is_the_default(operands):
-    with xt.explain() as found:
+    with xt.explain() as report:
         attend(*operands)
-    (row,) = attention_rows(found)
+    (row,) = attention_rows(report)
     assert (row.requested, row.resolved, row.status) == ((), "torch.varlen", "default")
 
 

@@ -31,9 +31,9 @@ def layers(count: int = 14) -> Any:
 
 
 def run(model: Any, stated: xrt.Policy) -> Any:
-    with torch.no_grad(), xt.kernel_policy(stated, root=model), xt.explain(root=model) as found:
+    with torch.no_grad(), xt.kernel_policy(stated, root=model), xt.explain(root=model) as report:
         model(torch.ones(4, 32, dtype=torch.bfloat16))
-    return found
+    return report
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ def torchao() -> Any:
 def test_int8_is_stored_and_computes_as_claimed(torchao: Any, compute: str) -> None:
     model = xt.quantize(layers(), policy(storage="int8", compute=compute))
     found = run(model, policy(storage="int8", compute=compute))
-    assert {(one.storage, one.bits, one.compute) for one in found.weights} == {("int8", 8.0, compute)}
+    assert {(weight.storage, weight.bits, weight.compute) for weight in found.weights} == {("int8", 8.0, compute)}
     assert len(found.weights) == 14
-    assert all(isinstance(one, xt.LinearWeights) for one in found.weights)
+    assert all(isinstance(weight, xt.LinearWeights) for weight in found.weights)
     assert found.require(no_bypass=False).weight_deviations == ()
 
 
@@ -79,7 +79,7 @@ def test_one_of_fourteen_layers_in_bf16_fails(torchao: Any) -> None:
     kept = policy(storage="int8", compute="int8", exclude=["5"])
     assert run(model, kept).weight_deviations == ()
     some = policy(storage="int8", exclude=["1"])
-    assert [one.storage for one in run(xt.quantize(layers(3), some), some).weights] == ["int8", "bf16", "int8"]
+    assert [weight.storage for weight in run(xt.quantize(layers(3), some), some).weights] == ["int8", "bf16", "int8"]
 
 
 def test_weights_that_change_in_the_first_forward_are_refused(torchao: Any) -> None:
@@ -119,7 +119,7 @@ def test_it_is_refused_where_the_device_lacks_the_units(weights: dict[str, str])
 
 def test_plain_models() -> None:
     found = run(layers(2), xrt.Policy())
-    assert [(one.storage, one.compute, one.operators) for one in found.weights] == [
+    assert [(weight.storage, weight.compute, weight.operators) for weight in found.weights] == [
         ("bf16", "float", ("aten::addmm",))
     ] * 2
     with (

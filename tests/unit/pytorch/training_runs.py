@@ -94,7 +94,7 @@ def _train(model: nn.Module, batches: Any, device: str, autocast: torch.dtype | 
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    return [float(one) for one in losses]
+    return [float(loss) for loss in losses]
 
 
 def train_digits(

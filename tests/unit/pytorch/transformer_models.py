@@ -147,11 +147,11 @@ def losses(name: str, prepare: Callable[[Any], Any] = lambda model: model) -> tu
     called = prepare(model.train())
     batch = family.batch()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    found = []
+    numbers = []
     for _ in range(2):
         optimizer.zero_grad()
         loss = called(**batch).loss
         loss.backward()
         optimizer.step()
-        found.append(float(loss))
-    return found, model
+        numbers.append(float(loss))
+    return numbers, model

@@ -91,11 +91,11 @@ class Service:
 
     def _echo(self, request: InferRequest) -> InferResponse:
         wanted = [output.name for output in request.outputs] or [input_.name for input_ in request.inputs]
-        given = {input_.name: input_ for input_ in request.inputs}
-        if missing := [name for name in wanted if name not in given]:
+        inputs = {input_.name: input_ for input_ in request.inputs}
+        if missing := [name for name in wanted if name not in inputs]:
             raise ServingError(Status.INVALID_ARGUMENT, f"there is no output {missing[0]!r}. Fix: ask for another")
         outputs = [
-            InferTensor(name, given[name].datatype, given[name].shape, given[name].data.copy()) for name in wanted
+            InferTensor(name, inputs[name].datatype, inputs[name].shape, inputs[name].data.copy()) for name in wanted
         ]
         return InferResponse(request.model, "1", outputs, request.id)
 

@@ -72,8 +72,8 @@ def test_each_request_gets_what_it_would_get_alone(shapes: str, drawn: list[tupl
     batching = BatchSettings(max_batch_size=16, shapes=shapes, pad={"ids": rule, "mask": rule})
     layout = Layout.of(INPUTS, OUTPUTS, batching)
     fixed = shapes == "fixed"
-    asked = [request(*one) for one in drawn]
-    feeds = [check_request(ask("m", one), layout, fixed=fixed) for one in asked]
+    requests = [request(*one) for one in drawn]
+    feeds = [check_request(ask("m", one), layout, fixed=fixed) for one in requests]
     groups: dict[Any, list[int]] = {}
     for index, feed in enumerate(feeds):
         groups.setdefault(feed.group, []).append(index)
@@ -83,12 +83,12 @@ def test_each_request_gets_what_it_would_get_alone(shapes: str, drawn: list[tupl
         slices = [Slice(feeds[index], 0, feeds[index].rows) for index in members]
         made = assemble(layout, slices, 16 if fixed else 0)
         assert made.rows == (16 if fixed else sum(feeds[index].rows for index in members))
-        assert made.elements == sum(array.size for index in members for array in asked[index].values())
+        assert made.elements == sum(array.size for index in members for array in requests[index].values())
         assert made.elements + made.padding == sum(array.size for array in made.feeds.values())
         assert all(array.flags.aligned and array.flags.c_contiguous for array in made.feeds.values())
         pieces = take_apart(layout, model(made.feeds), made.rows, slices)
         for index, outputs in zip(members, pieces, strict=True):
-            want = model(asked[index])
+            want = model(requests[index])
             for tensor in joined(layout, feeds[index], {0: outputs}):
                 assert tensor.shape == want[tensor.name].shape
                 np.testing.assert_array_equal(tensor.data, want[tensor.name])

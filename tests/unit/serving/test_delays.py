@@ -49,11 +49,11 @@ class Outcome:
 
 def poisson(rate: float, requests: int, seed: int = 0) -> list[float]:
     """Return random moments, so many a second."""
-    draw, at, found = random.Random(seed), 0.0, []
+    draw, at, results = random.Random(seed), 0.0, []
     for _ in range(requests):
         at += draw.expovariate(rate)
-        found.append(at)
-    return found
+        results.append(at)
+    return results
 
 
 def open_loop(
@@ -216,9 +216,9 @@ def test_nobody_waits_beyond_the_delay_or_a_deadline(events: list[Any], took: fl
 
     for gap, rows, urgent, level in events:
         advance(now + gap)
-        one = Entry(rows, "ab"[rows % 2], now, now + 5e-4 if urgent else None, level=level)
-        queued.append(one)
-        scheduler.submit(one)
+        entry = Entry(rows, "ab"[rows % 2], now, now + 5e-4 if urgent else None, level=level)
+        queued.append(entry)
+        scheduler.submit(entry)
         step()
     advance(now + 10)
     assert all(one.outcome != "waiting" for one in queued)
@@ -336,10 +336,10 @@ def test_what_is_chosen_for_a_latency_keeps_it(p99: float, load: float) -> None:
 @pytest.mark.parametrize("size", [8, 16, 32])
 def test_at_seven_tenths_of_the_peak_requests_take_about_two_executions(size: int, delay_us: int) -> None:
     """One may arrive just after an execution began: it waits for that one, and for its own."""
-    whole = execution_seconds(size)
+    seconds = execution_seconds(size)
     wanted = BatchSettings(max_batch_size=size, max_queue_delay_us=delay_us, max_queue_size=0)
-    found = open_loop(wanted, poisson(0.7 * size / whole, REQUESTS))
-    assert found.quantile(0.99) <= 2.2 * whole
+    found = open_loop(wanted, poisson(0.7 * size / seconds, REQUESTS))
+    assert found.quantile(0.99) <= 2.2 * seconds
 
 
 def test_a_delay_makes_batches_larger_and_requests_slower() -> None:

@@ -38,9 +38,9 @@ class Counted(HostRunner):
         self.threads: set[int] = set()
 
     def empty(self, shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
-        made = np.empty(shape, dtype)
-        self.given.append(made)
-        return made
+        result = np.empty(shape, dtype)
+        self.given.append(result)
+        return result
 
     def _run(self, feeds: dict[str, Any]) -> dict[str, Any]:
         self.threads.add(threading.get_ident())

@@ -51,9 +51,9 @@ class Asking:
                 row, id = self._draw.randrange(len(ROWS)), str(len(self.answers))
                 connection.request("POST", "/v2/models/m/infer", body_of(row, id))
                 response = connection.getresponse()
-                found = json.loads(response.read())
-                assert (response.status, found.get("id")) == (200, id), found
-                self.answers.append((row, found["outputs"][0]["data"]))
+                document = json.loads(response.read())
+                assert (response.status, document.get("id")) == (200, id), document
+                self.answers.append((row, document["outputs"][0]["data"]))
         except Exception as error:  # which the test raises
             self.error = error
         finally:
@@ -94,7 +94,7 @@ def test_nothing_is_lost_where_clients_are_killed_and_models_are_reloaded(tmp_pa
                 new.replace(served)
                 service.load("m", {})
             counts = [len(client.answers) for client in clients]
-            assert until(lambda: all(len(one.answers) > n + 2 for one, n in zip(clients, counts, strict=True)))
+            assert until(lambda: all(len(client.answers) > n + 2 for client, n in zip(clients, counts, strict=True)))
         finally:
             for client in clients:
                 client.stop()

@@ -55,7 +55,7 @@ def test_versions_of_a_folder(versions: Path, serve: Serve) -> None:
     assert found == {"latest": (10,), "all": (1, 2, 10), "some": (1, 2), "missing": ()}
     answers = {v: service.infer(ask("all", {"x": X}, version=v)).result(WAIT) for v in ("", "1", "2", "10")}
     assert [answer.version for answer in answers.values()] == ["10", "1", "2", "10"]
-    bits = {v: one.outputs[0].data.tobytes() for v, one in answers.items()}
+    bits = {v: answer.outputs[0].data.tobytes() for v, answer in answers.items()}
     assert bits[""] == bits["10"]
     assert len(set(bits.values())) == 3
     (missing,) = (one for one in service.index() if one["name"] == "missing")
@@ -135,8 +135,8 @@ def test_a_reload_under_load_loses_no_request(tmp_path: Path, serve: Serve) -> N
 
 def test_a_reload_that_fails_leaves_what_is_served(mlp: Path, serve: Serve) -> None:
     service = serve({"m": {"source": str(mlp)}})
-    whole = mlp.read_bytes()
-    mlp.write_bytes(whole[:100])
+    data = mlp.read_bytes()
+    mlp.write_bytes(data[:100])
     with pytest.raises(ServingError, match="the version that was loaded before is served on") as caught:
         service.load("m", {})
     assert caught.value.code is Status.INVALID_ARGUMENT

@@ -133,9 +133,9 @@ def test_a_canary_in_tolerance(mlp: Path, serve: Serve) -> None:
     )
     assert service.evidence("m", "evidence")["canary"]["runs"] == 1, "it is answered before the model is ready"
     asked(service, 6)
-    found = settled(service)["canary"]
-    assert (found["runs"], found["out_of_tolerance"], found["errors"]) == (4, 0, 0)
-    assert found["drift"] < 1e-4
+    canary = settled(service)["canary"]
+    assert (canary["runs"], canary["out_of_tolerance"], canary["errors"]) == (4, 0, 0)
+    assert canary["drift"] < 1e-4
     assert service.ready() == (True, "")
 
 
@@ -151,9 +151,9 @@ def test_a_canary_out_of_tolerance_makes_the_model_not_ready(mlp: Path, serve: S
     engine.by = 1.0
     asked(service, 1)
     assert service.ready() == (True, "")
-    found = settled(service)["canary"]
-    assert found["out_of_tolerance"] == 1
-    assert found["worst_drift"] == pytest.approx(0.5, rel=0.1)
+    canary = settled(service)["canary"]
+    assert canary["out_of_tolerance"] == 1
+    assert canary["worst_drift"] == pytest.approx(0.5, rel=0.1)
 
 
 def test_a_model_that_is_wrong_from_the_start_is_never_ready(mlp: Path, serve: Serve) -> None:
@@ -167,8 +167,8 @@ def test_a_canary_against_the_request_alone_is_bitwise_under_a_fixed_shape(mlp: 
     batching = {"max_batch_size": 4, "shapes": "fixed"}
     service = serve({"m": {"source": str(mlp), "canary": {"every": 1, "against": "self"}, "batching": batching}})
     asked(service, 5)
-    found = settled(service)["canary"]
-    assert found["bitwise_equal"] == found["runs"] == 6
+    canary = settled(service)["canary"]
+    assert canary["bitwise_equal"] == canary["runs"] == 6
 
 
 def test_the_reference_of_an_artifact_is_refused(mlp: Path, serve: Serve, tmp_path: Path) -> None:
@@ -243,9 +243,9 @@ CURVE = [
     ],
 )
 def test_batches_chosen_for_a_latency(p99: float, size: int, delay: int, met: bool) -> None:
-    found = choose_limits(CURVE, p99)
-    assert (found.max_batch_size, found.met) == (size, met)
-    assert found.max_queue_delay_us == pytest.approx(delay, abs=1)
+    limits = choose_limits(CURVE, p99)
+    assert (limits.max_batch_size, limits.met) == (size, met)
+    assert limits.max_queue_delay_us == pytest.approx(delay, abs=1)
 
 
 def test_a_latency_is_asked_for(mlp: Path, serve: Serve) -> None:

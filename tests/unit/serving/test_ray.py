@@ -52,10 +52,10 @@ def test_a_batch_of_read_only_views() -> None:
     predict = Predictor(demo_model_path(), CPU, columns={"image": "pixels"}, keep=["id"])
     pixels = IMAGES[:4].copy()
     pixels.setflags(write=False)
-    found = predict({"pixels": pixels, "id": np.arange(4), "other": np.zeros(4)})
-    assert set(found) == {"id", "logits"}
+    outputs = predict({"pixels": pixels, "id": np.arange(4), "other": np.zeros(4)})
+    assert set(outputs) == {"id", "logits"}
     with xrt.InferenceSession(demo_model_path(), policy=CPU) as session:
-        assert np.array_equal(found["logits"], session.run({"image": IMAGES[:4]})["logits"])
+        assert np.array_equal(outputs["logits"], session.run({"image": IMAGES[:4]})["logits"])
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_replicas_answer_in_batches(
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda index: call(cluster, f"{root}/v2/models/digits/infer", image(index)), range(16)))
     assert [status for status, _ in answers] == [200] * 16
-    found = np.array([body["outputs"][0]["data"] for _, body in answers], np.float32)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    array = np.array([body["outputs"][0]["data"] for _, body in answers], np.float32)
+    np.testing.assert_allclose(array, expected, rtol=1e-4, atol=1e-5)
     (stats,) = call(cluster, f"{root}/v2/models/digits/stats")[1]["model_stats"]
     assert stats["inference_count"] == 16
     assert stats["execution_count"] < 16
@@ -269,7 +269,7 @@ def test_a_replica_whose_model_does_not_load(cluster: int, tmp_path: Path) -> No
 def test_map_batches(cluster: int) -> None:
     ray = pytest.importorskip("ray")
     rows = [{"id": index, "image": IMAGES[index]} for index in range(20)]
-    found = ray.data.from_items(rows).map_batches(
+    batches = ray.data.from_items(rows).map_batches(
         Predictor,
         fn_constructor_kwargs={"model": str(demo_model_path()), "policy": CPU, "keep": ["id"]},
         compute=ray.data.ActorPoolStrategy(size=1),
@@ -277,7 +277,7 @@ def test_map_batches(cluster: int) -> None:
         batch_format="numpy",
         num_cpus=0.5,
     )
-    by_id = {row["id"]: row["logits"] for row in found.take_all()}
+    by_id = {row["id"]: row["logits"] for row in batches.take_all()}
     with xrt.InferenceSession(demo_model_path(), policy=CPU) as session:
         expected = session.run({"image": IMAGES[:20]})["logits"]
     np.testing.assert_allclose(np.stack([by_id[index] for index in range(20)]), expected, rtol=1e-4, atol=1e-5)
@@ -297,7 +297,7 @@ def test_map_batches(cluster: int) -> None:
 def test_an_actor_that_cannot_open_its_session_says_why(cluster: int, given: dict[str, Any], words: str) -> None:
     """Ray would start an actor that raises in its constructor again, and show the stack of that each time."""
     ray = pytest.importorskip("ray")
-    made = ray.data.from_items([{"image": IMAGES[0]}] * 2).map_batches(
+    batches = ray.data.from_items([{"image": IMAGES[0]}] * 2).map_batches(
         Predictor,
         fn_constructor_kwargs={"model": str(demo_model_path()), **given},
         compute=ray.data.ActorPoolStrategy(size=1),
@@ -305,4 +305,4 @@ def test_an_actor_that_cannot_open_its_session_says_why(cluster: int, given: dic
         num_cpus=0.5,
     )
     with pytest.raises(ray.exceptions.RayTaskError, match=words):
-        made.take_all()
+        batches.take_all()

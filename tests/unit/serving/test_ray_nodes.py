@@ -46,9 +46,9 @@ class Nodes:
         ray.init(address=self.cluster.address, log_to_driver=False)
 
     def add(self, **more: Any) -> Any:
-        found = self.cluster.add_node(num_cpus=1, resources={"room": 1}, **more)
+        node = self.cluster.add_node(num_cpus=1, resources={"room": 1}, **more)
         self.cluster.wait_for_nodes()
-        return found
+        return node
 
     def kill(self, node: Any) -> None:
         """Kill all processes of a node at once, as a machine does that fails."""
@@ -87,7 +87,7 @@ def test_a_batch_job_loses_no_row_with_a_node(nodes: Nodes, expected: np.ndarray
             return {**found, "node": np.full(len(batch["id"]), ray.get_runtime_context().get_node_id())}
 
     rows = [{"id": index, "image": IMAGES[index]} for index in range(64)]
-    made = ray.data.from_items(rows, override_num_blocks=32).map_batches(
+    batches = ray.data.from_items(rows, override_num_blocks=32).map_batches(
         SlowPredictor,
         fn_constructor_kwargs={"model": str(demo_model_path()), "policy": CPU, "keep": ["id"]},
         compute=ray.data.ActorPoolStrategy(size=2),
@@ -97,7 +97,7 @@ def test_a_batch_job_loses_no_row_with_a_node(nodes: Nodes, expected: np.ndarray
         resources={"room": 1},
     )
     found: list[dict[str, Any]] = []
-    for row in made.iter_rows():
+    for row in batches.iter_rows():
         found.append(row)
         if lost is not None and row["node"] == lost.node_id:  # both work
             nodes.kill(lost)

@@ -42,9 +42,9 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, Any]]:
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
 
     def taken() -> dict[str, Any]:
-        found = {span.name: span for span in exporter.get_finished_spans()}
+        results = {span.name: span for span in exporter.get_finished_spans()}
         exporter.clear()
-        return found
+        return results
 
     return taken
 
@@ -109,5 +109,5 @@ def test_a_fault_of_the_server_and_a_trace_that_is_none(mlp: Path, spans: Callab
 def test_without_a_provider_nothing_is_traced(mlp: Path) -> None:
     with Models(settings_of(mlp)) as service:
         assert not service.traced
-        found = service.infer(ask("mlp", {"x": rows_of(1)})).result(WAIT)
-    assert np.isfinite(found.outputs[0].data).all()
+        result = service.infer(ask("mlp", {"x": rows_of(1)})).result(WAIT)
+    assert np.isfinite(result.outputs[0].data).all()

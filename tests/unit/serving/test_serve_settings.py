@@ -123,13 +123,13 @@ def test_contradictions(batching: dict, said: str) -> None:
 
 def keys(kinds: dict, prefix: str = "") -> list[str]:
     """Return the dotted keys of a section, without those of the models."""
-    found = []
+    texts = []
     for name, kind in kinds.items():
         if isinstance(kind, Nested) and name != "batching":
-            found += keys(kind.kinds, f"{prefix}{name}.")
+            texts += keys(kind.kinds, f"{prefix}{name}.")
         else:
-            found.append(f"{prefix}{name}")
-    return found
+            texts.append(f"{prefix}{name}")
+    return texts
 
 
 @pytest.mark.parametrize(

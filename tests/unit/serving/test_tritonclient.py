@@ -27,7 +27,7 @@ def test_every_check_with_tritonclient(served):
         capture_output=True, text=True, check=False, timeout=200, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert len(found) > 30
-    wrong = {name: reason for name, reason in found.items() if reason}
+    document = json.loads(done.stdout)
+    assert len(document) > 30
+    wrong = {name: reason for name, reason in document.items() if reason}
     assert not wrong, "\n".join(f"{name}: {reason}" for name, reason in wrong.items())

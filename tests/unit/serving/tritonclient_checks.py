@@ -86,14 +86,14 @@ for _name in KINDS:
         for client, module in ((http(), tritonclient.http), (grpc(), tritonclient.grpc)):
             answer = client.infer("echo", [made(module, datatype, array)], request_id="a id")
             same(answer.as_numpy(datatype), array)
-            asked = [module.InferRequestedOutput(datatype)]
-            same(client.infer("echo", [made(module, datatype, array)], outputs=asked).as_numpy(datatype), array)
+            outputs = [module.InferRequestedOutput(datatype)]
+            same(client.infer("echo", [made(module, datatype, array)], outputs=outputs).as_numpy(datatype), array)
 
     def _json(datatype: str = _name) -> None:
         array = np.array([[b"", "날씨".encode()]], object) if datatype == "BYTES" else example(datatype)
         tensor = made(tritonclient.http, datatype, array, binary_data=False)
-        asked = [tritonclient.http.InferRequestedOutput(datatype, binary_data=False)]
-        found = http().infer("echo", [tensor], outputs=asked).as_numpy(datatype)
+        outputs = [tritonclient.http.InferRequestedOutput(datatype, binary_data=False)]
+        found = http().infer("echo", [tensor], outputs=outputs).as_numpy(datatype)
         same(found, np.array([["", "날씨"]], object) if datatype == "BYTES" else array)
 
     CHECKS[f"binary_{_name}"] = _binary
@@ -261,14 +261,14 @@ def coroutines() -> None:
 
 
 def main() -> None:
-    found = {}
+    texts = {}
     for name, function in CHECKS.items():
         try:
             function()
-            found[name] = ""
+            texts[name] = ""
         except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-    sys.stdout.write(json.dumps(found))
+            texts[name] = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+    sys.stdout.write(json.dumps(texts))
 
 
 main()

@@ -46,9 +46,9 @@ PLAIN = (
 
 
 def row(text: str, start: str) -> list[str]:
-    found = [line for line in text.splitlines() if line.startswith(f"| {start} |")]
-    assert len(found) == 1, found
-    return [cell.strip() for cell in found[0].strip("|").split("|")]
+    lines = [line for line in text.splitlines() if line.startswith(f"| {start} |")]
+    assert len(lines) == 1, lines
+    return [cell.strip() for cell in lines[0].strip("|").split("|")]
 
 
 def test_the_cost_of_a_step_is_the_median_of_the_rounds(report):

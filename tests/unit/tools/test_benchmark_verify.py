@@ -36,12 +36,12 @@ def test_results_are_kept_and_gone_on_with(bench, tmp_path):
     again.add(trial(0.1, "inconclusive", "undecided"))
     last = bench.Results(path, of, resume=True)
     assert (last.count("verify"), last.count("trial", 0.1), last.count("trial", 0.0)) == (1, 2, 0)
-    found = bench.summary(last, [0.0, 0.1])
-    assert found["sections"] == {"accuracy": {"pass": 1}, "speed": {"too noisy": 1}}
-    (row,) = found["planted"]
+    summary = bench.summary(last, [0.0, 0.1])
+    assert summary["sections"] == {"accuracy": {"pass": 1}, "speed": {"too noisy": 1}}
+    (row,) = summary["planted"]
     assert (row["planted"], row["claims"], row["verdicts"]) == (0.1, 2, {"fail": 1, "inconclusive": 1})
-    assert (found["verifications"], found["with_failure"], found["load"]) == (1, 0, [1.0, 2.0, 2.0])
-    assert found["seconds"] == 11.0
+    assert (summary["verifications"], summary["with_failure"], summary["load"]) == (1, 0, [1.0, 2.0, 2.0])
+    assert summary["seconds"] == 11.0
 
 
 def test_what_cannot_be_gone_on_with_is_refused(bench, tmp_path):

@@ -123,20 +123,20 @@ def requests(load: Any) -> Iterator[tuple[Any, list[int]]]:
 def test_each_request_of_loadgen_has_one_answer_or_is_lost(client, requests):
     pytest.importorskip("mlperf_loadgen", reason="requires mlcommons-loadgen, the group `benchmarks`")
     made, seen = requests
-    found = client.server_scenario(made, 400.0, 0.5, connections=4, seed=7)
-    count = len(found.own)
-    assert 100 < count == len(found.samples) == len(found.answers) == len(seen)
-    assert found.wrong == sum(at % 50 == 21 for at in range(1, count + 1))
-    assert found.lost == sum(at % 50 in (20, 22) for at in range(1, count + 1))
-    plain = found.to_plain()
-    ordered = sorted(one.latency for one in found.samples)
+    scenario = client.server_scenario(made, 400.0, 0.5, connections=4, seed=7)
+    count = len(scenario.own)
+    assert 100 < count == len(scenario.samples) == len(scenario.answers) == len(seen)
+    assert scenario.wrong == sum(at % 50 == 21 for at in range(1, count + 1))
+    assert scenario.lost == sum(at % 50 in (20, 22) for at in range(1, count + 1))
+    plain = scenario.to_plain()
+    ordered = sorted(one.latency for one in scenario.samples)
     assert plain["p99_ms"] == pytest.approx(1e3 * ordered[int(0.99 * count)])
     assert abs(plain["recorded_p50_ms"] - plain["p50_ms"]) < 5.0
     seen.clear()
-    found = client.offline_scenario(made, 1000.0, 0.1, connections=4)
-    assert len(found.own) == len(seen) == 110
-    assert found.to_plain()["per_second"] > 0
-    assert (found.lost, found.wrong) == (4, 2)
+    scenario = client.offline_scenario(made, 1000.0, 0.1, connections=4)
+    assert len(scenario.own) == len(seen) == 110
+    assert scenario.to_plain()["per_second"] > 0
+    assert (scenario.lost, scenario.wrong) == (4, 2)
 
 
 def test_a_server_that_is_gone_ends_the_run(client, load):

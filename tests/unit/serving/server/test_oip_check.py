@@ -37,11 +37,11 @@ def digits() -> Iterator[Server]:
 
 def test_our_server_passes_every_check(digits, capsys):
     code = run(["oip-check", digits.url, "--grpc", digits.grpc_address, "--shape", "image=2,1,8,8", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert [one for one in found["checks"] if one["outcome"] != "pass"] == []
-    assert (code, found["schema"], found["models"]) == (0, "xpuruntime.oip-check/1", ["digits"])
-    assert {one["transport"] for one in found["checks"]} == {"rest", "grpc"}
-    assert any(one["detail"] == "logits FP32 [2, 10]" for one in found["checks"])
+    document = json.loads(capsys.readouterr().out)
+    assert [one for one in document["checks"] if one["outcome"] != "pass"] == []
+    assert (code, document["schema"], document["models"]) == (0, "xpuruntime.oip-check/1", ["digits"])
+    assert {one["transport"] for one in document["checks"]} == {"rest", "grpc"}
+    assert any(one["detail"] == "logits FP32 [2, 10]" for one in document["checks"])
 
 
 def test_a_server_with_tls(pem, capsys):
@@ -275,12 +275,12 @@ class Nulls(Wrong):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        asked = json.loads(body) if body.endswith(b"}") and b"inputs" in body else None
-        if asked is None or "/m/" not in self.path:
+        document = json.loads(body) if body.endswith(b"}") and b"inputs" in body else None
+        if document is None or "/m/" not in self.path:
             self._send({"error": "no request"}, 400)
             return
         output = {"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [1, 2], "parameters": None}
-        facts = {"model_name": "m", "model_version": None, "id": asked.get("id"), "parameters": None}
+        facts = {"model_name": "m", "model_version": None, "id": document.get("id"), "parameters": None}
         self._send({**facts, "outputs": [output]})
 
 

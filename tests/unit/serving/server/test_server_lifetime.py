@@ -158,8 +158,10 @@ def images(count: int) -> np.ndarray:
     return xrt.demo_images()[0][:count]
 
 
-def asked(made: np.ndarray) -> dict:
-    return {"inputs": [{"name": "image", "shape": list(made.shape), "datatype": "FP32", "data": made.ravel().tolist()}]}
+def asked(array: np.ndarray) -> dict:
+    return {
+        "inputs": [{"name": "image", "shape": list(array.shape), "datatype": "FP32", "data": array.ravel().tolist()}]
+    }
 
 
 def settings(**model: object) -> ServeSettings:
@@ -230,8 +232,8 @@ def test_requests_are_put_together_and_answered_apart():
         stats = client.get("/v2/models/digits/stats").json["model_stats"][0]
     with xrt.InferenceSession(xrt.demo_model_path(), device="cpu") as session:
         expected = session.run({"image": many})["logits"]
-    found = np.array([answers[at] for at in range(16)], np.float32)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    array = np.array([answers[at] for at in range(16)], np.float32)
+    np.testing.assert_allclose(array, expected, rtol=1e-4, atol=1e-4)
     assert stats["inference_count"] == 16
     assert stats["execution_count"] < 16
 

@@ -97,11 +97,11 @@ def test_inference_is_that_of_the_session(channel, served):
 @pytest.mark.parametrize("datatype", DATATYPES)
 def test_every_datatype_comes_back(channel, datatype):
     kind = DATATYPES[datatype].dtype
-    made = np.array([b"", b"ab\xff"], object) if datatype == "BYTES" else np.array([0, 1], kind)
+    array = np.array([b"", b"ab\xff"], object) if datatype == "BYTES" else np.array([0, 1], kind)
     for raw in (True, False):
         if raw or not DATATYPES[datatype].only_raw:
-            answer = infer(channel, InferRequest("echo", [InferTensor(datatype, datatype, (2,), made)]), raw=raw)
-            np.testing.assert_array_equal(answer.outputs[0].data, made, strict=True)
+            answer = infer(channel, InferRequest("echo", [InferTensor(datatype, datatype, (2,), array)]), raw=raw)
+            np.testing.assert_array_equal(answer.outputs[0].data, array, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -171,19 +171,19 @@ def test_a_stream_is_answered_in_order_and_goes_on_after_a_failure(channel):
 
 def test_a_stream_that_is_cancelled_takes_its_requests_out_of_the_queue(channel, served):
     before = len(served.service.waiting)
-    more = threading.Event()
+    event = threading.Event()
 
     def requests():
         for _ in range(3):
             yield write_infer_request(InferRequest("slow", [ONE]))
-        more.wait(20)
+        event.wait(20)
 
     call = channel.stream_stream(f"{SERVICE}ModelStreamInfer")(requests(), timeout=20)
     end = time.monotonic() + 120
     while len(served.service.waiting) < before + 3 and time.monotonic() < end:
         time.sleep(0.005)
     call.cancel()
-    more.set()
+    event.set()
     futures = served.service.waiting[before:]
     while not all(future.cancelled() for future in futures) and time.monotonic() < end:
         time.sleep(0.005)

@@ -20,12 +20,12 @@ def own():
 @pytest.fixture
 def receivers(monkeypatch):
     """Return the receivers that are made: these tests are of them."""
-    made: list[BodyReceiver] = []
+    result: list[BodyReceiver] = []
     begin = BodyReceiver.__init__
 
     def init(self, *args, **more):
-        made.append(self)
+        result.append(self)
         begin(self, *args, **more)
 
     monkeypatch.setattr(BodyReceiver, "__init__", init)
-    return made
+    return result

@@ -39,9 +39,9 @@ def request(made: bytes, model: str = "two.words-x_1", **headers: str) -> bytes:
 
 
 def connect(served) -> socket.socket:
-    made = socket.create_connection((served.http.host, served.http.port), timeout=20)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return made
+    connection = socket.create_connection((served.http.host, served.http.port), timeout=20)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
 
 
 def strings(count: int) -> tuple[bytes, int]:
@@ -128,19 +128,19 @@ def test_all_kinds_of_requests_of_one_connection_are_answered_in_order(served):
             + request(body(4), Expect="nothing")
             + request(body(5))
         )
-        found = read_responses(sock, 8)
-    assert [one[0] for one in found[:3]] == [200, 200, 400]
-    assert [json.loads(found[at][2]).get("id") for at in (0, 4, 6, 7)] == ["1", "3", "4", "5"]
-    assert json.loads(found[5][2])["name"] == "xpuruntime"
-    assert all("date" in headers for _, headers, _ in found)
+        responses = read_responses(sock, 8)
+    assert [one[0] for one in responses[:3]] == [200, 200, 400]
+    assert [json.loads(responses[at][2]).get("id") for at in (0, 4, 6, 7)] == ["1", "3", "4", "5"]
+    assert json.loads(responses[5][2])["name"] == "xpuruntime"
+    assert all("date" in headers for _, headers, _ in responses)
 
 
 def test_many_requests_at_once_are_answered_and_others_meanwhile(served):
     with connect(served) as sock:
         sock.sendall(b"".join(request(body(at)) for at in range(300)))
         assert served.http.get("/v2/health/live").status == 200
-        found = read_responses(sock, 300)
-    assert [json.loads(one[2])["id"] for one in found] == [str(at) for at in range(300)]
+        responses = read_responses(sock, 300)
+    assert [json.loads(one[2])["id"] for one in responses] == [str(at) for at in range(300)]
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.2])
@@ -160,9 +160,9 @@ def test_a_request_in_two_parts_is_answered(served, at, pause):
 def test_a_long_request_is_answered(served):
     with connect(served) as sock:
         sock.sendall(request(body(1, 100_000)) + request(body(2)))
-        found = read_responses(sock, 2)
-    assert [json.loads(one[2])["id"] for one in found] == ["1", "2"]
-    assert json.loads(found[0][2])["outputs"][0]["shape"] == [100_000]
+        responses = read_responses(sock, 2)
+    assert [json.loads(one[2])["id"] for one in responses] == ["1", "2"]
+    assert json.loads(responses[0][2])["outputs"][0]["shape"] == [100_000]
 
 
 def test_what_follows_a_request_that_waits_is_kept_in_order(own):
@@ -175,9 +175,9 @@ def test_what_follows_a_request_that_waits_is_kept_in_order(own):
             assert served.http.get("/v2/health/live").status == 200
             assert len(own.requests) == 1
             own.release.set()
-            found = read_responses(sock, 4)
-    assert [json.loads(one[2]).get("id") for one in found[:3]] == ["1", "2", "3"]
-    assert json.loads(found[3][2]) == {"live": True}
+            responses = read_responses(sock, 4)
+    assert [json.loads(one[2]).get("id") for one in responses[:3]] == ["1", "2", "3"]
+    assert json.loads(responses[3][2]) == {"live": True}
 
 
 def test_an_idle_connection_is_closed_and_one_that_waits_is_not(own):
@@ -235,7 +235,7 @@ def test_strings_that_take_long_to_decode_take_the_long_way(served, count):
     with connect(served) as sock:
         sock.sendall(request(body(1)) + sent + request(body(2)))
         first, found, last = read_responses(sock, 3)
-    assert [json.loads(one[2])["id"] for one in (first, last)] == ["1", "2"]
+    assert [json.loads(side[2])["id"] for side in (first, last)] == ["1", "2"]
     assert (found[0], found[2][int(found[1]["inference-header-content-length"]) :]) == (200, made[length:])
 
 

@@ -29,9 +29,9 @@ REQUEST = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32",
 
 
 def connect(served) -> socket.socket:
-    made = socket.create_connection((served.http.host, served.http.port), timeout=20)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return made
+    connection = socket.create_connection((served.http.host, served.http.port), timeout=20)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
 
 
 def head(length: int | str, path: str = "/v2/models/two.words-x_1/infer", **more: str) -> bytes:
@@ -41,15 +41,15 @@ def head(length: int | str, path: str = "/v2/models/two.words-x_1/infer", **more
 
 
 def read_all(sock: socket.socket) -> bytes:
-    found = b""
+    result = b""
     while True:
         try:
             part = sock.recv(65536)
         except ConnectionResetError:
-            return found
+            return result
         if not part:
-            return found
-        found += part
+            return result
+        result += part
 
 
 def alive(served) -> None:

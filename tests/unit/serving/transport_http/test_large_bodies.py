@@ -49,9 +49,9 @@ def request(array: np.ndarray, model: str = "two.words-x_1", **headers: str) -> 
 
 def connect(server: Server) -> socket.socket:
     host, _, port = server.http_address.removeprefix("http://").removeprefix("https://").rpartition(":")
-    made = socket.create_connection((host, int(port)), timeout=20)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return made
+    connection = socket.create_connection((host, int(port)), timeout=20)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
 
 
 def read_answer(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
@@ -112,8 +112,8 @@ def test_bodies_in_pieces_of_any_size_are_whole(own, loops, receivers, seed):
             assert_echo(read_answer(sock), array)
     assert any(map(whole, receivers)), "none took the way that is tested here"
     arrays = [one.inputs[0].data for one in own.requests]
-    assert sum(one.ctypes.data % 64 == 0 for one in arrays) >= sum(map(whole, receivers))
-    assert not any(one.flags.writeable for one in arrays)
+    assert sum(array.ctypes.data % 64 == 0 for array in arrays) >= sum(map(whole, receivers))
+    assert not any(array.flags.writeable for array in arrays)
 
 
 def test_what_follows_a_large_body_is_answered_behind_it(own, loops, receivers):
@@ -279,12 +279,12 @@ def receiver():
 
 def ended(receiver: _core.SocketReceiver, count: int, seconds: float = 20.0) -> dict[object, object]:
     """Return how many bytes came for each owner."""
-    found: dict[object, object] = {}
+    results: dict[object, object] = {}
     until = time.monotonic() + seconds
-    while len(found) < count and time.monotonic() < until:
+    while len(results) < count and time.monotonic() < until:
         if select.select([receiver.fileno()], [], [], 0.2)[0]:
-            found.update(receiver.received())
-    return found
+            results.update(receiver.received())
+    return results
 
 
 def test_bodies_of_many_sockets_are_whole_and_no_byte_more(receiver):

@@ -187,8 +187,8 @@ def test_compressed_both_ways(served, encoding):
 @pytest.mark.parametrize("datatype", DATATYPES)
 def test_every_datatype_comes_back(served, datatype):
     kind = DATATYPES[datatype].dtype
-    made = np.array([b"", b"ab\xff"], object) if datatype == "BYTES" else np.array([0, 1], kind)
-    raw = b"\0\0\0\0\3\0\0\0ab\xff" if datatype == "BYTES" else made.tobytes()
+    array = np.array([b"", b"ab\xff"], object) if datatype == "BYTES" else np.array([0, 1], kind)
+    raw = b"\0\0\0\0\3\0\0\0ab\xff" if datatype == "BYTES" else array.tobytes()
     tensor = {"name": datatype, "shape": [2], "datatype": datatype, "parameters": {"binary_data_size": len(raw)}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     answer = served.http.post(
@@ -247,9 +247,9 @@ def test_pages_of_other_sites_change_nothing(served, headers):
     assert (found.status, len(served.service.loaded)) == (403, before)
     assert "another site" in found.error
     if "Origin" in headers:
-        asked = len(served.service.requests)
+        count = len(served.service.requests)
         assert served.http("POST", "/v2/models/digits/infer", digits(), headers).status == 403
-        assert len(served.service.requests) == asked
+        assert len(served.service.requests) == count
 
 
 def test_a_page_of_the_server_itself_may_ask(served):
