@@ -90,7 +90,8 @@ def test_norms_written_out_are_found(kind: str, tmp_path: Path) -> None:
     path = model(body, tmp_path)
     assert [name for name in written_out(inspect_model(path).nodes) if name.endswith("norm")] == [op]
     other = {"layer_norm": "rms_norm", "rms_norm": "layer_norm"}[op]
-    assert planned(path, "prefer", **{other: "cpu.reference"}).control(f"kernels.{other}").enforceability == "advisory"
+    absent = planned(path, "prefer", **{other: "cpu.reference"}).control(f"kernels.{other}")
+    assert absent.enforceability == "unsupported"
     foreign = planned(path, "prefer", **{op: f"cuda_raw.{op}"}).control(f"kernels.{op}")
     assert foreign.enforceability == "unsupported"
 
@@ -110,8 +111,8 @@ def test_what_is_not_there_is_neither_enforced_nor_honoured(op: str, kind: str, 
         session = xrt.InferenceSession(path, policy={"kernels": {op: "cpu.reference"}, "execution": execution})
     with session:
         report = session.explain(runs=1)
-    assert {o.key: o.status for o in report.observations}[f"kernels.{op}"] == "unobservable"
-    assert report.honoured
+    assert {o.key: o.status for o in report.observations}[f"kernels.{op}"] == "unsupported"
+    assert not report.honoured
 
 
 @pytest.mark.parametrize("op", ["QAttention", "GroupQueryAttention", "MultiHeadAttention"])

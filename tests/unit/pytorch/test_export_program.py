@@ -170,7 +170,7 @@ class TestPlan:
             ({"matmul": "cublasLt"}, "kernels.matmul", "unsupported", "does not run on cpu"),
             ({"attention": "torch.cudnn"}, "kernels.attention", "unsupported", "runs on CUDA"),
             ({"matmul": "cpu.nothing"}, "kernels.matmul", "unsupported", "there is no kernel cpu.nothing"),
-            ({"conv": "cpu.reference"}, "kernels.conv", "advisory", "no conv was found in the model"),
+            ({"conv": "cpu.reference"}, "kernels.conv", "unsupported", "no conv was found in the model"),
             (
                 {"rules": [{"match": {"node": "layers.0.attn.qkv/linear"}, "precision": "fp32"}]},
                 "kernels.rules[0]",

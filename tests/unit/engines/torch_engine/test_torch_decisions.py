@@ -155,7 +155,7 @@ def test_words_that_cannot_serve_have_their_reasons(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("match", "absent"), [({"op": "conv"}, "conv"), ({"module": "*"}, "matmul or ")])
 def test_a_rule_for_operations_that_the_model_has_not_chooses_nothing(match: Any, absent: str) -> None:
     rules = [{"match": match, "use": "cpu.reference"}]
-    with pytest.warns(xrt.XpuRuntimeWarning, match=rf"is advisory: no {absent}.*was found in the model"):
+    with pytest.warns(xrt.XpuRuntimeWarning, match=rf"is unsupported: no {absent}.*was found in the model"):
         session(Of(lambda x: torch.softmax(x, -1)), X, {"rules": rules}).close()
 
 
@@ -205,7 +205,7 @@ def test_products_with_a_vector_are_no_matmul_of_a_policy() -> None:
     assert report.decisions == ()
     assert {observation.key: observation.status for observation in report.observations}[
         "kernels.matmul"
-    ] == "unobservable"
+    ] == "unsupported"
 
 
 def test_what_was_measured_is_told_with_all_times() -> None:

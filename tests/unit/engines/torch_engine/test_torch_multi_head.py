@@ -234,7 +234,7 @@ def test_attention_that_is_written_out_is_not_served_and_the_plan_says_so(how: s
     assert (found.enforceability, found.resolved) == ("unsupported", "-")
     assert "the model writes attention out" in found.reason
     plain = controls(tmp_path, torch.nn.Linear(8, 8), ASKED, how)["kernels.attention"]
-    assert plain.enforceability == "advisory"
+    assert plain.enforceability == "unsupported"
     assert plain.reason.startswith("no attention was found in the model")
 
 

@@ -143,7 +143,7 @@ class KernelKeys:
         elif not self._present(op) and self._seen.get(op) and not (op == "attention" and self._cuda):
             self._unserved(key, op, wanted)
         elif not self._present(op) and not self._seen.get(op):
-            self._book.add(key, "-", "advisory", *absence(op, self._seen))
+            self._absent(key, op, wanted)
         elif op == "attention" and self._cuda:
             self._attention(wanted, key)
         elif op == "conv" and self._cuda:
@@ -204,7 +204,7 @@ class KernelKeys:
         elif not done and not left and self._seen.get(what):
             self._unserved(key, what, wanted)
         elif not done and not left:
-            self._book.add(key, "-", "advisory", *absence(what, self._seen))
+            self._absent(key, what, wanted)
         elif not left:
             self._book.add(key, _counted(done), "enforced", _held(done, strict=self._settings.strict))
         else:
@@ -212,6 +212,10 @@ class KernelKeys:
             level: object = "advisory" if done else "unsupported"
             fix = "ask for another kernel for them by a rule with match.node"
             self._book.add(key, _counted(done) if done else "-", level, reason, fix)  # type: ignore[arg-type]
+
+    def _absent(self, key: str, op: str, wanted: Sequence[str]) -> None:
+        """Add the control of a key for what the model does not have: it asks for what never runs."""
+        self._book.add(key, "-", "advisory" if wanted[-1] == "auto" else "unsupported", *absence(op, self._seen))
 
     def _rules(self) -> None:
         """Resolve the rules: xpuruntime kernels, and fp32 for nodes of a converted or quantized graph."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.torch.uncovered_calls import UncoveredCalls
-    from xpuruntime.evidence.records import Control
+    from xpuruntime.evidence.records import Control, Enforceability
 
 __all__ = [
     "ABSENT",
@@ -262,7 +262,8 @@ def _absent(
         reason = f"the model writes {op} out (at {nodes_by_op[op][0]!r}), which is no call that a kernel could serve"
         builder.add(key, ABSENT, "unsupported", reason, f"call the function of PyTorch for {op}")
     else:
-        builder.add(key, ABSENT, "advisory", *absence(op, nodes_by_op))
+        level: Enforceability = "advisory" if kernel_names[-1] == "auto" else "unsupported"
+        builder.add(key, ABSENT, level, *absence(op, nodes_by_op))
 
 
 def _add(
