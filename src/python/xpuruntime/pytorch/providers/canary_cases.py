@@ -69,7 +69,7 @@ def own_kind(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:
         sizes.setdefault(size, min(size, 3 + 2 * (len(sizes) - len(compiled_in))))
     product = call.op == "linear_cross_entropy"  # whose logits are of about this size, too, as they are rounded
     for factor in (1, 8 if product else 30):
-        operands = {}
+        operands: dict[str, Tensor] = {}
         for name, operand in described.items():
             shape, order = [sizes[size] for size in operand.shape], order_of(operand)
             scale = factor if not product else factor * columns**-0.5 if name == "x" else 1
