@@ -349,6 +349,23 @@ def test_where_the_device_is_behind_its_times_decide(device_that_waits):
     assert times == {"torch.mm": 10.0, "auto": 1.0}
 
 
+def test_a_gain_on_the_device_is_worth_a_part_of_the_time_of_the_host():
+    def times(**microseconds):
+        native, *others = microseconds.items()
+        found = [KernelTiming(name, "", us, us / native[1], 0.5, 0.9, "faster") for name, us in others]
+        return replacing([KernelTiming(native[0], "", native[1]), *found], rounds=9, seconds=3.0)
+
+    by_device = times(torch=110.0, own=36.0, package=35.0)
+    assert by_device.chosen.kernel == "package"
+    for host, kernel in ((60.0, "package"), (400.0, "own")):
+        chosen = tuning._on_device(times(torch=40.0, own=60.0, package=host), by_device)
+        assert chosen.chosen.kernel == kernel
+        assert {candidate.kernel for candidate in chosen.candidates} == {"torch", "own", "package"}
+    assert (
+        tuning._on_device(times(torch=40.0, package=2000.0), times(torch=110.0, package=35.0)).chosen.kernel == "torch"
+    )
+
+
 def test_what_follows_on_a_preparation_does_not_decide(device_that_waits):
     device, answers = device_that_waits
     answers += [True, True]

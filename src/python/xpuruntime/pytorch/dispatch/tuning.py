@@ -62,6 +62,8 @@ _USUAL = TuningPolicy()
 _BLOCK = 5e-4
 #: Seconds from which on a comparison or a measurement is logged.
 _LOGGED = 1.0
+#: Share of its cost by both times that a call counts for where steps wait for the device.
+_HOST_SHARE = 0.1
 #: What the text of a call has that is measured with its gradient.
 _WITH_GRADIENT = ";grad=True"
 #: Libraries of PyTorch's own kernels that it loads when it is imported.
@@ -202,7 +204,8 @@ def pick(
     CONTEXT.times[mark] = times
     if lags := _lags(mark, device, rule):
         CONTEXT.observe_device(device)
-        times = CONTEXT.times[*mark[:2], not any(lag.behind for lag in lags)]
+        if any(lag.behind for lag in lags):
+            times = _on_device(times, CONTEXT.times[*mark[:2], False])
     can = {name for name, _ in candidates}  # another process may have had more
     return next((candidate.kernel for candidate in times.candidates if candidate.kernel in can), candidates[0][0])
 
@@ -217,14 +220,26 @@ def _lags(mark: tuple[str, str, bool], device: Any, rule: TuningPolicy) -> tuple
         return ()
     times, other = CONTEXT.times.get(mark), (*mark[:2], False)
     by_device = CONTEXT.times.get(other) or tuned_records.recall(_text(other), held_by(mark[0], device.type), rule)
-    if times is None or by_device is None or by_device.chosen.kernel == times.chosen.kernel:
-        return ()
-    if by_device.chosen.kernel not in {candidate.kernel for candidate in times.candidates}:
+    if times is None or by_device is None or _on_device(times, by_device).chosen.kernel == times.chosen.kernel:
         return ()
     CONTEXT.times[other] = by_device
     index, in_backward = device.index or 0, _private_api.running_backward() != -1
     lags = [CONTEXT.lags.setdefault((index, backward), StepLag(device)) for backward in (False, True)]
     return tuple(lags) if _WITH_GRADIENT in mark[1] else (lags[in_backward],)
+
+
+def _on_device(times: Replacement, by_device: Replacement) -> Replacement:
+    """Return times on the device, the kernel first that is to run in steps that wait for it.
+
+    The host has some time to spare there, of which a call takes its share: a kernel that needs far more of the host
+    than another one has to gain a part of that on the device.
+    """
+    costs = {candidate.kernel: candidate.microseconds for candidate in times.candidates}
+    surely = [c for c in by_device.candidates if c.verdict in ("faster", "control") and c.kernel in costs]
+    if not surely:
+        return times
+    chosen = min(surely, key=lambda candidate: candidate.microseconds + _HOST_SHARE * costs[candidate.kernel])
+    return by_device._replace(candidates=(chosen, *(c for c in by_device.candidates if c is not chosen)))
 
 
 def _known(replacement: Replacement | None, rule: TuningPolicy) -> Replacement | None:
@@ -325,8 +340,9 @@ def measured(op: str, key: str, device: Any, *, active: CompiledPolicy | None = 
     """Return what `pick` chooses by, as far as it is known; its arguments."""
     rule = _USUAL if active is None else active.policy.kernels.tuning
     mark = _mark(op, key, device, rule)
-    behind = any(lag.behind for lag in _lags(mark, device, rule))
-    times = CONTEXT.times.get((*mark[:2], False) if behind else mark)
+    times = CONTEXT.times.get(mark)
+    if times is not None and any(lag.behind for lag in _lags(mark, device, rule)):
+        times = _on_device(times, CONTEXT.times[*mark[:2], False])
     return (
         ()
         if times is None
