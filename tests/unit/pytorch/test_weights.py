@@ -51,6 +51,15 @@ def test_int8_is_stored_and_computes_as_claimed(torchao: Any, compute: str) -> N
     assert found.require(no_bypass=False).weight_deviations == ()
 
 
+@pytest.mark.parametrize(("storage", "compute"), [("int8", "float"), ("int8", "int8"), ("fp8", "float")])
+def test_settings_of_torch_compile_stay(torchao: Any, storage: str, compute: str) -> None:
+    """They are those of the whole process, and torchao sets some, such as a search that takes minutes."""
+    settings = pytest.importorskip("torch._inductor.config")
+    before = settings.save_config_portable(), torch.get_float32_matmul_precision()
+    xt.quantize(layers(2), policy(storage=storage, compute=compute))
+    assert (settings.save_config_portable(), torch.get_float32_matmul_precision()) == before
+
+
 def test_on_a_cpu_no_time_proves_what_was_read(torchao: Any) -> None:
     found = run(xt.quantize(layers(2), policy(storage="int8", compute="int8")), policy(storage="int8"))
     assert isinstance(found.weight_traffic, xt.WeightTraffic)

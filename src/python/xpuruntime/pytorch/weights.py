@@ -327,6 +327,8 @@ def quantize(model: torch.nn.Module, policy: Any) -> torch.nn.Module:
         raise UnsupportedOperationError(
             f"quantize() needs torchao: {error}. Fix: {_TORCHAO}", engine="torch"
         ) from error
+    if hasattr(config, "set_inductor_config"):  # of torch.compile for the whole process
+        config.set_inductor_config = False
     quantize_(model, config, filter_fn=is_quantized)
     return model
 
