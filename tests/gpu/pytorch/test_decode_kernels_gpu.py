@@ -73,15 +73,17 @@ def test_product(dtype, rows, columns, count, norm, bias, kind, way):
     assert not arrived.any()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "form"),
-    [(torch.float32, decode_kernels.ATTENTION[0]), *((torch.bfloat16, form) for form in decode_kernels.ATTENTION)],
-)
+@pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize(
     ("rows", "kv_heads", "group", "size", "most", "filled", "normed"),
-    [(1, 8, 4, 64, 1024, 700, False), (3, 2, 3, 128, 300, 70, True), (2, 1, 1, 32, 64, 0, False)],
+    [
+        (1, 8, 4, 64, 1024, 700, False),
+        (3, 2, 3, 128, 300, 70, True),
+        (2, 1, 1, 32, 64, 0, False),
+        (8, 8, 4, 64, 500, 480, False),
+    ],
 )
-def test_attention(dtype, rows, kv_heads, group, size, most, filled, normed, form):
+def test_attention(dtype, rows, kv_heads, group, size, most, filled, normed):
     qkv = torch.randn(rows, (group + 2) * kv_heads * size, dtype=dtype)
     keys, values = (torch.randn(rows, kv_heads, most, size, dtype=dtype) for _ in range(2))
     turns = tuple(torch.randn(most, size, dtype=dtype) for _ in range(2))
@@ -104,7 +106,7 @@ def test_attention(dtype, rows, kv_heads, group, size, most, filled, normed, for
     scores = torch.einsum("bhd,bhtd->bht", q, wide[0].repeat_interleave(group, 1)) * size**-0.5
     weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
     want = torch.einsum("bht,bhtd->bhd", weights, wide[1].repeat_interleave(group, 1)).reshape(rows, -1)
-    splits = decode_kernels.splits_for(rows, kv_heads, most, form)
+    splits = decode_kernels.splits_for(rows, kv_heads, most, size * keys.element_size())
     arrived = torch.zeros(rows * kv_heads, dtype=torch.int32)
     bits = []
     for _ in range(20):
@@ -112,7 +114,7 @@ def test_attention(dtype, rows, kv_heads, group, size, most, filled, normed, for
         pieces = torch.full((rows * kv_heads * splits * group * (size + 2),), torch.nan)
         decode_kernels.attend(
             qkv, keys, values, turns, mask, torch.tensor([filled + 1]), position, out, (pieces, arrived),
-            scale=size**-0.5, norms=norms, extent=most, form=form,
+            scale=size**-0.5, norms=norms, extent=most,
         )  # fmt: skip
         bits.append(out)
     assert all(torch.equal(out, bits[0]) for out in bits), "pieces are put together in one order"

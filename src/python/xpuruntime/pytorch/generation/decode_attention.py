@@ -9,26 +9,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["ATTENTION", "attend", "attend_to_all", "launch", "splits_for"]
+__all__ = ["attend", "attend_to_all", "launch", "splits_for"]
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 #: Queries that a program of attention has, those of a head of keys and room for others.
 _QUERIES = tl.constexpr(16)
-#: By form, positions that a program of attention reads at once, positions that make another program worth while, warps,
-#: and stages of loads. The first is that of operands anywhere in memory.
-_FORMS = {
-    "tiles of 64": (64, 96, 4, 3),
-    "tiles of 128": (128, 128, 4, 3),
-    "tiles of 256": (256, 512, 8, 2),
-}
-ATTENTION = tuple(_FORMS)
 #: Programs that a chip runs at once.
 _PROGRAMS = 256
 #: Bytes of keys and values that a program of attention reads at once, at most.
@@ -133,7 +125,7 @@ def _tile_of(keys, values, mask, first, end, t, d, columns, HALF: tl.constexpr):
 @triton.jit
 def _attend(qkv, keys, values, cos, sin, mask, length, position, q_norm, k_norm, out, partial, arrived, scale, eps,
             room, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr,
-            SPLITS: tl.constexpr, NORM: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
+            SPLITS: tl.constexpr, NORM: tl.constexpr, TILE: tl.constexpr,
             EARLY: tl.constexpr):  # fmt: skip
     """One new token: rotate it, put it into the cache, and attend to what is there."""
     TYPE: tl.constexpr = keys.dtype.element_ty
@@ -191,7 +183,7 @@ def _attend(qkv, keys, values, cos, sin, mask, length, position, q_norm, k_norm,
     most, weight, total = _with_tile(
         low, high, first_low, first_high, first_value, first_seen, 0.0, most, weight, total, factor, TYPE
     )
-    for start in tl.range(begin + TILE, end, TILE, num_stages=STAGES):
+    for start in tl.range(begin + TILE, end, TILE, num_stages=3):
         key_low, key_high, value, seen = _tile_of(keys, values, mask, start, end, t, d, columns, HALF)
         most, weight, total = _with_tile(
             low, high, key_low, key_high, value, seen, 0.0, most, weight, total, factor, TYPE
@@ -202,8 +194,7 @@ def _attend(qkv, keys, values, cos, sin, mask, length, position, q_norm, k_norm,
 @triton.jit
 def _one_query(q, keys, values, mask, out, lse, partial, arrived, scale, length, q_row, q_head, k_row, k_head, k_place,
                v_row, v_head, v_place, m_row, m_head, m_place, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-               HALF: tl.constexpr, SPLITS: tl.constexpr, MASK: tl.constexpr, TILE: tl.constexpr,
-               STAGES: tl.constexpr):  # fmt: skip
+               HALF: tl.constexpr, SPLITS: tl.constexpr, MASK: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """Attend by one query of a row to keys and values anywhere in memory."""
     TYPE: tl.constexpr = keys.dtype.element_ty
     HEAD: tl.constexpr = 2 * HALF
@@ -226,7 +217,7 @@ def _one_query(q, keys, values, mask, out, lse, partial, arrived, scale, length,
     total = tl.zeros([_QUERIES, HEAD], tl.float32)
     share = tl.cdiv(tl.cdiv(length, SPLITS), TILE) * TILE
     end = tl.minimum(split * share + share, length)
-    for start in tl.range(split * share, end, TILE, num_stages=STAGES):
+    for start in tl.range(split * share, end, TILE, num_stages=3):
         here = (start + t).to(tl.int64)
         there = here < end
         key_low = tl.load(keys + here[:, None] * k_place + d[None, :], mask=there[:, None], other=0.0)
@@ -269,15 +260,36 @@ def _driver() -> Any:
         return None
 
 
-def splits_for(rows: int, kv_heads: int, extent: int, form: str = ATTENTION[0]) -> int:
+class _Form(NamedTuple):
+    """Positions that a program of attention reads at once, those that make another one worth while, and its warps."""
+
+    tile: int
+    least: int
+    warps: int
+
+
+_LONG = _Form(64, 96, 4)
+
+
+def _form(heads: int, extent: int, head_bytes: int) -> _Form:
+    """Return what was fastest in steps of 1, 8 and 32 rows with 8 heads of keys of 128 bytes on an H200."""
+    if extent > 512 or head_bytes > 128 or heads >= 128:
+        return _LONG
+    return _Form(128, 128, 4) if heads <= 16 else _Form(256, 512, 8)
+
+
+def splits_for(rows: int, kv_heads: int, extent: int, head_bytes: int) -> int:
     """Return how many programs share the positions of a head: enough for the chip, none with little to do."""
-    return max(1, min(extent // _FORMS[form][1], 16, _PROGRAMS // (rows * kv_heads)))
+    return _splits(rows * kv_heads, extent, _form(rows * kv_heads, extent, head_bytes))
 
 
-def _tile(form: str, splits: int, head_bytes: int) -> dict[str, int]:
-    tile, _, warps, stages = _FORMS[form]
-    tile = min(tile if splits > 1 else max(tile, 128), _STAGE // (2 * head_bytes))
-    return {"TILE": tile, "STAGES": stages, "num_warps": warps}
+def _splits(heads: int, extent: int, form: _Form) -> int:
+    return max(1, min(extent // form.least, 16, _PROGRAMS // heads))
+
+
+def _shape(form: _Form, splits: int, head_bytes: int) -> dict[str, int]:
+    tile = form.tile if splits > 1 else max(form.tile, 128)
+    return {"SPLITS": splits, "TILE": min(tile, _STAGE // (2 * head_bytes)), "num_warps": form.warps}
 
 
 def attend(
@@ -294,7 +306,6 @@ def attend(
     scale: float,
     norms: tuple[torch.Tensor, torch.Tensor, float] | None,
     extent: int,
-    form: str = ATTENTION[0],
 ) -> None:
     """Rotate queries and keys of one token a row, write its keys and values into the cache, and attend up to there.
 
@@ -310,18 +321,17 @@ def attend(
         How many tokens there are with this one, which is put into the last place.
     scratch : tuple of torch.Tensor
         Float32 for the pieces of split heads, and zeros that count who has arrived.
-    form : str
-        Of `ATTENTION`, how positions are shared.
     """
     rows, kv_heads, room, size = keys.shape
     group = qkv.shape[1] // (kv_heads * size) - 2
-    splits = splits_for(rows, kv_heads, extent, form)
+    form = _form(rows * kv_heads, extent, size * keys.element_size())
+    splits = _splits(rows * kv_heads, extent, form)
     q_norm, k_norm, eps = norms or (qkv, qkv, 0.0)
     launch(
         _attend, (rows * kv_heads, splits), qkv,
         qkv, keys, values, *turns, mask, length, position, q_norm, k_norm, out, *scratch, scale, eps, room,
-        KV_HEADS=kv_heads, GROUP=group, HALF=size // 2, SPLITS=splits, NORM=norms is not None,
-        **_tile(form, splits, size * keys.element_size()),
+        KV_HEADS=kv_heads, GROUP=group, HALF=size // 2, NORM=norms is not None,
+        **_shape(form, splits, size * keys.element_size()),
     )  # fmt: skip
 
 
@@ -334,7 +344,7 @@ def attend_to_all(
     """
     rows, heads, _, size = q.shape
     kv_heads, length = keys.shape[1:3]
-    splits = splits_for(rows, kv_heads, length)
+    splits = _splits(rows * kv_heads, length, _LONG)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty(rows, heads, 1, dtype=torch.float32, device=q.device)
     pieces = torch.empty(splits * rows * heads * (size + 2), dtype=torch.float32, device=q.device)
@@ -346,7 +356,7 @@ def attend_to_all(
     _one_query[rows * kv_heads, splits](
         q, keys, values, q if mask is None else mask, out, lse, pieces, arrived, scale, length, q.stride(0),
         q.stride(1), *keys.stride()[:3], *values.stride()[:3], *steps, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
-        HALF=size // 2, SPLITS=splits, MASK=0 if mask is None else 1 if mask.dtype == torch.bool else 2,
-        **_tile(ATTENTION[0], splits, size * keys.element_size()),
+        HALF=size // 2, MASK=0 if mask is None else 1 if mask.dtype == torch.bool else 2,
+        **_shape(_LONG, splits, size * keys.element_size()),
     )  # fmt: skip
     return out, lse

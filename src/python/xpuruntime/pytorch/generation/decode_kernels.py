@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from xpuruntime.pytorch.generation.decode_attention import ATTENTION, attend, launch, splits_for
+from xpuruntime.pytorch.generation.decode_attention import attend, launch, splits_for
 
 rows_product: Any
 try:
@@ -25,7 +25,7 @@ try:
 except ImportError:  # this Triton has no Gluon, or none with these tensor cores
     rows_product = None
 
-__all__ = ["ATTENTION", "Scaled", "attend", "product", "splits_for", "ways"]
+__all__ = ["Scaled", "attend", "product", "splits_for", "ways"]
 
 #: Rows of a weight that a program of a product of one row has.
 _BLOCK_N = 4

@@ -32,7 +32,6 @@ _KEY_MAGNITUDE = 4.0
 _ROTARY = ("default", "linear", "llama3", "yarn")
 #: Products of a step, each of which has its own shape.
 _PRODUCTS = ("q, k, v", "output", "gate, up", "down", "logits")
-_ATTENTION = "attention"
 _TIMED = 7
 #: How often two ways are timed in turn, and the share of the time before that another way has to stay under.
 _ROUNDS, _CLEARLY = 3, 0.995
@@ -149,12 +148,12 @@ class FusedDecoder:
         qkv = hidden.new_empty(rows, layer.qkv[0].shape[0])
         self._product("q, k, v", hidden, layer.qkv, qkv, norm=layer.first, scaled=scaled)
         heads = hidden.new_empty(rows, layer.o[0].shape[1])
-        form = self._ways[rows][_ATTENTION]
-        splits = self._kernels.splits_for(rows, layer.kv_heads, cached.extent, form)
+        head_bytes = layer.head * hidden.element_size()
+        splits = self._kernels.splits_for(rows, layer.kv_heads, cached.extent, head_bytes)
         pieces = hidden.new_empty(splits * (heads.numel() + 2 * heads.numel() // layer.head), dtype=torch.float32)
         self._kernels.attend(
             qkv, cached.keys, cached.values, self._turns, lane.mask, lane.length, lane.position, heads,
-            (pieces, self._arrived[rows]), scale=layer.scale, norms=layer.norms, extent=cached.extent, form=form,
+            (pieces, self._arrived[rows]), scale=layer.scale, norms=layer.norms, extent=cached.extent,
         )  # fmt: skip
         scaled = self._product("output", heads, layer.o, hidden, residual=hidden, scales=layer.second[0])
         active = hidden.new_empty(rows, layer.down[0].shape[1])
@@ -177,7 +176,7 @@ class FusedDecoder:
             self._arrived[rows] = torch.zeros(most, dtype=torch.int32, device=self._embedding.device)
             ways = self._kernels.ways(rows, self._embedding.dtype)
             for number, first in enumerate(ways):
-                self._ways[rows] = self._by(first)
+                self._ways[rows] = dict.fromkeys(_PRODUCTS, first)
                 self._proved[rows] = why = self._why_wrong(lane, limit)
                 if not why:
                     self._choose(lane, limit, ways[number:])
@@ -185,17 +184,9 @@ class FusedDecoder:
                 self._reject(rows, f"by {first}", why)
         return self._proved[rows]
 
-    def _by(self, way: str) -> dict[str, str]:
-        """Return how kinds of products and attention are computed before anything is measured."""
-        return {**dict.fromkeys(_PRODUCTS, way), _ATTENTION: self._kernels.ATTENTION[0]}
-
-    def _shown(self, ways: dict[str, str]) -> dict[str, str]:
-        usual = (_ATTENTION, self._kernels.ATTENTION[0])
-        return {kind: way for kind, way in ways.items() if (kind, way) != usual}
-
     def products(self, rows: int) -> str:
-        """Return how the products of so many rows are computed, and attention where it was chosen."""
-        ways = self._shown(self._ways[rows])
+        """Return how the products of so many rows are computed."""
+        ways = self._ways[rows]
         parts = (
             f"{', '.join(kind for kind in ways if ways[kind] == way)} by {way}" for way in dict.fromkeys(ways.values())
         )
@@ -216,8 +207,7 @@ class FusedDecoder:
             return
         rows = lane.token.shape[0]
         used = self._ways[rows]
-        forms = ((_ATTENTION, form) for form in self._kernels.ATTENTION[1:])
-        for kind, way in (*itertools.product(_PRODUCTS, ways[1:]), *forms):
+        for kind, way in itertools.product(_PRODUCTS, ways[1:]):
             before = used[kind]
             try:
                 faster = self._is_faster(lane, kind, way)
@@ -226,9 +216,9 @@ class FusedDecoder:
                 self._reject(rows, f"{kind} by {way}", error_line(error))
             used[kind] = way if faster else before
         if why := self._why_wrong(lane, limit):
-            ways_used = ", ".join(dict.fromkeys(self._shown(used).values()))
+            ways_used = ", ".join(dict.fromkeys(used.values()))
             self._reject(rows, f"by {ways_used} together", why)
-            used.update(self._by(ways[0]))
+            used.update(dict.fromkeys(_PRODUCTS, ways[0]))
 
     def _is_faster(self, lane: Lane, kind: str, way: str) -> bool:
         """Time steps in turn, as what else runs on the device passes."""
