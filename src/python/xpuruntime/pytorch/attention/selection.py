@@ -127,6 +127,9 @@ def deterministic(active: CompiledPolicy) -> bool:
     return torch.are_deterministic_algorithms_enabled() or active.policy.execution.deterministic
 
 
+#: What the operator of a kernel outside of PyTorch takes of the host in compiled code, in microseconds.
+_OPERATOR_US = 75.0
+
 _lock = threading.Lock()
 _MOST = 256
 
@@ -391,7 +394,14 @@ def _settle(
         def pick(*of: Any) -> str | None:
             return tuning.pick("attention", text, candidates_for(*of), call.q.device, passes=passes, active=active)
 
-        best = _pick_while_compiling(call, pick) if is_lowered() else pick(call, natively)
+        if is_lowered():
+            with tuning.replayed():  # by the time of the device
+                best = _pick_while_compiling(call, pick)
+                times = {name: us for name, us, _ in tuning.measured("attention", text, call.q.device, active=active)}
+            if best in places and not _pays(call, times.get(route.kernel, 0.0) - times.get(best, 0.0)):
+                best = route.kernel
+        else:
+            best = pick(call, natively)
     if best is None:
         active.keep(key, None)
         return route
@@ -399,6 +409,11 @@ def _settle(
     if best in xrt_kernel:
         target = active.place("attention", best, route.source, call.module, allow_tf32=False, deterministic=exact)
     return tuning.keep_tuned(active, key, route, best, target, text, call.q.device)
+
+
+def _pays(call: AttentionCall, gain: float) -> bool:
+    """Say whether compiled code gains by an operator even where its steps wait for the host; `gain` in microseconds."""
+    return call.q.device.type != "cuda" or gain > _OPERATOR_US * (2 if call.needs_grad else 1)
 
 
 def is_lowered() -> bool:
