@@ -12,8 +12,8 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch.context import in_clean_thread
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _writes(node: Node) -> bool:
     return node.op == "call_module" or name.endswith("_") or name == "setitem" or "out" in node.kwargs
 
 
-class _Repeatable(TorchDispatchMode):  # type: ignore[misc]
+class _Repeatable(_private_api.dispatch_mode_base):  # type: ignore[misc]
     """Refuses operators that draw random numbers."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
