@@ -120,3 +120,13 @@ def test_results_and_gradients_do_not_change():
         step(model, x)
     for parameter, grad in zip(model.parameters(), expected, strict=True):
         assert torch.equal(parameter.grad, grad)
+
+
+def test_attention_of_pytorch_has_a_row_of_its_forward_and_one_of_its_gradient():
+    q, k, v = (torch.randn(2, 4, 32, 16, requires_grad=True) for _ in range(3))
+    with xt.kernel_policy(attention="torch.flash"), xt.explain() as report:
+        torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+    rows = [row for row in report.rows if row.op == "attention"]
+    assert sorted((row.phase, row.count, row.resolved) for row in rows) == [
+        ("backward", 1, "torch.flash"), ("train", 1, "torch.flash"),
+    ]  # fmt: skip

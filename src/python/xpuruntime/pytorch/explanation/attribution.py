@@ -107,6 +107,8 @@ class TimeAttribution(NamedTuple):
 
 #: Products of batches, which projections are not, and attention.
 _SCORES = re.compile(r"^aten::(bmm|baddbmm|_?scaled_dot_product_)")
+#: What PyTorch's engine calls around an operator that is the whole gradient of attention.
+_OWN_GRADIENT = re.compile(r"\bScaledDotProduct\w+Backward\d+$")
 #: Operations whose gradient PyTorch computes by operators that are no call of their own.
 _SPELLED = frozenset((*TENSOR_OPS, "rms_norm", "layer_norm", "attention"))
 
@@ -295,7 +297,7 @@ class _Joining:
         """Return the share of the gradient of recorded calls that have none of their own."""
         forward = self._timeline.forward_of(node)
         call = None if forward is None else forward.call
-        if call is None or self._kinds[call.kind].op not in _SPELLED:
+        if call is None or self._kinds[call.kind].op not in _SPELLED or _OWN_GRADIENT.search(node.name):
             return None
         seen, uncovered = self._kinds[call.kind], self._uncovered_share(node)
         if seen.op == "attention" and uncovered is not None and uncovered[1].op != "softmax":
