@@ -169,6 +169,22 @@ def test_a_rule_whose_keys_its_operation_lacks(match):
     assert [gap.what for gap in xt.coverage_gaps(xrt.Policy(kernels=kernels))] == ["kernels.rules[0]"]
 
 
+@pytest.mark.parametrize(
+    ("kernels", "words"),
+    [
+        ({"matmul": "cpu.blass"}, r"kernels\.matmul asks for cpu\.blass, .*did you mean cpu\.blas\?"),
+        ({"attention": ["torch.flashh", "nobody.attention"]}, r"kernels\.attention asks for torch\.flashh, nobody"),
+        ({"rules": [{"match": {"op": "rms_norm"}, "use": "cpu.refrence"}]}, r"rules\[0\] asks for cpu\.refrence"),
+        ({"rules": [{"match": {"module": "*"}, "use": "nobody.kernel"}]}, r"rules\[0\] asks for nobody\.kernel, and"),
+    ],
+)
+def test_kernels_that_nobody_knows_are_refused_before_anything_runs(kernels, words):
+    with pytest.raises(UnsupportedOperationError, match=rf"{words}.*Fix: "), xt.kernel_policy(strict(**kernels)):
+        pass
+    with xt.kernel_policy(strict(matmul=["cpu.blass", "auto"], attention=["cpu.refrence", "torch"])):
+        pass
+
+
 def test_a_rule_of_a_module_that_the_root_lacks_is_refused_before_anything_runs():
     model = torch.nn.Sequential(torch.nn.Linear(8, 8))
     policy = strict(rules=[{"match": {"op": "matmul", "module": "layer.0"}, "use": "cpu.reference"}])

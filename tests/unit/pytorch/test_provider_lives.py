@@ -89,11 +89,13 @@ def test_a_kernel_that_is_gone_is_refused_and_one_that_is_back_serves(site):
     run = torch.compile(norm, backend="aot_eager")
     with xt.kernel_policy(STRICT):
         run(x, weight)
-    torch_kernels.forget()
     with xt.kernel_policy(STRICT):
+        torch_kernels.forget()
         for call in (norm, run):
             with pytest.raises((UnsupportedOperationError, InputError), match=r"foreign\.rms_norm"):
                 call(x, weight)
+    with pytest.raises(UnsupportedOperationError, match=r"foreign\.rms_norm, and there is no such kernel"):
+        xt.kernel_policy(STRICT).__enter__()
     before, second = first.calls, register()
     with xt.kernel_policy(STRICT):
         torch.testing.assert_close(norm(x, weight), expected)

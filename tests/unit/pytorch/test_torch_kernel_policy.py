@@ -205,16 +205,9 @@ def test_a_kernel_that_nobody_knows_is_named_with_what_was_meant():
     with xt.kernel_policy(matmul="cpu.blass"), pytest.warns(XpuRuntimeWarning, match=r"did you mean cpu\.blas\?"):
         torch.mm(x, x)
     strict = xrt.Policy(mode="strict", kernels={"layer_norm": "cpuu.vectorised"})
-    with (
-        xt.kernel_policy(strict),
-        pytest.raises(UnsupportedOperationError, match=r"no such kernel; did you mean cpu\.v"),
-    ):
-        torch.nn.functional.layer_norm(x, (2,))
+    with pytest.raises(UnsupportedOperationError, match=r"no such kernel \(did you mean cpu\.v"):
+        xt.kernel_policy(strict).__enter__()
     q = torch.ones(1, 1, 2, 4)
-    strict = xrt.Policy(mode="strict", kernels={"attention": "cpu.referenc"})
-    with xt.kernel_policy(strict), pytest.raises(UnsupportedOperationError, match="no such kernel") as refused:
-        torch.nn.functional.scaled_dot_product_attention(q, q, q)
-    assert str(refused.value).count("which cannot serve it") == 1  # said once, without the words of an inner call
     with (
         xt.kernel_policy(xrt.Policy(mode="strict", kernels={"attention": ["trt_fused", "cpu.reference"]})),
         xt.explain() as found,
