@@ -116,6 +116,12 @@ def test_what_is_missing_is_installed_from_its_own_packages(extra: str) -> None:
     assert {Requirement(word).name for word in words[2:]} <= stated - {"xpuruntime"}
 
 
+@pytest.mark.parametrize(("extra", "parts"), [("ray", {"serve", "data"}), ("quack", {"cu13"})])
+def test_parts_of_a_missing_package_are_installed_with_it(extra: str, parts: set[str]) -> None:
+    words = shlex.split(install_command(extra).partition(" (")[0])
+    assert Requirement(words[2]).extras == parts
+
+
 def test_the_package_is_installed_again_from_where_it_came() -> None:
     last = shlex.split(reinstall_command())[-1]
     assert last != "xpuruntime" or metadata.distribution("xpuruntime").read_text("direct_url.json") is None

@@ -19,7 +19,7 @@ from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.files.reading import open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from importlib.metadata import EntryPoint
 
 __all__ = [
@@ -118,7 +118,7 @@ def install_command(extra: str) -> str:
     except metadata.PackageNotFoundError:
         stated = ()
     texts = [
-        f'"{requirement.name}{requirement.specifier}"'
+        f'"{requirement.name}{_extras(requirement.extras)}{requirement.specifier}"'
         for requirement in map(Requirement, stated)
         if requirement.marker is not None
         and requirement.marker.evaluate({"extra": extra})
@@ -126,6 +126,10 @@ def install_command(extra: str) -> str:
     ]
     named = f"{_PACKAGE}[{extra}]"
     return f"pip install {' '.join(texts)} (the extra {named})" if texts else f'pip install "{named}"'
+
+
+def _extras(extras: Collection[str]) -> str:
+    return f"[{','.join(sorted(extras))}]" if extras else ""
 
 
 def reinstall_command(options: str = "") -> str:
