@@ -2,13 +2,12 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Ray: replicas of Ray Serve on a local cluster, and batches of Ray Data.
 
-What needs a cluster is skipped where there is no Ray.
+What needs a cluster is skipped where there is no Ray, or not the parts of it that serve and read data.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import importlib.util
 import json
 import socket
 import sys
@@ -38,7 +37,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
-needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray[serve,data]")
+
+
+@pytest.fixture(scope="module")
+def with_ray() -> None:
+    """Skip where Ray is not installed, or without the parts of it that serve and read data."""
+    for part in ("ray.serve", "ray.data"):
+        pytest.importorskip(part, reason="pip install 'ray[serve,data]'", exc_type=ImportError)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +116,7 @@ def test_what_a_replica_has_of_serve_yaml() -> None:
             check_replica(ServeSettings.coerce({**given, **section}))
 
 
-@needs_ray
+@pytest.mark.usefixtures("with_ray")
 def test_settings_are_checked_before_anything_is_deployed(tmp_path: Path) -> None:
     with pytest.raises(xrt.PolicyError, match="max_batch_sizes"):
         deployment("model.onnx", batching={"max_batch_sizes": 8})
@@ -143,9 +148,9 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster(with_ray: None) -> Iterator[Cluster]:
     """A cluster of this machine, with the ports of Ray Serve."""
-    ray = pytest.importorskip("ray")
+    import ray
     from ray import serve
     from ray.serve.config import gRPCOptions
 
@@ -178,7 +183,6 @@ def image(index: int) -> dict[str, Any]:
     return {"inputs": [tensor]}
 
 
-@needs_ray
 @pytest.mark.parametrize("prefix", ["/", "/under"])
 def test_replicas_answer_in_batches(
     cluster: int, expected: np.ndarray, tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch
@@ -211,7 +215,6 @@ def test_replicas_answer_in_batches(
     serve.delete("digits")
 
 
-@needs_ray
 def test_grpc(cluster: Cluster, expected: np.ndarray) -> None:
     """Calls of the service reach the replica's own models: answers, batches, streams, and errors with their status."""
     grpc = pytest.importorskip("grpc")
@@ -253,7 +256,6 @@ def test_grpc(cluster: Cluster, expected: np.ndarray) -> None:
     serve.delete("rpc")
 
 
-@needs_ray
 def test_a_replica_whose_model_does_not_load(cluster: int, tmp_path: Path) -> None:
     from ray import serve
 
@@ -265,9 +267,9 @@ def test_a_replica_whose_model_does_not_load(cluster: int, tmp_path: Path) -> No
     serve.delete("bad")
 
 
-@needs_ray
 def test_map_batches(cluster: int) -> None:
-    ray = pytest.importorskip("ray")
+    import ray
+
     rows = [{"id": index, "image": IMAGES[index]} for index in range(20)]
     batches = ray.data.from_items(rows).map_batches(
         Predictor,
@@ -283,7 +285,6 @@ def test_map_batches(cluster: int) -> None:
     np.testing.assert_allclose(np.stack([by_id[index] for index in range(20)]), expected, rtol=1e-4, atol=1e-5)
 
 
-@needs_ray
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -296,7 +297,8 @@ def test_map_batches(cluster: int) -> None:
 )
 def test_an_actor_that_cannot_open_its_session_says_why(cluster: int, given: dict[str, Any], words: str) -> None:
     """Ray would start an actor that raises in its constructor again, and show the stack of that each time."""
-    ray = pytest.importorskip("ray")
+    import ray
+
     batches = ray.data.from_items([{"image": IMAGES[0]}] * 2).map_batches(
         Predictor,
         fn_constructor_kwargs={"model": str(demo_model_path()), **given},

@@ -23,7 +23,9 @@ import xpuruntime as xrt
 from xpuruntime.demo import demo_images, demo_model_path
 from xpuruntime.serving.ray import Predictor, deployment
 
-ray = pytest.importorskip("ray", reason="needs ray[serve,data]")
+ray = pytest.importorskip("ray", reason="pip install 'ray[serve,data]'")
+for part in ("ray.serve", "ray.data"):
+    pytest.importorskip(part, reason="pip install 'ray[serve,data]'", exc_type=ImportError)
 CPU = {"execution": {"engine": "onnxruntime", "device": "cpu"}}
 IMAGES = demo_images()[0]
 #: Ray's own use of other packages warns.
