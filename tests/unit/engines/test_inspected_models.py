@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -163,6 +164,26 @@ def test_a_large_file_is_not_hashed_for_this(kept, checks, tmp_path, monkeypatch
     if len(list(kept.parent.iterdir())) > 1:  # this file system tells changes
         assert inspect_model(path) == first
         assert len(checks) == 2
+
+
+def test_a_large_file_that_is_written_while_it_is_read_leaves_no_facts(kept, tmp_path, monkeypatch):
+    path = Path(zoo.save(zoo.mlp(), tmp_path / "m.onnx"))
+    os.utime(path, ns=(1, 1))
+    data = path.read_bytes()
+    model = zoo.mlp()
+    model.graph.name = "x" * len(model.graph.name)
+    monkeypatch.setattr(model_info, "LARGE", 1)
+    monkeypatch.setattr(model_info, "recall_digest", lambda facts: hashlib.sha256(data).hexdigest())
+    recall = model_info._recall
+
+    def written_after(entry):
+        info = recall(entry)
+        path.write_bytes(model.SerializeToString())
+        return info
+
+    monkeypatch.setattr(model_info, "_recall", written_after)
+    inspect_model(path)
+    assert not kept.exists()
 
 
 def test_the_variable_turns_it_off(kept, checks, tmp_path, monkeypatch):

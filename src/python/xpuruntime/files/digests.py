@@ -30,6 +30,7 @@ __all__ = [
     "VARIABLE",
     "digest_of",
     "file_digest",
+    "file_state",
     "open_file_digest",
     "recall_digest",
     "remember_digest",
@@ -82,7 +83,7 @@ def recall_digest(facts: os.stat_result) -> str | None:
         return None
     kept = _ENTRIES.read(_name(facts))
     known, _, digest = (kept or b"").decode("ascii", "replace").partition(" ")
-    return digest if known == _state(facts) and re.match(_DIGEST, digest) else None
+    return digest if known == file_state(facts) and re.match(_DIGEST, digest) else None
 
 
 def remember_digest(file: BinaryIO, before: os.stat_result, digest: str) -> None:
@@ -90,9 +91,9 @@ def remember_digest(file: BinaryIO, before: os.stat_result, digest: str) -> None
     changed = max(before.st_mtime, before.st_ctime)
     if not _large(before) or not 0 <= changed < time.time() - _SETTLED or not _tells_changes(file, before):
         return
-    if _state(before) != _state(os.fstat(file.fileno())):
+    if file_state(before) != file_state(os.fstat(file.fileno())):
         return
-    _ENTRIES.write(_name(before), f"{_state(before)} {digest}".encode())
+    _ENTRIES.write(_name(before), f"{file_state(before)} {digest}".encode())
 
 
 def _large(facts: os.stat_result) -> bool:
@@ -129,5 +130,6 @@ def _name(facts: os.stat_result) -> str:
     return f"{facts.st_dev:x}-{facts.st_ino:x}"
 
 
-def _state(facts: os.stat_result) -> str:
+def file_state(facts: os.stat_result) -> str:
+    """Return what differs once the content of a file has changed."""
     return f"{facts.st_size}:{facts.st_mtime_ns}:{facts.st_ctime_ns}"

@@ -30,7 +30,7 @@ from xpuruntime.engines.model.file import opened, parse, read, refuse
 from xpuruntime.engines.model.graph import NamedNode, fix_shapes, name_nodes, normal_domain, sort_nodes, tensors
 from xpuruntime.evidence.metadata import KERNEL_KEY, LOCK_KEY, RESULT_KEY, onnx_digest
 from xpuruntime.files.cache_entries import CacheEntries
-from xpuruntime.files.digests import LARGE, open_file_digest, recall_digest, remembers
+from xpuruntime.files.digests import LARGE, file_state, open_file_digest, recall_digest, remembers
 from xpuruntime.files.paths import folder_of
 from xpuruntime.files.reading import open_regular
 from xpuruntime.runtime.packages import installed
@@ -189,6 +189,8 @@ def inspect_model(path: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Mod
             return msgspec.structs.replace(info, path=where, mtime_ns=facts.st_mtime_ns, base_dir=folder_of(where))
         if data is None:
             data = file.read(facts.st_size)
+            if file_state(os.fstat(file.fileno())) != file_state(facts):
+                entry = None  # of what it held before
     info = _inspect(where, data, folder_of(where), facts.st_mtime_ns, None)
     if entry is not None and not info.external_files:
         kept = msgspec.structs.replace(info, path="", mtime_ns=0, base_dir=None)
