@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 import weakref
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,7 @@ from serving_models import WAIT, FaultyEngine, Gate, ask, eventually, rows_of
 from xpuruntime.serving.models.loading import find_versions
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
+from xpuruntime.serving.models.slot import Pending
 from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.testing import models
 
@@ -253,6 +255,15 @@ def test_deadlines_and_cancels_while_a_model_is_loaded(mlp: Path, serve: Serve) 
     assert caught.value.retry_after is not None
     release.set()
     assert kept.result(WAIT).outputs[0].shape == (1, 64)
+
+
+def test_a_request_that_comes_while_the_server_stops_is_refused_and_never_waits() -> None:
+    """It may have looked whether the server stops before that began."""
+    pending = Pending("m", 0, lambda: None, lambda request: Future())
+    pending.close()
+    with pytest.raises(ServingError, match="is being stopped") as caught:
+        pending.add(ask("m", {"x": X}))
+    assert caught.value.code is Status.UNAVAILABLE
 
 
 def test_a_model_that_does_not_load_on_demand_says_why(tmp_path: Path, serve: Serve) -> None:

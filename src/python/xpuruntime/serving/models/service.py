@@ -19,7 +19,7 @@ from xpuruntime.serving.batching.layout import shape_of
 from xpuruntime.serving.models.loading import MemoryBudget
 from xpuruntime.serving.models.model_settings import ModelSettings
 from xpuruntime.serving.models.settings import ServeSettings
-from xpuruntime.serving.models.slot import ModelSlot
+from xpuruntime.serving.models.slot import ModelSlot, stopping
 from xpuruntime.serving.monitoring.records import AccessLog, both_logs, request_spans
 from xpuruntime.serving.status import ServingError, Status, without_folders
 
@@ -184,7 +184,7 @@ class Models:
     def _infer(self, request: InferRequest, *, inline: bool = False) -> InferResponse | Future[InferResponse]:
         try:
             if self._closed:
-                raise ServingError(Status.UNAVAILABLE, "the server is being stopped. Fix: ask another one")
+                raise stopping()
             slot = self._slot(request.model)
             for _ in range(_LOOKS):
                 version = slot.served.get(request.version)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from xpuruntime.serving.models.model_settings import ModelSettings
     from xpuruntime.serving.monitoring.records import RequestLog
 
-__all__ = ["ModelSlot", "Pending"]
+__all__ = ["ModelSlot", "Pending", "stopping"]
 
 #: Seconds after which a deadline is looked at, at the latest.
 _TICK = 0.05
@@ -51,6 +51,8 @@ class Pending:
         """Take a request, and load the model unless that goes on already."""
         future: Future[InferResponse] = Future()
         with self._lock:
+            if self._closed:
+                raise stopping()
             self._waiting = [waiter for waiter in self._waiting if not waiter[1].done()]
             if self._limit and len(self._waiting) >= self._limit:
                 raise ServingError(
@@ -77,7 +79,7 @@ class Pending:
             self._closed = True
             waiting, self._waiting = self._waiting, []
         for _, future in waiting:
-            fail(future, ServingError(Status.UNAVAILABLE, "the server is being stopped. Fix: ask another one"))
+            fail(future, stopping())
 
     def _work(self) -> None:
         error: Exception | None = None
@@ -105,6 +107,11 @@ class Pending:
                 self._waiting = [request for request in self._waiting if not _is_late(request[0], now)]
             for _, future in late:
                 fail(future, _late_error(self._name))
+
+
+def stopping() -> ServingError:
+    """Return the error of requests that reach a server while it stops."""
+    return ServingError(Status.UNAVAILABLE, "the server is being stopped. Fix: ask another one")
 
 
 def _is_late(request: InferRequest, now: float) -> bool:
