@@ -286,6 +286,25 @@ def test_a_setting_of_the_process(pytorch: Case, name: str, value: Any, restore:
         setattr(holder, attribute, before)
 
 
+#: What code sets by a function of PyTorch, and the call that restores it.
+CALLS = [("use_deterministic_algorithms", True, False), ("set_default_dtype", "float64", "float32")]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("name", "value", "usual"), CALLS)
+def test_a_setting_by_a_function(pytorch: Case, name: str, value: Any, usual: Any) -> None:
+    import torch
+
+    setter = getattr(torch, name)
+    new, before = (getattr(torch, at) if isinstance(at, str) else at for at in (value, usual))
+    setter(new)
+    try:
+        with pytest.raises(xrt.LockError, match=rf"found torch\.{name} {new}.*call torch\.{name}\({before}\)"):
+            pytorch.open()
+    finally:
+        setter(before)
+
+
 @pytest.mark.torch
 def test_the_threads_that_a_program_has_set(pytorch: Case, tmp_path: Path) -> None:
     """A lock of an earlier release has no count of them."""
@@ -414,4 +433,4 @@ def test_the_page_has_as_many_cases() -> None:
     each = [len(VALIDATORS), 3, len(KEYS) + 1, 1 + len(TYPES), len(ENTRIES) - 1, 2]
     planted = [number * len(ENGINES) for number in each]
     planted[4] += kernels
-    assert counts == [*planted, len(SETTINGS) + 1, sum(REPEATS.values()), len(ENGINES)]
+    assert counts == [*planted, len(SETTINGS) + len(CALLS) + 1, sum(REPEATS.values()), len(ENGINES)]

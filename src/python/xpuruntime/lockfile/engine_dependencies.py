@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.ops.torch_kernels import environment_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Container, Mapping
 
 __all__ = [
     "CORE",
@@ -94,6 +94,12 @@ _SETTINGS: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 #: The count of threads, which a process that has not imported PyTorch cannot tell.
 _THREADS = "torch.set_num_threads"
+#: Functions of PyTorch that set what another reads, what that is in a new process, and the policy's key for it.
+_SETTERS: dict[str, tuple[str, str | None, str | None]] = {
+    "torch.use_deterministic_algorithms": ("are_deterministic_algorithms_enabled", "False", "execution.determinism"),
+    "torch.set_default_dtype": ("get_default_dtype", "torch.float32", None),
+    _THREADS: ("get_num_threads", None, "execution.threads"),
+}
 #: Engine to what is read beside these where code of a model is compiled.
 _COMPILED_VARIABLES: dict[str, tuple[str, ...]] = {
     "torch": ("TORCHINDUCTOR_*", "TRITON_*", "CUTEDSL_*", "CUTLASS_*", "ENABLE_*TMA_*"),
@@ -177,8 +183,8 @@ def variables_of(
     }
 
 
-def settings_of(engine: str, device: str, *, threads: bool) -> dict[str, str]:
-    """Return what code of this process has set of an engine for the CPU, and its `threads`, name to value.
+def settings_of(engine: str, device: str, stated: Container[str]) -> dict[str, str]:
+    """Return what code of this process has set of an engine for the CPU, name to value, but what a policy has `stated`.
 
     A process that has not imported the engine has set nothing.
     """
@@ -192,13 +198,18 @@ def settings_of(engine: str, device: str, *, threads: bool) -> dict[str, str]:
             value = getattr(value, part, usual[0])
         if value not in usual:
             settings[name] = str(value)
-    return {**settings, _THREADS: str(module.get_num_threads())} if threads and engine == "torch" else settings
+    if engine == "torch":
+        for name, (getter, usual_text, key) in _SETTERS.items():
+            text = str(getattr(module, getter)())
+            if text != usual_text and key not in stated:
+                settings[name] = text
+    return settings
 
 
 def setting_text(name: str, value: str | None) -> str:
     """Return the code that sets what `settings_of` names to a value; ``None``: to the usual one."""
-    if name == _THREADS:
-        return f"call {name}({value})"
+    if name in _SETTERS:
+        return f"call {name}({_SETTERS[name][1] if value is None else value})"
     usual = next((values[name][0] for values in _SETTINGS.values() if name in values), None)
     return (
         f"set {name} = {usual!r}"

@@ -97,8 +97,7 @@ class Surroundings:
 
     def variables(self, kernels: Iterable[str], *, compiled: bool) -> dict[str, str]:
         """Return the variables that the engine and kernels read, and what this process has set of the engine."""
-        stated = (self.policy or {}).get(_POLICY_THREADS)
-        settings = settings_of(self.engine, self.device, threads=stated is None)
+        settings = settings_of(self.engine, self.device, self.policy or {})
         return variables_of(
             self.engine, self.device, {**self.environment, **settings}, tuple(kernels), compiled=compiled
         )
