@@ -77,6 +77,13 @@ class Written(torch.nn.Module):
         return torch.softmax(x @ x.mT, -1) @ x
 
 
+class WrittenNorm(torch.nn.Module):
+    """An RMS norm of somebody's own."""
+
+    def forward(self, x: Any) -> Any:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
 def saved(folder: Path, net: Any, how: str = "program") -> Path:
     path = folder / f"{how}.pt2"
     program = torch.export.export(net.eval(), (X,), strict=how == "strict")
@@ -236,6 +243,17 @@ def test_attention_that_is_written_out_is_not_served_and_the_plan_says_so(how: s
     plain = controls(tmp_path, torch.nn.Linear(8, 8), ASKED, how)["kernels.attention"]
     assert plain.enforceability == "unsupported"
     assert plain.reason.startswith("no attention was found in the model")
+
+
+@BOTH
+@pytest.mark.parametrize("use", ["torch.rms_norm", ["torch.layer_norm", "torch.rms_norm"]])
+def test_rules_name_what_is_written_out_and_the_operations_of_their_kernels(how: str, use: Any, tmp_path: Path) -> None:
+    rules = [{"match": {"module": "*"}, "use": use}]
+    found = controls(tmp_path, WrittenNorm(), {"rules": rules}, how)["kernels.rules[0]"]
+    assert (found.enforceability, "the model writes rms_norm out" in found.reason) == ("unsupported", True)
+    absent = controls(tmp_path, torch.nn.ReLU(), {"rules": rules}, how)["kernels.rules[0]"]
+    names = "rms_norm" if isinstance(use, str) else "layer_norm or rms_norm"
+    assert absent.reason.startswith(f"no {names} was found in the model")
 
 
 @BOTH

@@ -13,7 +13,7 @@ from xpuruntime.engines.torch.pinning import operation_of, placed_rules
 from xpuruntime.engines.torch.uncovered_calls import uncovered_calls
 from xpuruntime.engines.written_out import absence, written_out
 from xpuruntime.errors import PolicyError
-from xpuruntime.policies.kernel_rules import KERNEL_IDS, OPS, TENSOR_OPS
+from xpuruntime.policies.kernel_rules import KERNEL_IDS, OPS, TENSOR_OPS, computed_by
 from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def resolve_kernels(request: Request, builder: ControlBuilder, *, compiled: bool
     for op, kernel_names in policy.preferences.items():
         key = f"kernels.{op}"
         if op not in present:
-            _absent(builder, key, op, _tuple(kernel_names), written_out(request.model.nodes))
+            _absent(builder, key, (op,), _tuple(kernel_names), written_out(request.model.nodes))
         else:
             _add(builder, key, (op,), _tuple(kernel_names), uncovered.get(key), cuda=cuda, compiled=compiled)
     placed = placed_rules(policy, request.model.nodes)
@@ -237,7 +237,8 @@ def resolve_kernels(request: Request, builder: ControlBuilder, *, compiled: bool
             continue
         ops = [op for op in OPS if op in (rule.ops_of_kernels() or {rule.match.op})]
         if not present.intersection(ops):
-            _absent(builder, key, " or ".join(ops), _tuple(rule.use), written_out(request.model.nodes))
+            named = [op for op in ops if op in computed_by(rule.use)] or ops
+            _absent(builder, key, named, _tuple(rule.use), written_out(request.model.nodes))
             continue
         called = [op for op in ops if op in present]
         _add(builder, key, called, _tuple(rule.use), uncovered.get(key), cuda=cuda, compiled=compiled)
@@ -253,17 +254,23 @@ def resolve_kernels(request: Request, builder: ControlBuilder, *, compiled: bool
 
 
 def _absent(
-    builder: ControlBuilder, key: str, op: str, kernel_names: tuple[str, ...], nodes_by_op: Mapping[str, Sequence[str]]
+    builder: ControlBuilder,
+    key: str,
+    ops: Sequence[str],
+    kernel_names: tuple[str, ...],
+    nodes_by_op: Mapping[str, Sequence[str]],
 ) -> None:
-    """Add the control of a key for an operation of which the model has no call: written out, or not found."""
+    """Add the control of a key for operations of which the model has no call: one is written out, or none is found."""
+    written = next((op for op in ops if op in nodes_by_op), None)
     if kernel_names[0] == "auto":
         builder.add(key, PYTORCH_CHOICE, "enforced", "auto leaves the choice to PyTorch")
-    elif op in nodes_by_op:
-        reason = f"the model writes {op} out (at {nodes_by_op[op][0]!r}), which is no call that a kernel could serve"
-        builder.add(key, ABSENT, "unsupported", reason, f"call the function of PyTorch for {op}")
+    elif written is not None:
+        where = nodes_by_op[written][0]
+        reason = f"the model writes {written} out (at {where!r}), which is no call that a kernel could serve"
+        builder.add(key, ABSENT, "unsupported", reason, f"call the function of PyTorch for {written}")
     else:
         level: Enforceability = "advisory" if kernel_names[-1] == "auto" else "unsupported"
-        builder.add(key, ABSENT, level, *absence(op, nodes_by_op))
+        builder.add(key, ABSENT, level, *absence(" or ".join(ops), nodes_by_op))
 
 
 def _add(
