@@ -92,6 +92,53 @@ def test_a_mask_that_an_input_changes_stays():
     assert count == 0
 
 
+def written_by_a_view(mask: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    mask[:, 1:].logical_and_(seen[:, 1:])
+    return mask
+
+
+def written_by_an_operator(mask: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    before = mask
+    mask &= seen
+    return before
+
+
+@torch.library.custom_op("xpuruntime_tests::hide_keys", mutates_args=("mask",))
+def hide_keys(mask: torch.Tensor, seen: torch.Tensor) -> None:
+    mask.logical_and_(seen)
+
+
+def written_by_a_package(mask: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    torch.ops.xpuruntime_tests.hide_keys(mask, seen)
+    return mask
+
+
+@pytest.mark.parametrize("write", [written_by_a_view, written_by_an_operator, written_by_a_package])
+def test_a_mask_that_an_input_is_written_to_stays(write):
+    def attend(q, k, v, seen):
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=write(lower(), seen))
+
+    count, _ = simplified(attend, *operands(), ~lower().tril(-4))
+    assert count == 0
+
+
+def test_a_mask_of_the_first_key_alone_stays():
+    def attend(q, k, v):
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=torch.arange(_LENGTH)[None, :] < 1)
+
+    assert simplified(attend, *operands())[0] == 0
+
+
+def test_keys_that_were_repeated_for_a_batch_stay():
+    def attend(q, k, v):
+        keys, values = (x[0][None].expand(2, -1, -1, -1).reshape(2, 4, _LENGTH, 8) for x in (k, v))
+        return functional.scaled_dot_product_attention(q, keys, values, attn_mask=lower())
+
+    count, stated = simplified(attend, *operands(dtype=torch.bfloat16))
+    assert count == 1
+    assert "enable_gqa" not in stated
+
+
 def test_heads_that_were_repeated_for_the_mask_are_shared():
     def repeated(x):
         return x[:, :, None, :, :].expand(2, 2, 2, _LENGTH, 8).reshape(2, 4, _LENGTH, 8)

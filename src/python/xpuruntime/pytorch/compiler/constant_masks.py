@@ -12,6 +12,7 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch.context import in_clean_thread
@@ -46,7 +47,8 @@ def simplify_masks(graph: Graph) -> int:
             continue
         if mask not in known:
             known[mask] = _kind_of(graph, mask)
-        if known[mask]:
+        lengths = tuple(_shape(stated[name])[-2] for name in ("query", "key"))
+        if known[mask] == "full" or (known[mask] and _shape(mask)[-2:] == lengths):
             _without_mask(node, stated, causal=known[mask] == "causal")
             count += 1
     if count:
@@ -72,8 +74,8 @@ def _shared(node: Any) -> Node | None:
     if indexed is None or indexed.target is not operator.getitem:
         return None
     source, index = indexed.args
-    whole = slice(None, None, None)
-    if tuple(index) != (whole, whole, None, whole, whole):
+    every = slice(None, None, None)
+    if index != (every, every, None, every, every):
         return None
     batch, heads, *rest = _shape(source)
     repeated = _shape(node)
@@ -101,7 +103,7 @@ def _kind_of(graph: Graph, mask: Node) -> str:
     if not all(isinstance(size, int) for size in sizes) or example.numel() > _MOST:
         return ""
     made_of = _ancestors(mask)
-    if not all(_is_pure(node, made_of) for node in made_of):
+    if not all(node.op in ("call_function", "call_method") for node in made_of) or _is_written(graph, made_of):
         return ""
     try:
         return in_clean_thread(_compare, [node for node in graph.nodes if node in made_of], mask)
@@ -119,16 +121,31 @@ def _ancestors(node: Node) -> set[Node]:
     return found
 
 
-def _is_pure(node: Node, made_of: set[Node]) -> bool:
-    """Say whether a node is computed of others alone, and nothing that is left out writes its result."""
-    if node.op not in ("call_function", "call_method"):
-        return False
-    return not any(_writes(user) for user in node.users if user not in made_of)
+def _is_written(graph: Graph, made_of: set[Node]) -> bool:
+    """Say whether something that is left out writes a result, or a view of it."""
+    memory = {_memory(node) for node in made_of} - {None}
+    others = (node for node in graph.nodes if node not in made_of and _writes(node))
+    return any(_memory(source) in memory for node in others for source in node.all_input_nodes)
+
+
+def _memory(node: Node) -> Any:
+    example = node.meta.get("example_value")
+    return StorageWeakRef(example.untyped_storage()) if isinstance(example, torch.Tensor) else None
 
 
 def _writes(node: Node) -> bool:
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return node.op == "call_module" or name.endswith("_") or name == "setitem" or "out" in node.kwargs
+    """Say whether a node may write an argument; whatever PyTorch does not state counts as such."""
+    target = node.target
+    packet = getattr(target, "overloads", None)
+    overloads = [getattr(target, name) for name in packet()] if packet is not None else [target]
+    if all(isinstance(overload, _private_api.operator_class) for overload in overloads):
+        return any(_private_api.operator_schema(overload).is_mutable for overload in overloads)
+    name = target if isinstance(target, str) else getattr(target, "__name__", "_")
+    package = getattr(target, "__module__", None) or "torch"
+    if package == "_operator":
+        return name in ("setitem", "delitem") or (name.startswith("i") and name not in ("inv", "invert"))
+    stated = node.op != "call_module" and package.startswith("torch") and package != "torch.ops.higher_order"
+    return not stated or name.endswith("_") or "out" in node.kwargs or bool(node.kwargs.get("inplace"))
 
 
 class _Repeatable(_private_api.dispatch_mode_base):  # type: ignore[misc]
