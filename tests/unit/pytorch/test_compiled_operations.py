@@ -137,6 +137,23 @@ def test_one_code_serves_the_comparison_autocast_and_any_batch(monkeypatch):
     assert not hasattr(operands["cos"], "_dynamo_weak_dynamic_indices")
 
 
+def test_code_for_no_rows_serves_no_others(monkeypatch):
+    monkeypatch.setattr("xpuruntime.pytorch.providers.compiled._code", {})
+    monkeypatch.setattr("xpuruntime.pytorch.providers.compiled._layouts", {})
+    for shape in ((0, 6), (5, 6), (3, 0)):
+        operands = {"gate": torch.randn(shape), "up": torch.randn(shape)}
+        found = perform("swiglu", operands, {}, "compiled.swiglu")
+        torch.testing.assert_close(found, perform("swiglu", operands, {}))
+
+
+def test_a_loss_of_no_rows_has_gradients_of_zeros():
+    operands = {"x": torch.randn(0, 16), "weight": torch.randn(40, 16), "target": torch.arange(0)}
+    word, attributes = "compiled.linear_cross_entropy", {"reduction": "sum"}
+    loss, of_x, of_weight = _with_gradients("linear_cross_entropy", operands, attributes, word)
+    assert (loss.item(), of_x.shape) == (0.0, (0, 16))
+    torch.testing.assert_close(of_weight, torch.zeros(40, 16))
+
+
 def test_layouts_beyond_the_first_few_share_one_code(monkeypatch):
     from torch._dynamo.utils import counters
 

@@ -74,11 +74,11 @@ def _run(function: Any, *tensors: Tensor, **options: Any) -> Any:
 
 
 def _layout(x: Tensor) -> tuple[Any, ...]:
-    """Return what the code for a tensor depends on: how it lies, and whether its rows are one, or beyond 32 bits."""
+    """Return what the code for a tensor depends on: how it lies, whether rows are none or one, or beyond 32 bits."""
     shape, strides = x.shape, x.stride()
     if not shape:
         return (x.dtype,)
-    return x.dtype, shape[1:], strides, shape[0] == 1, max(x.numel(), shape[0] * strides[0]) > _MOST_INDEX
+    return x.dtype, shape[1:], strides, min(shape[0], 2), max(x.numel(), shape[0] * strides[0]) > _MOST_INDEX
 
 
 def _code_for(layouts: Any, function: Any, tensors: list[Tensor], options: dict[str, Any]) -> Callable[..., Any]:
@@ -87,14 +87,15 @@ def _code_for(layouts: Any, function: Any, tensors: list[Tensor], options: dict[
         _code.clear()
     if len(known) < _MOST_LAYOUTS:
         known.add(layouts)
-        _code[layouts] = _of_layout(function, tensors, options)
+        code = _of_layout(function, tensors, options)
     else:
         order = tuple(
-            (x.dtype, tuple(sorted(range(x.dim()), key=x.stride)), tuple(size == 1 for size in x.shape))
+            (x.dtype, tuple(sorted(range(x.dim()), key=x.stride)), tuple(min(size, 2) for size in x.shape))
             for x in tensors
         )
-        _code[layouts] = _of_any_sizes(function, (order, tuple(options.items())))
-    return _code[layouts]
+        code = _of_any_sizes(function, (order, tuple(options.items())))
+    _code[layouts] = code
+    return code
 
 
 def _of_layout(function: Any, tensors: list[Tensor], options: dict[str, Any]) -> Callable[..., Any]:
@@ -203,7 +204,7 @@ def _rows(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return dense tensors of one shape as rows, which one code serves whatever their number; others as they are."""
     first = tensors[0]
     if all(x.is_contiguous() and x.shape == first.shape for x in tensors):
-        return [x.view(-1, x.shape[-1]) for x in tensors]
+        return [x.view(first.shape[:-1].numel(), first.shape[-1]) for x in tensors]
     return [*tensors]
 
 
@@ -284,6 +285,9 @@ class _LinearCrossEntropy(_CompiledKernel):
             zip([name for name in ("x", "weight", "bias") if name in needed(call, bias)], gradients, strict=False)
         )
         losses = torch.empty(target.shape, dtype=torch.float32, device=x.device)
+        if not len(x):
+            for gradient in gradients:
+                gradient.zero_()
         parts = min(-(-len(x) * len(weight) * x.element_size() // _PART_BYTES), _MOST_PARTS, len(x))
         rows = -(-len(x) // max(1, parts))
         for first in range(0, len(x), max(1, rows)):
