@@ -151,6 +151,22 @@ def test_files_beside_a_model_are_looked_at_each_time(kept, checks, tmp_path):
         inspect_model(path)
 
 
+def test_a_schema_that_a_process_registers_is_checked(kept, tmp_path):
+    model = strange()
+    model.opset_import.add(domain="com.example", version=1)
+    path = zoo.save(model, tmp_path / "m.onnx")
+    inspect_model(path)
+    argument = onnx.defs.OpSchema.FormalParameter("a", "tensor(float)")
+    schema = onnx.defs.OpSchema("Strange", "com.example", 1, inputs=[argument, argument], outputs=[argument])
+    onnx.defs.register_schema(schema)
+    try:
+        with pytest.raises(ModelError, match=r"Strange.* has input size 1"):
+            inspect_model(path)
+    finally:
+        onnx.defs.deregister_schema("Strange", 1, "com.example")
+    assert inspect_model(path).custom_domains["com.example"] == ("Strange",)
+
+
 def test_a_large_file_is_not_hashed_for_this(kept, checks, tmp_path, monkeypatch):
     path = zoo.save(zoo.mlp(), tmp_path / "m.onnx")
     for module in (digests, model_info):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -185,7 +186,7 @@ def inspect_model(path: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Mod
         large = facts.st_size >= LARGE  # hashed for nothing else, it costs more than it saves
         data = None if large else file.read(facts.st_size)
         entry = _entry(recall_digest(facts) if data is None else hashlib.sha256(data).hexdigest())
-        if entry is not None and (info := _recall(entry)) is not None:
+        if entry is not None and (info := _recall(entry)) is not None and not _has_registered(info):
             return msgspec.structs.replace(info, path=where, mtime_ns=facts.st_mtime_ns, base_dir=folder_of(where))
         if data is None:
             data = file.read(facts.st_size)
@@ -213,6 +214,16 @@ def _entry(digest: str | None) -> str | None:
     except OSError:
         return None
     return hashlib.sha256(repr((digest, versions, code)).encode()).hexdigest() if "onnx" in versions else None
+
+
+def _has_registered(info: ModelInfo) -> bool:
+    """Whether this process gave onnx a schema for an operator of the model that it has none for, and checks by it."""
+    compiled = sys.modules.get("onnx.onnx_cpp2py_export")
+    return compiled is not None and any(
+        compiled.defs.has_schema(op, max_inclusive_version=info.opsets.get(domain, 1), domain=domain)
+        for domain, ops in info.custom_domains.items()
+        for op in ops
+    )
 
 
 def _recall(entry: str) -> ModelInfo | None:
