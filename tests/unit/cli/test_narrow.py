@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import xpuruntime as xrt
-from xpuruntime.cli.output import error_line, working
+from xpuruntime.cli.output import console, error_line, on_screen, working
 from xpuruntime.cli.results import rendered
 from xpuruntime.runtime.doctor.diagnosis import diagnose
 from xpuruntime.runtime.telemetry import log_step
@@ -73,6 +73,16 @@ def test_a_terminal_shows_a_report_on_one_screen_and_a_pipe_all_of_it(
     assert len(shown(rendered(report, summary=True)).splitlines()) < len(lines)
     assert any("execution.precision" in line for line in lines)
     assert any("conv2" in line for line in lines)
+
+
+def test_colors_that_are_forced_make_no_terminal_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as jobs set it, whose logs are to have all of it
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert not on_screen()
+    assert console().color_system is not None
+    assert console().width > 1000
+    monkeypatch.setattr("sys.stdout", _Terminal())
+    assert on_screen()
 
 
 def test_a_plan_and_a_diagnosis_begin_with_what_was_found(digits: str) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "check_outputs",
     "console",
     "error_line",
+    "on_screen",
     "print_and_save",
     "print_json",
     "print_plain",
@@ -135,14 +136,20 @@ def print_and_save(
 def console(*, stderr: bool = False, markup: bool = False) -> Console:
     """Return a console on stdout, or on stderr. Markup is off unless asked for: what is printed is mostly data.
 
-    What is no terminal, such as a pipe or the log of a job, has no width: a row of a table is a line of it.
+    What is no terminal, such as a pipe or the log of a job, has no width: a row of a table is a line of it. Colors that
+    ``FORCE_COLOR`` asks for make no terminal of it.
     """
     from rich.console import Console
 
     terminal = Console(stderr=stderr, markup=markup, highlight=False, emoji=False, force_jupyter=False)
-    if not terminal.is_terminal:
+    if not terminal.file.isatty():
         terminal.width = _UNBOUNDED
     return escape_console(terminal)
+
+
+def on_screen() -> bool:
+    """Whether results go to a terminal, which shows what fits a screen."""
+    return console().file.isatty()
 
 
 def error_line(text: str, *, label: str = "error") -> None:

@@ -199,10 +199,10 @@ def given_reports(paths: Sequence[str], baseline: str | None) -> bool:
 
 def rendered(report: Report, *, summary: bool) -> RenderableType:
     """Return a report as ``xrt explain`` prints it: on a terminal no more than a screen, in a pipe all of it."""
-    from xpuruntime.cli.output import console
+    from xpuruntime.cli.output import on_screen
     from xpuruntime.evidence.render_text.terminal import render
 
-    return render(report, summary=summary, brief=console().is_terminal)
+    return render(report, summary=summary, brief=on_screen())
 
 
 def show_reports(

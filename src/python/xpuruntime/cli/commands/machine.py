@@ -53,13 +53,13 @@ def doctor(
     """
     from xpuruntime.cli import diagnosing
     from xpuruntime.cli.exit_codes import ExitCode
-    from xpuruntime.cli.output import console, print_thing, working
+    from xpuruntime.cli.output import console, on_screen, print_thing, working
 
     with working("looking at packages, libraries and engines", as_json=json):
         diagnosis = diagnosing.diagnosis_apart()
     if of_kernels:
         diagnosis = diagnosis.of_kernels()
-    if not json and console().is_terminal:  # a screen is for what was found
+    if not json and on_screen():  # a screen is for what was found
         console().print(diagnosis.rendered(libraries=False))
     else:
         print_thing(diagnosis, as_json=json)
@@ -125,14 +125,14 @@ def kernels(
 
     Kernels of installed plugins are included. One that cannot be used here is listed with the reason.
     """
-    from xpuruntime.cli.output import console, print_json, working
+    from xpuruntime.cli.output import console, on_screen, print_json, working
     from xpuruntime.ops.decision_log import kernels as all_kernels
 
     with working("looking at kernels and their libraries", as_json=json):
         listed = all_kernels(op)
     if json:
         print_json({"schema": "xpuruntime.kernels/1", "kernels": [kernel.to_dict() for kernel in listed]})
-    elif op is None and console().is_terminal:
+    elif op is None and on_screen():
         console().print(_by_kernel(listed))
     else:
         console().print(_listing(listed))
