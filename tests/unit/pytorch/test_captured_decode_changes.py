@@ -124,6 +124,30 @@ class TestChanges:
         self.same(captured, llama)
         assert captured.report.captures == 4 * captures
 
+    def test_training_mode_is_refused_each_time(self, llama: Any) -> None:
+        captured = on_stand_in(llama)
+        self.same(captured, llama)
+        llama.train()
+        for _ in range(2):
+            with pytest.raises(xrt.ModelError, match="training mode"):
+                captured.generate(PROMPT, max_new_tokens=2)
+        llama.eval()
+        self.same(captured, llama)
+
+    def test_a_buffer_of_a_module_that_had_none(self, llama: Any) -> None:
+        class Shifted(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
+            def forward(self, x: Any) -> Any:
+                x = torch.nn.functional.silu(x)
+                return x - dict(self.named_buffers()).get("shift", 0.0)
+
+        llama.model.layers[0].mlp.act_fn = Shifted().eval()
+        captured = on_stand_in(llama)
+        self.same(captured, llama)
+        captures = captured.report.captures
+        llama.model.layers[0].mlp.act_fn.register_buffer("shift", torch.full((1,), 9.0))
+        self.same(captured, llama)
+        assert captured.report.captures == 2 * captures
+
     def test_a_switch_of_an_adapter_and_a_hook(self, llama: Any) -> None:
         class Adapter(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
             def __init__(self, inner: Any) -> None:

@@ -480,6 +480,7 @@ class CapturedDecode:
         """Drop what belongs to the model as it was, where it has changed."""
         if self._facts is not None and self._facts.hold():
             return
+        self._facts = None  # until the model is adopted, however often it is refused before
         if any(part.training for part in self._model.modules()):
             raise ModelError(f"<{type(self._model).__qualname__}> is in training mode. Fix: call model.eval()")
         devices = {tensor.device for tensor in CapturedState(modules=[self._model]).tensors()}

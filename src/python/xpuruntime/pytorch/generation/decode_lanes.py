@@ -226,7 +226,7 @@ class ModelFacts:
         #: Kept, since the facts have the numbers of the objects.
         self._modules = list(self._model.modules())
         owned = [vars(module) for module in self._modules]
-        self._tensors = [tensors for own in owned for name in _TENSORS if (tensors := own.get(name))]
+        self._tensors = [tensors for own in owned for name in _TENSORS if (tensors := own.get(name)) is not None]
         self._parts: list[Any] = owned + [
             part
             for own in owned
