@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_the_reference_names_every_field(xrt: Any) -> None:
 
 
 def test_a_terminal_shows_a_row_for_each_kernel(xrt: Any, monkeypatch: Any) -> None:
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", xrt("kernels").out)
     ids = {kernel.id for kernel in ops.kernels()}
@@ -93,7 +94,7 @@ def test_a_terminal_shows_a_row_for_each_kernel(xrt: Any, monkeypatch: Any) -> N
 
 
 def test_a_terminal_shows_no_paths_of_libraries(xrt: Any, monkeypatch: Any) -> None:
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     shown = " ".join(xrt("doctor").out.split())
     assert "libraries that are loaded, pipe it into less" in shown
     assert "libraries loaded in this process" not in shown
