@@ -154,6 +154,16 @@ def test_a_loss_of_no_rows_has_gradients_of_zeros():
     torch.testing.assert_close(of_weight, torch.zeros(40, 16))
 
 
+def test_a_gradient_by_a_transform_of_functions():
+    gate, up = torch.randn(2, 5, 16)
+
+    def summed(kernel):
+        return lambda gate: perform("swiglu", {"gate": gate, "up": up}, {}, kernel).sum()
+
+    for transform in (torch.func.grad, lambda function: torch.func.grad(lambda x: torch.func.grad(function)(x).sum())):
+        torch.testing.assert_close(transform(summed("compiled.swiglu"))(gate), transform(summed(""))(gate))
+
+
 def test_layouts_beyond_the_first_few_share_one_code(monkeypatch):
     from torch._dynamo.utils import counters
 

@@ -307,8 +307,9 @@ class BoundKernel:
 
 
 def _alignment(x: Tensor) -> int:
-    """Return the largest power of two up to 256 that divides an address; 256 where there is none, as in traced code."""
-    address = x.data_ptr() if type(x) in _PLAIN and not x.is_meta else 0
+    """Return the largest power of two up to 256 that divides an address; 256 where it is not known."""
+    known = type(x) in _PLAIN and not x.is_meta and not _private_api.has_transforms()  # whose tensors have no memory
+    address = x.data_ptr() if known else 0
     return min(address & -address, _ALIGNED) if address else _ALIGNED
 
 
