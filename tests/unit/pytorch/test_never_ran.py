@@ -185,6 +185,19 @@ def test_kernels_that_nobody_knows_are_refused_before_anything_runs(kernels, wor
         pass
 
 
+def test_kernels_whose_package_is_missing_are_refused_before_anything_runs(monkeypatch):
+    monkeypatch.setattr("xpuruntime.ops.torch_kernels.distributions", list)
+    rule = {"match": {"op": "attention"}, "use": "fa4.attention"}
+    for kernels in ({"rms_norm": "liger.rms_norm"}, {"rules": [rule]}):
+        with (
+            pytest.raises(UnsupportedOperationError, match=r"is not installed; pip install .* installs it.*Fix: "),
+            xt.kernel_policy(strict(**kernels)),
+        ):
+            pass
+    with xt.kernel_policy(strict(rms_norm=["liger.rms_norm", "torch"])):
+        pass
+
+
 def test_a_rule_of_a_module_that_the_root_lacks_is_refused_before_anything_runs():
     model = torch.nn.Sequential(torch.nn.Linear(8, 8))
     policy = strict(rules=[{"match": {"op": "matmul", "module": "layer.0"}, "use": "cpu.reference"}])

@@ -284,7 +284,7 @@ def test_without_pytorch_the_import_says_what_to_install():
     [
         ("cpu.blas", "matmul", lambda: torch.nn.functional.rms_norm(torch.ones(2, 2), (2,))),
         ("cpu.vectorised", "layer_norm", lambda: torch.mm(torch.ones(2, 2), torch.ones(2, 2))),
-        ("liger.swiglu", "swiglu", lambda: torch.mm(torch.ones(2, 2), torch.ones(2, 2))),
+        ("chunked.linear_cross_entropy", "linear_cross_entropy", lambda: torch.mm(torch.ones(2, 2), torch.ones(2, 2))),
     ],
 )
 def test_a_rule_without_an_operation_is_for_what_its_kernel_computes(use, op, call):

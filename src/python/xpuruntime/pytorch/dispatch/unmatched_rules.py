@@ -13,11 +13,14 @@ from xpuruntime.ops.call_context import kernel_ids
 from xpuruntime.ops.torch_kernels import is_torch_kernel
 from xpuruntime.policies.call_facts import ANY_CALL, SIZES, UNKNOWN, CallFacts, Glob
 from xpuruntime.policies.document import nearest
-from xpuruntime.policies.kernel_rules import FAMILIES, KERNEL_IDS
+from xpuruntime.policies.kernel_rules import FAMILIES, KERNEL_IDS, SOURCE_PREFIXES
 from xpuruntime.pytorch.call_scope import module_names
 from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES
+from xpuruntime.pytorch.providers.bound import rejection_of_word
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from xpuruntime.policies import Policy
@@ -133,31 +136,49 @@ def impossible_rules(policy: Policy, root: torch.nn.Module | None) -> list[tuple
     return rules
 
 
-def _refuse_misspelt(policy: Policy) -> None:
-    """Refuse keys and rules that name nothing but kernels which nobody knows, before a call is refused by them."""
+def _refuse_absent(policy: Policy) -> None:
+    """Refuse keys and rules all of whose kernels nobody knows, or lack their package, before a call is refused."""
     uses = [(op, f"kernels.{op}", policy.kernels.get(op)) for op in FAMILIES]
     uses += [(rule.rule.match.op or "", rule.source, rule.rule.use) for rule in policy.kernels.compiled_rules.rules]
     for op, source, use in uses:
         kernel_names = (use,) if isinstance(use, str) else tuple(use or ())
         ops = (op,) if op else tuple(FAMILIES)
-        if kernel_names and not any(_is_known(op, name.partition("@")[0]) for op in ops for name in kernel_names):
-            near = nearest(kernel_names[0], [name for name, (own, _) in KERNEL_IDS.items() if set(own) & set(ops)])
-            hint = f" (did you mean {near}?)" if near else ""
-            msg = f"{source} asks for {', '.join(kernel_names)}, and there is no such kernel{hint}"
-            fix = "use a kernel that `xrt kernels` lists, put 'auto' last, or use mode: prefer"
-            raise UnsupportedOperationError(f"{msg}. Fix: {fix}", engine="torch")
+        absent = [_absence(ops, name) for name in kernel_names]
+        if not kernel_names or not all(absent):
+            continue
+        fix = "use a kernel that `xrt kernels` lists, put 'auto' last, or use mode: prefer"
+        near = nearest(kernel_names[0], [name for name, (own, _) in KERNEL_IDS.items() if set(own) & set(ops)])
+        why = " and ".join(dict.fromkeys(absent))
+        hint = f" (did you mean {near}?)" if near and why == _NOBODY else ""
+        raise UnsupportedOperationError(
+            f"{source} asks for {', '.join(kernel_names)}, and {why}{hint}. Fix: {fix}", engine="torch"
+        )
 
 
-def _is_known(op: str, name: str) -> bool:
-    """Say whether a name is a word for kernels of an operation, or that of a kernel, also of a plugin or PyTorch."""
-    known = name in FAMILIES[op] or name in NATIVE_NAMES.get(op, {}) or name in KERNEL_IDS
-    return known or is_torch_kernel(name) or bool(kernel_ids(op, name))
+_NOBODY = "there is no such kernel"
+
+
+def _absence(ops: Sequence[str], name: str) -> str:
+    """Return why a name can serve no call of any of some operations here; empty where it may."""
+    reasons = []
+    for op in ops:
+        if name in FAMILIES[op] or name.startswith(SOURCE_PREFIXES):
+            return ""
+        if is_torch_kernel(name):
+            reasons.append(rejection_of_word(name, op))
+        else:
+            plain = name.partition("@")[0]
+            known = plain in NATIVE_NAMES.get(op, {}) or plain in KERNEL_IDS or kernel_ids(op, plain)
+            reasons.append("" if known else _NOBODY)
+    if not all(reasons):
+        return ""
+    return _NOBODY if _NOBODY in reasons else reasons[0] if len(ops) == 1 else ""
 
 
 def refuse_impossible(active: CompiledPolicy) -> None:
     """Warn of rules that can match no call when a policy is activated. Raises where it is strict."""
     if active.strict:
-        _refuse_misspelt(active.policy)
+        _refuse_absent(active.policy)
     rules = active.impossible_rules(active.root)
     if not rules or active.policy.mode == "auto":
         return
