@@ -164,6 +164,23 @@ def test_a_gradient_by_a_transform_of_functions():
         torch.testing.assert_close(transform(summed("compiled.swiglu"))(gate), transform(summed(""))(gate))
 
 
+def test_transforms_without_a_rule_are_left_to_pytorch():
+    gate, up = torch.randn(2, 5, 16)
+
+    def unit(gate, up, kernel=""):
+        return perform("swiglu", {"gate": gate, "up": up}, {}, kernel)
+
+    expected = unit(gate, up)
+    with xt.kernel_policy(xrt.Policy(kernels={"swiglu": "compiled.swiglu"})):
+        torch.testing.assert_close(unit(gate, up), expected)
+        with pytest.warns(xrt.XpuRuntimeWarning, match="no rule for vmap"):
+            torch.testing.assert_close(torch.vmap(unit)(gate, up), expected)
+            tangent = torch.func.jvp(lambda gate: unit(gate, up), (gate,), (gate,))[1]
+    torch.testing.assert_close(tangent, torch.func.jvp(lambda gate: unit(gate, up), (gate,), (gate,))[1])
+    with pytest.raises(UnsupportedOperationError, match="no rule for vmap"):
+        torch.vmap(lambda gate, up: unit(gate, up, "compiled.swiglu"))(gate, up)
+
+
 def test_layouts_beyond_the_first_few_share_one_code(monkeypatch):
     from torch._dynamo.utils import counters
 

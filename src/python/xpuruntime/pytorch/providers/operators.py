@@ -18,6 +18,7 @@ import torch
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.ops.torch_kernels import Saved
 from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.attention.limits import transforms_and_tangents
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import context, tuning
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
@@ -46,6 +47,7 @@ __all__ = ["define", "perform", "rms_norm", "takes"]
 
 _library = torch.library.Library("xpuruntime", "FRAGMENT")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_KINDS = _private_api.transform_kinds
 
 
 def perform(op: str, operands: Mapping[str, Tensor | None], attributes: Mapping[str, Any], kernel: str = "") -> Any:
@@ -182,7 +184,7 @@ def _route_of(
     traced = torch.compiler.is_compiling() or any(type(x) not in _PLAIN for x in tensors)
     known = (
         op, names, attributes, records, phase, module, exact, context.capturing(), traced,
-        *_private_api.compile_stance(),
+        *_private_api.compile_stance(), transforms_and_tangents(tuple(tensors)),
         *((tuple(map(int, x.shape)), tuple(map(int, x.stride())), x.dtype, x.device) for x in tensors),
     )  # fmt: skip
     like = tensors[0]
@@ -295,6 +297,9 @@ def _rejection(
 ) -> str:
     options = {**_options(attributes), "paired": True}
     operands = dict(zip(names.split(","), tensors, strict=True))
+    around = transforms_and_tangents(tuple(tensors))
+    if any(kind is True or kind in (_KINDS.Vmap, _KINDS.Jvp) for kind in around):
+        return "its operator has no rule for vmap, and no forward-mode derivative"
     if records and (learned := [n for n in OPERATIONS[bound.kernel.op].without_gradient if operands[n].requires_grad]):
         return f"kernels of {bound.kernel.op} compute no gradient of {' and '.join(learned)}"
     for phase in ("train", "backward") if records else ("infer",):
