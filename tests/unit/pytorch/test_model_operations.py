@@ -470,6 +470,6 @@ def test_the_core_is_given_its_own_operations_alone():
     with xt.kernel_policy(xrt.Policy(mode="strict", kernels=kernels)), xt.explain() as report:
         torch.ones(2, 2) @ torch.ones(2, 2)
     assert {row.status for row in rows_of(report, "matmul")} >= {"honoured"}
-    model, nobody = Unit(torch.nn.SiLU()), xrt.Policy(mode="strict", kernels={"swiglu": "nobody.swiglu"})
-    with pytest.raises(UnsupportedOperationError, match="it is no kernel that swiglu"), xt.kernel_policy(nobody):
-        model(torch.randn(2, 8))
+    nobody = xrt.Policy(mode="strict", kernels={"swiglu": "nobody.swiglu"})
+    with pytest.raises(UnsupportedOperationError, match="there is no such kernel"), xt.kernel_policy(nobody):
+        pass
