@@ -76,7 +76,7 @@ def test_an_instrumented_run_is_as_locked(case: Case) -> None:
 #: Changes that no result depends on; variables of OpenMP for the engines that do not read them.
 HARMLESS = {
     "HOME": "{folder}", "TMPDIR": "{folder}", "LD_LIBRARY_PATH": "{folder}", "PYTHONHASHSEED": "17", "LC_ALL": "C",
-    "LANG": "C", "TZ": "Asia/Seoul", "COLUMNS": "40", "MY_VARIABLE": "1",
+    "LANG": "C", "TZ": "Asia/Seoul", "COLUMNS": "40", "MY_VARIABLE": "1", "GLIBC_TUNABLES": "glibc.malloc.arena_max=2",
 }  # fmt: skip
 OPENMP = {"OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 CHECK = """

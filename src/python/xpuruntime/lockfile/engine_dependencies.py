@@ -69,7 +69,8 @@ _OF_DEVICES = {
 }  # fmt: skip
 
 #: Patterns of variables that every process reads; where `LD_LIBRARY_PATH` leads is compared by build of the libraries.
-_COMMON = ("LD_PRELOAD", "GLIBC_TUNABLES")
+_TUNABLES = "GLIBC_TUNABLES"
+_COMMON = ("LD_PRELOAD", _TUNABLES)
 _GPU = ("CUDA_*", "NVIDIA_TF32_OVERRIDE", "CUBLAS_*", "CUBLASLT_*", "CUDNN_*")
 _OPENMP = ("OMP_*", "GOMP_*", "KMP_*")
 _VARIABLES: dict[str, tuple[str, ...]] = {
@@ -176,11 +177,15 @@ def variables_of(
         patterns += environment_of(kernel)
     if any(map(is_plugin, kernels)):
         patterns += (*_OPENMP, "OPENBLAS_*", "MKL_*")
-    return {
+    variables = {
         name: environment[name]
         for name in sorted(environment)
         if _matches(name, patterns) and not _matches(name, _ELSEWHERE) and not any(word in name for word in _SECRET)
     }
+    if _TUNABLES in variables:  # those of the allocator and of threads compute nothing
+        parts = [part for part in variables.pop(_TUNABLES).split(":") if part.startswith("glibc.cpu.")]
+        variables |= {_TUNABLES: ":".join(parts)} if parts else {}
+    return variables
 
 
 def settings_of(engine: str, device: str, stated: Container[str]) -> dict[str, str]:
