@@ -278,6 +278,25 @@ def test_softmax_of_rows():
     assert torch.equal(OPERATIONS["softmax"].reference(x), torch.softmax(x, -1))
 
 
+class _AlignedSoftmax(_Softmax):
+    def supports(self, call):
+        return call.operands["x"].alignment >= 16, "x does not begin at a multiple of 16 bytes"
+
+
+def test_the_same_rows_at_an_address_that_a_kernel_does_not_take():
+    plugins.register(plugins.KernelBackend("rows", "cpu", "1"), _AlignedSoftmax())
+    try:
+        memory = torch.randn(33)
+        views = (memory[:32].view(4, 8), memory[1:].view(4, 8))
+        plain = [torch.softmax(x, -1) for x in views]
+        with xt.kernel_policy(strict(["rows.softmax", "torch"], "softmax")), xt.explain() as report:
+            torch.testing.assert_close([torch.softmax(x, -1) for x in views], plain)
+        assert {row[0] for row in rows_of(report, "softmax")} == {"rows.softmax", "torch.softmax"}
+    finally:
+        forget_torch_kernels("rows")
+        plugins._sources.pop("rows", None)
+
+
 def test_the_verdict_of_the_canary_depends_on_its_cases():
     from xpuruntime.pytorch.providers import canary
 

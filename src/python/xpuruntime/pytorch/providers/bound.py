@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies.advisories import Advisory
 
-__all__ = ["BoundKernel", "automatic_kernels", "bound_kernel", "call_of", "rejection_of_word"]
+__all__ = ["BoundKernel", "alignment_of", "automatic_kernels", "bound_kernel", "call_of", "rejection_of_word"]
 
 #: Answers of `supports` that are kept for one kernel; with one more, all are forgotten.
 _MOST = 4096
@@ -58,7 +58,7 @@ def call_of(
     exact = deterministic or torch.are_deterministic_algorithms_enabled()
     plain = all(type(x) in _PLAIN for _, x in present)
     described = _described if plain else _described.__wrapped__
-    kinds = [(name, x.dtype, x.shape, x.stride(), _alignment(x)) for name, x in present]
+    kinds = [(name, x.dtype, x.shape, x.stride(), alignment_of(x)) for name, x in present]
     device = present[0][1].device
     return described(op, phase or context.phase(), device, tuple(kinds), tuple(attributes.items()), exact)
 
@@ -306,7 +306,7 @@ class BoundKernel:
         return of_q, of_k, of_v
 
 
-def _alignment(x: Tensor) -> int:
+def alignment_of(x: Tensor) -> int:
     """Return the largest power of two up to 256 that divides an address; 256 where it is not known."""
     known = type(x) in _PLAIN and not x.is_meta and not _private_api.has_transforms()  # whose tensors have no memory
     address = x.data_ptr() if known else 0

@@ -26,6 +26,7 @@ from xpuruntime.pytorch.dispatch.route import BY_CALL, Route, facts_of_call
 from xpuruntime.pytorch.ops.attention_gradient import Recorded, autograd_kernel
 from xpuruntime.pytorch.providers.bound import (
     BoundKernel,
+    alignment_of,
     automatic_kernels,
     bound_kernel,
     call_of,
@@ -185,6 +186,7 @@ def _route_of(
     known = (
         op, names, attributes, records, phase, module, exact, context.capturing(), traced,
         *_private_api.compile_stance(), transforms_and_tangents(tuple(tensors)),
+        *map(alignment_of, tensors),
         *((tuple(map(int, x.shape)), tuple(map(int, x.stride())), x.dtype, x.device) for x in tensors),
     )  # fmt: skip
     like = tensors[0]
