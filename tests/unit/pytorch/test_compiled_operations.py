@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 
 import pytest
 
@@ -175,6 +176,8 @@ def test_transforms_without_a_rule_are_left_to_pytorch():
         torch.testing.assert_close(unit(gate, up), expected)
         with pytest.warns(xrt.XpuRuntimeWarning, match="no rule for vmap"):
             torch.testing.assert_close(torch.vmap(unit)(gate, up), expected)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of PyTorch's rules of forward derivatives
             tangent = torch.func.jvp(lambda gate: unit(gate, up), (gate,), (gate,))[1]
     torch.testing.assert_close(tangent, torch.func.jvp(lambda gate: unit(gate, up), (gate,), (gate,))[1])
     with pytest.raises(UnsupportedOperationError, match="no rule for vmap"):
