@@ -77,7 +77,7 @@ def choice_of(processors: Any, criteria: Any, config: Any, mask: torch.Tensor | 
             continue
         if isinstance(logits_processor, ForcedTokens):
             kept.append(logits_processor)
-            keys.append((name, id(logits_processor)))
+            keys.append((name, logits_processor.number))
             continue
         if name not in _DEVICE_ONLY or not type(logits_processor).__module__.startswith("transformers."):
             raise NotCapturedError(f"the logits processor {name} is not among those that a graph can hold")

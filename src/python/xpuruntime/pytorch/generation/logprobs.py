@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -143,7 +144,11 @@ class ForcedTokens:
     What it does in a step is on the device, between tensors that stay, so that a captured step can hold it.
     """
 
+    _numbers = itertools.count()
+
     def __init__(self) -> None:
+        #: Its own, where an address may become another's.
+        self.number = next(self._numbers)
         self._tokens: list[int] = []
         self._next = self._kept = torch.empty(0)
         #: Of each token so far; of none before the prompt.
