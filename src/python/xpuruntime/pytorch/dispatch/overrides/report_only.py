@@ -126,8 +126,8 @@ def overrides_of_operators(op: str) -> tuple[Override, ...]:
     """Return overrides of all operators, of other packages too, that are registered now and compute an operation.
 
     They refuse calls under ``strict``; see `operation_table.unserved_operator`. Of a package that is not known, those
-    for all devices pass: they are made of other operators, as `torch.library.custom_op` makes them of Python, and these
-    obey or are refused.
+    for all devices pass, since `torch.library.custom_op` makes them of Python: operators in it obey or are refused.
+    What such Python computes without operators, in NumPy or by a kernel of its own, is not seen before it runs.
     """
     overrides: list[Override] = []
     for name in _private_api.operator_names():
