@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import operator
 import os
@@ -321,6 +322,20 @@ def test_the_threads_that_a_program_has_set(pytorch: Case, tmp_path: Path) -> No
         pytorch.open(pytorch.edited(older, tmp_path)).close()
     finally:
         torch.set_num_threads(count)
+
+
+@pytest.mark.torch
+def test_a_library_that_another_package_has_brought_for_itself(pytorch: Case, tmp_path: Path) -> None:
+    import torch
+
+    (tmp_path / "other.libs").mkdir()
+    library = tmp_path / "other.libs" / "libgomp-e985bcbb.so.1"
+    shutil.copy(Path(torch.__file__).parent / "lib" / "libgomp.so.1", library)
+    ctypes.CDLL(str(library))
+    again = xrt.lock(pytorch.model, pytorch.policy, tmp_path / "again.lock", shapes={"x": (2, 64)}, **pytorch.options)
+    libraries = {validator.key for validator in again.lock.identity.validators if validator.kind == "library"}
+    assert "libgomp.so.1" in libraries
+    assert library.name not in libraries
 
 
 TYPES = [{"shape": (2, 65)}, {"dtype": "float16"}]

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -148,9 +149,16 @@ def libraries_of(engine: str, device: str, mapped: Mapping[str, str], kernels: C
     return {
         name: path
         for name, path in mapped.items()
-        if (_matches(name, patterns) and not _matches(name, others))
+        if (_matches(name, patterns) and not _matches(name, others) and not _is_vendored(path, engine))
         or any(of_kernel(name, kernel) for kernel in kernels)
     }
+
+
+def _is_vendored(path: str, engine: str) -> bool:
+    """Whether a wheel of another package has brought a library for itself, under a name that nothing else loads."""
+    folder = os.path.basename(os.path.dirname(path))  # noqa: PTH119, PTH120 - many paths on the way to a lock
+    own = {name.replace("-", "_") for name in _PACKAGES.get(engine, ())}
+    return folder.endswith(".libs") and folder.removesuffix(".libs") not in own
 
 
 def of_kernel(library: str, kernel: str) -> bool:
