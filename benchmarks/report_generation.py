@@ -46,7 +46,8 @@ def generation(record: dict[str, Any]) -> Section:
         "*step* is the replay of a graph, a *token* `generate` from end to end without the first. *To read it*: "
         f"weights and cache at {record['bandwidth'] / 1e12:.2f} TB/s, the rate of a copy. *Top-1*: how often a plain "
         f"forward over the same text puts the same token first.\n\n{machine(record)}\n"
-        f"`python benchmarks/bench_generation.py`.\n\n{table(head, rows)}\n{target_table(checks) if checks else ''}"
+        f"`python benchmarks/bench_generation.py`.\n\n{table(head, rows)}\n"
+        f"{record.get('remark', '')}\n\n{target_table(checks) if checks else ''}"
     )
     return Section("Generation by captured steps", text, tuple(checks))
 
@@ -120,7 +121,8 @@ def weights(record: dict[str, Any]) -> Section:
         "graph of compiled code; *in layers* is the device's time in linear layers of an eager step, beside the least "
         "in which the same weights are read in bf16: *less read* is proved where it is shorter. *KL*: from bf16, whose "
         f"limit here is 1 nat, with random weights.\n\n{machine(record)}\n"
-        f"`python benchmarks/bench_weights.py`.\n\n{table(head, rows)}\n{target_table(checks) if checks else ''}"
+        f"`python benchmarks/bench_weights.py`.\n\n{table(head, rows)}\n"
+        f"{record.get('remark', '')}\n\n{target_table(checks) if checks else ''}"
     )
     return Section("Quantized weights", text, tuple(checks))
 

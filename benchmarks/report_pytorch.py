@@ -322,6 +322,7 @@ def model_steps(record: dict[str, Any]) -> Section:
         f"{machine(record)}\n`python benchmarks/bench_model_steps.py`: random weights, {record['dtype']}, "
         f"{record['optimizer']}; each mode in a process of its own.\n\n{table(head, rows)}\n"
         + (f"Kernels of the eager step under `auto`:\n\n{chr(10).join(chosen)}\n\n" if chosen else "")
+        + (f"{record['remark']}\n\n" if "remark" in record else "")
         + (target_table(checks) if checks else "")
     )
     return Section("Steps of models of transformers", text, tuple(checks))
