@@ -324,6 +324,13 @@ def test_the_threads_that_a_program_has_set(pytorch: Case, tmp_path: Path) -> No
         torch.set_num_threads(count)
 
 
+def test_a_library_that_another_engine_has_mapped(ort: Case, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai: make engines")
+    again = xrt.lock(ort.model, ort.policy, tmp_path / "again.lock", shapes={"x": (2, 64)}, **ort.options)
+    libraries = [validator.key for validator in again.lock.identity.validators if validator.kind == "library"]
+    assert [name for name in libraries if name.startswith("libonnxruntime.so")] == []
+
+
 @pytest.mark.torch
 def test_a_library_that_another_package_has_brought_for_itself(pytorch: Case, tmp_path: Path) -> None:
     import torch

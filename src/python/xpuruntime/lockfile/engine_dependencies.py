@@ -38,6 +38,7 @@ _CUDA = (
     "libcusolver*.so*", "libcusparse*.so*", "libnvrtc.so*", "libnvJitLink.so*",
 )  # fmt: skip
 
+_GENAI = ("libonnxruntime-genai*.so*",)
 #: Engine to the names of the libraries that compute: what merely reads other formats is left out, such as the reader
 #: of compiled graphs of QNN, which a process maps once it has compiled or opened any.
 _LIBRARIES: dict[str, tuple[str, ...]] = {
@@ -45,7 +46,7 @@ _LIBRARIES: dict[str, tuple[str, ...]] = {
         "onnxruntime_pybind11_state*", "libonnxruntime.so*", "libonnxruntime_providers_cuda.so*",
         "libonnxruntime_providers_rocm.so*", "libmigraphx*.so*",
     ),
-    "onnxruntime-genai": ("libonnxruntime-genai*.so*", "libonnxruntime.so*", "libonnxruntime_providers_cuda.so*"),
+    "onnxruntime-genai": (*_GENAI, "libonnxruntime.so*", "libonnxruntime_providers_cuda.so*"),
     "openvino": ("libopenvino.so*", "libopenvino_intel_*_plugin.so*", "libopenvino_onnx_frontend.so*", "libtbb.so*"),
     "openvino-genai": (
         "libopenvino_genai*.so*", "libopenvino.so*", "libopenvino_intel_cpu_plugin.so*", "libopenvino_tokenizers.so*",
@@ -146,6 +147,8 @@ def libraries_of(engine: str, device: str, mapped: Mapping[str, str], kernels: C
     """Return those mapped libraries, file name to path, that compute what an engine and kernels run on a device."""
     patterns = _LIBRARIES.get(engine, ()) + (_CUDA if device.startswith("cuda") else ())
     others = tuple(name for name, kind in _OF_DEVICES.items() if kind != device.partition(":")[0])
+    if engine == "onnxruntime" and any(_matches(name, _GENAI) for name in mapped):  # which has mapped it for itself
+        others += ("libonnxruntime.so*",)
     return {
         name: path
         for name, path in mapped.items()
