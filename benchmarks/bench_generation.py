@@ -173,10 +173,10 @@ def measure(mode: str, shape: str, batch: int, device: str, repeats: int, gate: 
         first_call = seconds(lambda: generate(ids, **options), device)
         tokens = generate(ids, **options)
         times = [seconds(lambda: generate(ids, **options), device) for _ in range(repeats)]
-        one = {**options, "max_new_tokens": 1}
-        ways = {"first": lambda: generate(ids, **one)}
+        single = {**options, "max_new_tokens": 1}
+        ways = {"first": lambda: generate(ids, **single)}
         if captured is not None:
-            ways["plain"] = lambda: model.generate(ids, **one)
+            ways["plain"] = lambda: model.generate(ids, **single)
         firsts = interleaved(ways, calls=1, rounds=FIRSTS, warm=2, finish=lambda: sync(device), rotate=True)
         first = statistics.median(firsts["first"]) / 1e6
         peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0

@@ -323,7 +323,7 @@ def in_ranks(options: argparse.Namespace) -> None:
         if cuda and log.is_file():
             logged = read_choices(log)
             body["choices"][wrap] = Counter(
-                f"{one.collective}: {one.algorithm}, {one.protocol}" for one in logged[seen:]
+                f"{entry.collective}: {entry.algorithm}, {entry.protocol}" for entry in logged[seen:]
             )
             seen = len(logged)
             written(wraps[wrap])

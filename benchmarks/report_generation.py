@@ -25,15 +25,17 @@ def generation(record: dict[str, Any]) -> Section:
         rows.append([shape, str(batch), f"`{case['mode']}`", *("-" if x is None else number(x) for x in figures)])
         if case["mode"] != "fused" or step is None:
             continue
-        name, one = f"{shape}, {batch} rows", steps.get((shape, 1))
+        name, step_of_1 = f"{shape}, {batch} rows", steps.get((shape, 1))
         if batch == 1 and shape in bars["step_us"]:
             checks.append(Check(f"{name}: a step", step, bars["step_us"][shape], "µs"))
         if batch == 1 and shape in bars["of_floor"]:
             checks.append(
                 Check(f"{name}: a step over reading", step / case["floor_us"], bars["of_floor"][shape], "times")
             )
-        if one and str(batch) in bars["of_one_row"]:
-            checks.append(Check(f"{name}: a step over that of 1", step / one, bars["of_one_row"][str(batch)], "times"))
+        if step_of_1 and str(batch) in bars["of_one_row"]:
+            checks.append(
+                Check(f"{name}: a step over that of 1", step / step_of_1, bars["of_one_row"][str(batch)], "times")
+            )
         if plain:
             of_plain = case.get("first_of_plain", [first[0] * 1e3 / plain])[0]
             checks.append(Check(f"{name}: the first token", of_plain, bars["first"], "times plain"))

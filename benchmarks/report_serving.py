@@ -243,9 +243,9 @@ def devices(record: dict[str, Any]) -> Section:
     """Show a model on one device, on two, and so on, and the rows that each has run."""
     settings = record["settings"]
     rows = [
-        [case, f"{one['rows_per_second']:,.0f}", number(one["p50_ms"]), number(one["p99_ms"]),
-         " ".join(f"{count:,}" for count in one["rows"]), "; ".join(one.get("evidence", ["unobservable"]))]
-        for case, one in record["models"].items()
+        [case, f"{row['rows_per_second']:,.0f}", number(row["p50_ms"]), number(row["p99_ms"]),
+         " ".join(f"{count:,}" for count in row["rows"]), "; ".join(row.get("evidence", ["unobservable"]))]
+        for case, row in record["models"].items()
     ]  # fmt: skip
     text = (
         "How much more does a model serve on several devices, with one session on each? Requests of one row, from a "

@@ -88,11 +88,15 @@ def test_a_profile_sees_both_devices() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     document = json.loads(done.stdout.strip().splitlines()[-1])
     assert document["source"] == "cupti", document["notes"]
-    assert {(one["device"], one["in"].split(" ")[0]) for one in document["work"] if one["kind"] == "kernel"} == {
+    assert {
+        (interval["device"], interval["in"].split(" ")[0])
+        for interval in document["work"]
+        if interval["kind"] == "kernel"
+    } == {
         (0, "matmul"),
         (1, "matmul"),
     }
-    waits = {one["device"] for one in document["work"] if one["kind"] == "wait"}
+    waits = {interval["device"] for interval in document["work"] if interval["kind"] == "wait"}
     assert waits == {0, 1}, document["work"]
 
 

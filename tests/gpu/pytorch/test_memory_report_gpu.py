@@ -20,7 +20,7 @@ def device_of(report):
 
 
 def holder(report, owner):
-    (result,) = [one for one in device_of(report).holders if one.owner == owner]
+    (result,) = [holder for holder in device_of(report).holders if holder.owner == owner]
     return result
 
 

@@ -36,9 +36,9 @@ def test_all_of_them_as_json(xrt: Any) -> None:
 
 def test_those_of_one_operation(xrt: Any) -> None:
     kernels = xrt("kernels", "matmul", "--json").json()["kernels"]
-    assert {"cpu.blas", "cpu.reference", "null.null"} <= {one["id"] for one in kernels}
-    assert {one["op"] for one in kernels} == {"matmul"}
-    order = [one["id"] for one in kernels]
+    assert {"cpu.blas", "cpu.reference", "null.null"} <= {kernel["id"] for kernel in kernels}
+    assert {kernel["op"] for kernel in kernels} == {"matmul"}
+    order = [kernel["id"] for kernel in kernels]
     assert order == [kernel.id for kernel in ops.kernels("matmul")]
 
 

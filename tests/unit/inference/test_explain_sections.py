@@ -189,7 +189,7 @@ class TestTorch:
         with xrt.InferenceSession(Waits().eval(), device="cpu", example_inputs=[torch.eye(4)]) as session:
             report = session.explain({"x": torch.eye(4)}, runs=1)
         blockers = graph_blockers("cpu", report.units, report.boundaries, report.graph)
-        assert {(one.op.rpartition(".")[2], one.kind) for one in blockers} == {
+        assert {(blocker.op.rpartition(".")[2], blocker.kind) for blocker in blockers} == {
             ("masked_select", "data_dependent"),
             ("_local_scalar_dense", "sync"),
             ("nonzero", "data_dependent"),
@@ -241,7 +241,10 @@ def test_control_flow_of_onnxruntime_is_in_the_units(tmp_path: Path) -> None:
     with xrt.InferenceSession(path, device="cpu", engine="onnxruntime") as session:
         report = session.explain(feeds, runs=1)
     blockers = graph_blockers("cpu", report.units, report.boundaries, report.graph)
-    assert {(one.node, one.kind) for one in blockers} == {("loop", "control_flow"), ("find", "data_dependent")}
+    assert {(blocker.node, blocker.kind) for blocker in blockers} == {
+        ("loop", "control_flow"),
+        ("find", "data_dependent"),
+    }
     assert [one.unit for one in report.live] == ["loop", "find"]
     assert [row.covered for row in report.shapes.inputs] == ["all", "all"]  # type: ignore[union-attr]
 

@@ -82,8 +82,8 @@ def test_sixteen_threads_nest_by_themselves(session: xrt.InferenceSession) -> No
     by_id = {range_.id: range_ for range_ in prof.result.ranges}
     ranges = [range_ for range_ in prof.result.ranges if range_.category == "run"]
     assert len(ranges) == 160
-    assert all(by_id[one.parent].thread == one.thread for one in ranges)
-    assert {by_id[one.parent].name for one in ranges} == {f"thread {number}" for number in range(16)}
+    assert all(by_id[span.parent].thread == span.thread for span in ranges)
+    assert {by_id[span.parent].name for span in ranges} == {f"thread {number}" for number in range(16)}
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])

@@ -178,8 +178,8 @@ def test_asynchronous_runs_of_threads_are_seen(path: Path) -> None:
         for future in [session.run_async(X) for _ in range(8)]:
             future.result(WAIT)
     ranges = [range_ for range_ in prof.result.ranges if range_.category == "run"]
-    assert [one.name for one in ranges] == ["net.onnx on onnxruntime@cpu"] * 8
-    assert threading.get_native_id() not in {one.thread for one in ranges}
+    assert [span.name for span in ranges] == ["net.onnx on onnxruntime@cpu"] * 8
+    assert threading.get_native_id() not in {span.thread for span in ranges}
 
 
 def test_asynchronous_requests_of_an_engine_are_seen_from_start_to_end(path: Path) -> None:

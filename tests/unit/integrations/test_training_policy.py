@@ -191,4 +191,4 @@ def test_kernels_that_differ_between_processes_are_named(tmp_path: Path) -> None
         )
         assert "does not hold" in error, "the lock is that of rank 0"
         assert "rank 1 has no lock, so its libraries are not compared" in without_lock
-        assert not any("has nothing" in one for one in without_lock)
+        assert not any("has nothing" in line for line in without_lock)

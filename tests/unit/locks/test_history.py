@@ -81,7 +81,7 @@ def test_each_commit_has_what_it_changed(repository: tuple[Path, list[str]]) -> 
 def test_a_limit_keeps_what_the_last_one_is_compared_with(repository: tuple[Path, list[str]]) -> None:
     path, commits = repository
     revisions = lock_history(path, limit=4).revisions
-    assert [one.commit for one in revisions] == commits[:4]
+    assert [revision.commit for revision in revisions] == commits[:4]
     assert [difference.code for difference in revisions[-1].differences] == ["engine"]
 
 

@@ -48,7 +48,7 @@ def test_at_the_margin_it_is_undecided_and_the_control_stays() -> None:
                rule=TuningPolicy(), block=1e-9)
         for seed in range(50)
     ]  # fmt: skip
-    assert sum(one.undecided and one.chosen.kernel == "native" for one in choices) >= 45
+    assert sum(choice.undecided and choice.chosen.kernel == "native" for choice in choices) >= 45
 
 
 def test_the_candidates_are_in_the_order_in_which_they_may_run() -> None:

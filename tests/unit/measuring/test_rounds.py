@@ -44,7 +44,7 @@ def test_every_round_has_every_variant_and_each_place_is_everyones():
     assert all(sorted(one) == ["a", "a", "b", "c"] for one in rounds)
     assert all(second == first[::-1] for first, second in zip(rounds[::2], rounds[1::2], strict=True)), "ABBA"
     for name in "bc":
-        places = [sum(one[index] == name for one in rounds) for index in range(4)]
+        places = [sum(turn[index] == name for turn in rounds) for index in range(4)]
         assert places == [6, 6, 6, 6]
     assert {len(times) for times in measurement.rounds.values()} == {24}
     assert measurement.ended == "rounds"

@@ -25,7 +25,7 @@ calibration: {{path: ../samples.npz, digest: '{DIGEST}'}}
 def places(policy: Policy) -> list[str]:
     assert policy.calibration is not None
     locks = (policy.execution.lock, policy.execution.artifacts.cache, policy.calibration.path)
-    return [Path(str(one)).as_posix() for one in locks]
+    return [Path(str(lock)).as_posix() for lock in locks]
 
 
 @pytest.fixture
@@ -129,5 +129,5 @@ def test_paths_of_served_models_start_at_the_file(folder: Path, monkeypatch: pyt
         model.shadow.policy,
     )
     monkeypatch.chdir("elsewhere")
-    assert [Path(str(one)).parent.resolve() for one in access_logs] == [folder / "policies"] * 6
+    assert [Path(str(log)).parent.resolve() for log in access_logs] == [folder / "policies"] * 6
     assert ServeSettings.coerce({"schema": "xpuruntime.serve/1", "access_log": "-"}).in_folder(folder).access_log == "-"

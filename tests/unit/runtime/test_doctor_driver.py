@@ -99,9 +99,12 @@ class TestAdvisories:
     def test_kernels_that_are_known_to_be_wrong(self) -> None:
         torch = TorchFacts(version="2.13.0+cu130", route="addon", cudnn=(9, 20, 0))
         findings = examine(facts(torch=torch)).findings
-        assert {(one.code, one.severity) for one in findings} == {("kernel_advisory", "warning")}
-        assert any("cudnn.sdpa" in one.what and "issues/196678" in one.why and "H200" in one.why for one in findings)
-        assert all("attention: auto" in str(one.fix) for one in findings)
+        assert {(finding.code, finding.severity) for finding in findings} == {("kernel_advisory", "warning")}
+        assert any(
+            "cudnn.sdpa" in finding.what and "issues/196678" in finding.why and "H200" in finding.why
+            for finding in findings
+        )
+        assert all("attention: auto" in str(finding.fix) for finding in findings)
 
     def test_package_that_the_program_calls_by_itself(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.syspath_prepend(str(tmp_path))

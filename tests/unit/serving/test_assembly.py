@@ -72,8 +72,8 @@ def test_each_request_gets_what_it_would_get_alone(shapes: str, drawn: list[tupl
     batching = BatchSettings(max_batch_size=16, shapes=shapes, pad={"ids": rule, "mask": rule})
     layout = Layout.of(INPUTS, OUTPUTS, batching)
     fixed = shapes == "fixed"
-    requests = [request(*one) for one in drawn]
-    feeds = [check_request(ask("m", one), layout, fixed=fixed) for one in requests]
+    requests = [request(*sizes) for sizes in drawn]
+    feeds = [check_request(ask("m", request), layout, fixed=fixed) for request in requests]
     groups: dict[Any, list[int]] = {}
     for index, feed in enumerate(feeds):
         groups.setdefault(feed.group, []).append(index)

@@ -129,7 +129,7 @@ def test_each_request_of_loadgen_has_one_answer_or_is_lost(client, requests):
     assert scenario.wrong == sum(at % 50 == 21 for at in range(1, count + 1))
     assert scenario.lost == sum(at % 50 in (20, 22) for at in range(1, count + 1))
     plain = scenario.to_plain()
-    ordered = sorted(one.latency for one in scenario.samples)
+    ordered = sorted(measured.latency for measured in scenario.samples)
     assert plain["p99_ms"] == pytest.approx(1e3 * ordered[int(0.99 * count)])
     assert abs(plain["recorded_p50_ms"] - plain["p50_ms"]) < 5.0
     seen.clear()

@@ -100,7 +100,7 @@ def test_sets_of_cores_must_be_there_and_of_one_size() -> None:
     here = machine_snapshot()
     first, second = CORES[:2]
     devices = trial_devices([f"cpu:{first}", f"cpu:{second}"], "cpu", here)
-    assert [one.cores for one in devices] == [(first,), (second,)]
+    assert [device.cores for device in devices] == [(first,), (second,)]
     assert devices[0].hardware["threads"] == 1
     with pytest.raises(UnsupportedOperationError, match=r"cpu:4095 has core 4095, and this process may use"):
         trial_devices(["cpu:4095"], "cpu", here)

@@ -35,7 +35,7 @@ def samples(count: int):
     from xpuruntime.engines.registry import read_model
 
     feeds = [probe_feeds(read_model(DEMO), seed=seed) for seed in range(count)]
-    return [{name: array[:1] for name, array in one.items()} for one in feeds]
+    return [{name: array[:1] for name, array in feed.items()} for feed in feeds]
 
 
 def test_planted_candidates_never_win_and_end_only_themselves(planted_plugin, monkeypatch):

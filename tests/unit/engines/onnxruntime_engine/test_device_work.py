@@ -62,7 +62,7 @@ class Made:
 
 
 def event(found: DeviceTimes, name: str) -> NodeEvent:
-    [node_event] = [one for one in found.profile.events if one.name == name]
+    [node_event] = [event for event in found.profile.events if event.name == name]
     return node_event
 
 

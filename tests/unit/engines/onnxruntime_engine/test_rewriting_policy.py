@@ -310,10 +310,13 @@ def test_what_is_faster_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     def timed(model: Any, free: Any, *args: Any, **given: Any) -> list[loading.Timed]:
         times = real(model, free, *args, **given)
-        assert all(one.replacement and one.stock > 0 and one.xpuruntime > 0 for one in times), [
-            str(one) for one in times
+        assert all(timing.replacement and timing.stock > 0 and timing.xpuruntime > 0 for timing in times), [
+            str(timing) for timing in times
         ]
-        return [one._replace(replacement=took(one, 9.9 if one.rewrite.node == "MatMul_y" else 5.0)) for one in times]
+        return [
+            timing._replace(replacement=took(timing, 9.9 if timing.rewrite.node == "MatMul_y" else 5.0))
+            for timing in times
+        ]
 
     monkeypatch.setattr(loading, "measure_free", timed)
     model, x = fixed(), normal(8, 64)

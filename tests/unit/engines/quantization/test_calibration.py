@@ -67,8 +67,8 @@ def test_every_form_of_the_same_samples_has_the_same_digest(convnet, images, tmp
         dict(enumerate(rows)).values(),
     ]
     calibrations = [Calibration(form, convnet) for form in forms]
-    assert {one.digest for one in calibrations} == {calibrations[0].digest}
-    assert {len(one) for one in calibrations} == {6}
+    assert {calibration.digest for calibration in calibrations} == {calibrations[0].digest}
+    assert {len(calibration) for calibration in calibrations} == {6}
     for one in calibrations:
         for _ in range(2):
             again = [sample["image"] for sample in one]

@@ -291,7 +291,7 @@ def test_every_stated_key_has_one_control(tmp_path: Any, engine: str) -> None:
     policy = Policy.coerce({"mode": "prefer", "execution": execution})
     judgement = judge(ask(tmp_path, policy=policy), ADA, engine)
     assert judgement.verdict.accepted, judgement.verdict.reason
-    keys = [one.key for one in judgement.controls]
+    keys = [control.key for control in judgement.controls]
     assert len(keys) == len(set(keys))
     assert set(keys) == set(policy.stated()) - {"mode"}
     assert control(judgement, "execution.layout").enforceability == "unsupported"

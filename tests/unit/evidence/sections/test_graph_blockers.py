@@ -44,7 +44,7 @@ def test_all_nodes_of_a_fused_unit_on_the_cpu_are_named_by_their_own_operators()
     graph = [SourceNode(name=name, op=op, inputs=(), outputs=()) for name, op in (("mul", "Mul"), ("det", "Det"))]
     fused = unit("both", "Fused", "cpu", relation="fused", source_nodes=("mul", "det"))
     blockers = graph_blockers(CUDA, [fused], graph=graph)
-    assert [(one.node, one.op) for one in blockers] == [("mul", "Mul"), ("det", "Det")]
+    assert [(blocker.node, blocker.op) for blocker in blockers] == [("mul", "Mul"), ("det", "Det")]
 
 
 def test_sizes_on_the_cpu_are_no_obstacle_until_something_is_copied():
@@ -60,7 +60,7 @@ def test_sizes_on_the_cpu_are_no_obstacle_until_something_is_copied():
 def test_a_copy_that_the_engine_inserted_is_named_once_and_for_whom():
     copy = on_cuda("Memcpy", "MemcpyToHost", relation="inserted", serves=("det",))
     blockers = graph_blockers(CUDA, [copy], [BOUNDARY])
-    assert [(one.node, one.op, one.kind) for one in blockers] == [("Memcpy", "MemcpyToHost", "copy")]
+    assert [(blocker.node, blocker.op, blocker.kind) for blocker in blockers] == [("Memcpy", "MemcpyToHost", "copy")]
     assert blockers[0].reason == "copies a tensor to the host for det in every run"
 
 
@@ -81,7 +81,7 @@ def test_a_copy_that_the_engine_inserted_is_named_once_and_for_whom():
 )
 def test_operators_that_cannot_be_captured(op, kind):
     blockers = graph_blockers(CUDA, [on_cuda("a"), on_cuda("b", op)])
-    assert [(one.node, one.op, one.kind) for one in blockers] == [("b", op, kind)]
+    assert [(blocker.node, blocker.op, blocker.kind) for blocker in blockers] == [("b", op, kind)]
 
 
 @pytest.mark.parametrize("op", ["Conv", "IfNot", "aten.scan_sum", "Gather", "LoopVariable"])

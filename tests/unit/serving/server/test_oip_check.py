@@ -38,10 +38,10 @@ def digits() -> Iterator[Server]:
 def test_our_server_passes_every_check(digits, capsys):
     code = run(["oip-check", digits.url, "--grpc", digits.grpc_address, "--shape", "image=2,1,8,8", "--json"])
     document = json.loads(capsys.readouterr().out)
-    assert [one for one in document["checks"] if one["outcome"] != "pass"] == []
+    assert [check for check in document["checks"] if check["outcome"] != "pass"] == []
     assert (code, document["schema"], document["models"]) == (0, "xpuruntime.oip-check/1", ["digits"])
-    assert {one["transport"] for one in document["checks"]} == {"rest", "grpc"}
-    assert any(one["detail"] == "logits FP32 [2, 10]" for one in document["checks"])
+    assert {check["transport"] for check in document["checks"]} == {"rest", "grpc"}
+    assert any(check["detail"] == "logits FP32 [2, 10]" for check in document["checks"])
 
 
 def test_a_server_with_tls(pem, capsys):

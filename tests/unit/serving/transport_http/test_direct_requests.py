@@ -129,7 +129,7 @@ def test_all_kinds_of_requests_of_one_connection_are_answered_in_order(served):
             + request(body(5))
         )
         responses = read_responses(sock, 8)
-    assert [one[0] for one in responses[:3]] == [200, 200, 400]
+    assert [response[0] for response in responses[:3]] == [200, 200, 400]
     assert [json.loads(responses[at][2]).get("id") for at in (0, 4, 6, 7)] == ["1", "3", "4", "5"]
     assert json.loads(responses[5][2])["name"] == "xpuruntime"
     assert all("date" in headers for _, headers, _ in responses)
@@ -140,7 +140,7 @@ def test_many_requests_at_once_are_answered_and_others_meanwhile(served):
         sock.sendall(b"".join(request(body(at)) for at in range(300)))
         assert served.http.get("/v2/health/live").status == 200
         responses = read_responses(sock, 300)
-    assert [json.loads(one[2])["id"] for one in responses] == [str(at) for at in range(300)]
+    assert [json.loads(response[2])["id"] for response in responses] == [str(at) for at in range(300)]
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.2])
@@ -161,7 +161,7 @@ def test_a_long_request_is_answered(served):
     with connect(served) as sock:
         sock.sendall(request(body(1, 100_000)) + request(body(2)))
         responses = read_responses(sock, 2)
-    assert [json.loads(one[2])["id"] for one in responses] == ["1", "2"]
+    assert [json.loads(response[2])["id"] for response in responses] == ["1", "2"]
     assert json.loads(responses[0][2])["outputs"][0]["shape"] == [100_000]
 
 
@@ -176,7 +176,7 @@ def test_what_follows_a_request_that_waits_is_kept_in_order(own):
             assert len(own.requests) == 1
             own.release.set()
             responses = read_responses(sock, 4)
-    assert [json.loads(one[2]).get("id") for one in responses[:3]] == ["1", "2", "3"]
+    assert [json.loads(response[2]).get("id") for response in responses[:3]] == ["1", "2", "3"]
     assert json.loads(responses[3][2]) == {"live": True}
 
 
