@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from typing import TYPE_CHECKING
 
 from xpuruntime.errors import XpuRuntimeError
@@ -23,7 +22,7 @@ class CacheEntries:
     """Entries of at most `largest` bytes by name. Where nothing can be kept, nothing is, and nothing is raised.
 
     An entry ends with the digest of what it holds: one that is damaged, cut off, or that another user could have
-    written is none. Of `most` entries, leftovers of killed writers among them, the oldest tenth goes.
+    written is none. Of `most` entries the oldest tenth goes.
     """
 
     def __init__(self, folder: str, *, most: int, largest: int) -> None:
@@ -52,16 +51,9 @@ class CacheEntries:
             if not_private(folder):
                 return
             self._drop_oldest(folder)
-            new = folder / f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(held + hashlib.sha256(held).digest())
-                new.replace(folder / name)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    new.unlink()
-                raise
+            from xpuruntime.files.writing import replace_file  # which opening a known model does without
+
+            replace_file(folder / name, held + hashlib.sha256(held).digest())
         except (OSError, ValueError, XpuRuntimeError):
             return
 
