@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["Recorded", "attention", "autograd_kernel"]
+__all__ = ["Recorded", "attention", "autograd_kernel", "redispatch"]
 
 _forward_op = torch.ops.xpuruntime.attention.default
 _backward_op = torch.ops.xpuruntime.attention_backward.default
@@ -144,6 +144,12 @@ def _warn_math_kernel(dropout_p: float, kernel: str) -> None:
         warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
 
 
+def redispatch(op: Any, keyset: Any, *args: Any) -> Any:
+    """Call an operator below autograd."""
+    with _private_api.below_autograd():
+        return op.redispatch(keyset & _private_api.keyset_after_autograd, *args)
+
+
 class Recorded(_private_api.SingleLevelFunction):  # type: ignore[misc]
     """What an operator leaves with autograd, also inside the transforms of ``torch.func``.
 
@@ -163,11 +169,7 @@ class Recorded(_private_api.SingleLevelFunction):  # type: ignore[misc]
 class _Attention(Recorded):
     @staticmethod
     def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
-        if keyset is None:
-            results = operator.run_forward(*args)
-        else:
-            with _private_api.below_autograd():
-                results = _forward_op.redispatch(keyset & _private_api.keyset_after_autograd, *args)
+        results = operator.run_forward(*args) if keyset is None else redispatch(_forward_op, keyset, *args)
         _keep_forward(ctx, args, results)
         return results
 
@@ -179,8 +181,7 @@ class _Attention(Recorded):
 class _Gradient(Recorded):
     @staticmethod
     def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
-        with _private_api.below_autograd():
-            gradients = _backward_op.redispatch(keyset & _private_api.keyset_after_autograd, *args)
+        gradients = redispatch(_backward_op, keyset, *args)
         _keep_backward(ctx, args, gradients)
         return gradients
 
@@ -195,8 +196,7 @@ def autograd_kernel(op: Any, node: type[Recorded]) -> Callable[..., Any]:
     def run(keyset: Any, *args: Any) -> Any:
         if torch.is_grad_enabled() and _private_api.any_requires_grad(*args):
             return node.record(keyset, *args)
-        with _private_api.below_autograd():
-            return op.redispatch(keyset & _private_api.keyset_after_autograd, *args)
+        return redispatch(op, keyset, *args)
 
     return run
 

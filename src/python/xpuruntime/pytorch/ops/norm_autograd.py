@@ -15,7 +15,7 @@ from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch.context import thread_policy
 from xpuruntime.pytorch.dispatch.overrides.norms import rms_eps
-from xpuruntime.pytorch.ops.attention_gradient import Recorded, autograd_kernel
+from xpuruntime.pytorch.ops.attention_gradient import Recorded, autograd_kernel, redispatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -168,8 +168,7 @@ def _node(op: Any, keep: Callable[..., None], backward: Callable[..., tuple[Any,
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
             *stated, keyset = args
-            with _private_api.below_autograd():
-                results = op.redispatch(keyset & _private_api.keyset_after_autograd, *stated)
+            results = redispatch(op, keyset, *stated)
             keep(ctx, stated, results)
             return results
 

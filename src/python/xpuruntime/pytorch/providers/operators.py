@@ -23,7 +23,7 @@ from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import context, tuning
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.route import BY_CALL, Route, facts_of_call
-from xpuruntime.pytorch.ops.attention_gradient import Recorded, autograd_kernel
+from xpuruntime.pytorch.ops.attention_gradient import Recorded, autograd_kernel, redispatch
 from xpuruntime.pytorch.providers.bound import (
     BoundKernel,
     alignment_of,
@@ -373,9 +373,7 @@ class _Served(Recorded):
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         operator = getattr(torch.ops.xpuruntime, operation.name).served
-        with _private_api.below_autograd():
-            keyset &= _private_api.keyset_after_autograd
-            outputs = operator.redispatch(keyset, list(tensors), names, attributes, kernel, phase)
+        outputs = redispatch(operator, keyset, list(tensors), names, attributes, kernel, phase)
         ctx.operation, ctx.names, ctx.attributes, ctx.kernel = operation, names, attributes, kernel
         ctx.count = len(tensors)
         ctx.set_materialize_grads(False)  # zeros like what is saved beside the outputs would be in vain
