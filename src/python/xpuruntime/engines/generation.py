@@ -72,7 +72,7 @@ def decoder_info(
     graph_name: str = "",
     weights: dict[str, int] | None = None,
 ) -> ModelInfo:
-    """Describe a folder with ``config.json`` whose graph is not read: it takes tokens and gives logits."""
+    """Describe a folder with ``config.json`` whose graph is not read: it takes token ids and returns logits."""
     written = (Path(facts.folder) / MODEL_CONFIG).stat()
     return ModelInfo(
         path=facts.folder,

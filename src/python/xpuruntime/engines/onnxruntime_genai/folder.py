@@ -54,7 +54,7 @@ class GenAiFolder(GenerationFolder, frozen=True, kw_only=True):
 
 
 def inspect_folder(folder: Path) -> ModelInfo:
-    """Read and check the configuration and the decoder of a folder. The model takes tokens and gives logits."""
+    """Read and check the configuration and the decoder of a folder. The model takes token ids and returns logits."""
     file = ConfigFile(folder, CONFIG, "build the folder again: python -m onnxruntime_genai.models.builder")
     model = file.section(file.values, "model")
     decoder = file.section(model, "model.decoder")

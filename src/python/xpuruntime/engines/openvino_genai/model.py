@@ -242,7 +242,7 @@ _GRAPH = "openvino_model.xml"
 
 
 def inspect_pipeline(folder: Path) -> ModelInfo:
-    """Read and check the configuration of a folder of OpenVINO. The model takes tokens and gives logits."""
+    """Read and check the configuration of a folder of OpenVINO. The model takes token ids and returns logits."""
     file = ConfigFile(folder, MODEL_CONFIG, _AGAIN)
     config, name = file.values, "generation_config.json"
     stated = ConfigFile(folder, name, _AGAIN) if kind_of(folder / name) != "missing" else None

@@ -43,7 +43,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def inspect_decoder(folder: Path) -> ModelInfo:
-    """Read and check the configuration and the headers of the weights. The model takes tokens and gives logits."""
+    """Read and check the configuration and the headers of the weights. The model takes token ids and returns logits."""
     file = ConfigFile(folder, MODEL_CONFIG, _AGAIN)
     config = file.values
     for name, source in ((MODEL_CONFIG, config), ("tokenizer_config.json", _values(folder, "tokenizer_config.json"))):
