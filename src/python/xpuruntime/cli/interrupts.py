@@ -214,8 +214,16 @@ def repeat_lost(kind: type[KeyboardInterrupt], repeat: Callable[[], object]) -> 
     """
     shown = sys.unraisablehook
 
+    def in_hook() -> bool:
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        while frame is not None and frame.f_code is not hook.__code__:
+            frame = frame.f_back
+        return frame is not None
+
     def later() -> None:
         time.sleep(_REPEAT)
+        while in_hook():  # where it would be dropped once more, with a traceback
+            time.sleep(_REPEAT)
         repeat()
 
     def hook(unraisable: Any, /) -> None:
