@@ -5,21 +5,25 @@
 python benchmarks/bench_weights.py
 python benchmarks/bench_weights.py --modes int8/float --device cpu --quick --out folder
 
-Each mode prepares in a process of its own, all at once, and is timed alone. The model is a random decoder of Llama's
-shape in bf16; gates compare it, as it is, with the quantized one on random texts. Random weights are more sensitive
-than trained ones: only a KL divergence that a broken product has is a failure here. Times of layers are those of the
-device's work inside of them, eagerly; a step is the replay of a captured step that torch.compile has compiled.
+Each mode prepares in a process of its own, all at once, for at most `--limit` seconds, and is timed alone. The model is
+a random decoder of Llama's shape in bf16. Gates compare it, as it is, with the captured step that is timed, on random
+texts. Random weights are more sensitive than trained ones: only a KL divergence that a broken product has is a failure
+here. Times of layers are those of the device's work inside of them, eagerly; a step is the replay of a captured step
+that torch.compile has compiled.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
+import faulthandler
 import itertools
 import json
 import statistics
 import subprocess
 import sys
+import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +39,10 @@ if TYPE_CHECKING:
 #: Replays that are timed.
 STEPS = 200
 PLAIN = "bf16"
-MODES = ("int8/float", "int8/int8", "fp8/float", "fp8/fp8", "int4/float")
+MODES = ("fp8/fp8", "int8/int8", "int4/float", "int8/float", "fp8/float")
+#: Seconds in which a mode that is ready has to be timed.
+_TIMED = 40
+_BEGUN = time.monotonic()
 
 
 def decoder(device: str, *, quick: bool) -> Any:
@@ -59,35 +66,45 @@ def decoder(device: str, *, quick: bool) -> Any:
 
 def measure(mode: str, device: str, go: Callable[[], Any], *, quick: bool) -> dict[str, Any]:
     """Prepare a mode, and time it after `go` has returned."""
+    stages: dict[str, float] = {}
+
+    def reached(stage: str) -> None:
+        stages[stage] = round(time.monotonic() - _BEGUN, 1)
+        print(f"  {mode}: {stage} after {stages[stage]} s", file=sys.stderr, flush=True)
+
     plain = decoder(device, quick=quick)
-    row: dict[str, Any] = {"mode": mode, "device": device}
+    reached("model")
+    row: dict[str, Any] = {"mode": mode, "device": device, "stages_s": stages}
     policy, model = None, plain
     if mode != PLAIN:
         storage, _, compute = mode.partition("/")
         weights = {"storage": storage, "compute": compute, "exclude": ["lm_head"]}
         policy = xrt.Policy(mode="strict", execution={"weights": weights})
         model = xrt_torch.quantize(copy.deepcopy(plain), policy)
-        draw = torch.Generator().manual_seed(1)
-        texts = torch.randint(1, plain.config.vocab_size, (2, 24), generator=draw).tolist()
-        ours = xrt_torch.logprobs_of(model, policy=policy)
-        gates = check_gates(xrt_torch.logprobs_of(plain), ours, {"kl": 1.0, "tokens": 8}, texts=texts)
-        row["gates"] = {gate.name: [gate.verdict, gate.observed, gate.figures] for gate in gates.gates}
-    ids = torch.ones(1, 16, dtype=torch.long, device=device)
-    options = {"attention_mask": torch.ones_like(ids), "do_sample": False}
+        reached("quantized")
+    draw = torch.Generator().manual_seed(1)
+    texts = torch.randint(1, plain.config.vocab_size, (2, 24), generator=draw).tolist()
     captured = xrt_torch.capture_decode(model, max_length=128, kv_ranges=[128], fuse=False)
-    captured.generate(ids, **options, max_new_tokens=4)
-    go()
+    ours = xrt_torch.logprobs_of(model, generate=captured.generate)
+    ours.logprobs(texts[0])
+    reached("captured")
+    gates = check_gates(xrt_torch.logprobs_of(plain), ours, {"kl": 1.0, "top1": 0.0}, texts=texts)
+    row["gates"] = {gate.name: [gate.verdict, gate.observed, gate.figures] for gate in gates.gates}
     row["reasons"] = dict(captured.report.reasons)
+    reached("judged")
+    go()
     if captured._graphs:
-        row["step_us"] = _replayed(captured, lambda: captured.generate(ids, **options, max_new_tokens=16))
+        ours.logprobs(texts[0])  # a text for which the cache has room
+        row |= _replayed(next(iter(captured._graphs.values())).recording.graph)
     captured.reset()
-    return row | ({} if policy is None else _evidence(model, policy, ids[:, :1], calls=2 if quick else 5))
+    if policy is not None:
+        ids = torch.ones(1, 1, dtype=torch.long, device=device)
+        row |= _evidence(model, policy, ids, calls=2 if quick else 5)
+    return row
 
 
-def _replayed(captured: Any, call: Callable[[], Any]) -> float:
-    """Return the median microseconds of a replay of the graph, after a text for which the cache has room."""
-    call()
-    graph = next(iter(captured._graphs.values())).recording.graph
+def _replayed(graph: Any) -> dict[str, Any]:
+    """Return the median microseconds of a replay, and of the kernels that take most of it."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(STEPS + 1)]
     events[0].record()
     for event in events[1:]:
@@ -95,7 +112,12 @@ def _replayed(captured: Any, call: Callable[[], Any]) -> float:
         event.record()
     events[-1].synchronize()
     taken = [before.elapsed_time(after) * 1e3 for before, after in itertools.pairwise(events)]
-    return round(statistics.median(taken), 1)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        graph.replay()
+        torch.cuda.synchronize()
+    kernels = sorted(profile.key_averages(), key=lambda kernel: -kernel.self_device_time_total)[:4]
+    longest = {kernel.key[:120]: [kernel.count, round(kernel.self_device_time_total, 1)] for kernel in kernels}
+    return {"step_us": round(statistics.median(taken), 1), "kernels": longest}
 
 
 def _evidence(model: Any, policy: Any, ids: Any, *, calls: int) -> dict[str, Any]:
@@ -118,18 +140,22 @@ def _evidence(model: Any, policy: Any, ids: Any, *, calls: int) -> dict[str, Any
     }
 
 
-def _prepared(mode: str, device: str, *, quick: bool) -> None:
-    """Measure a mode in this process, when a line comes."""
+def _prepared(mode: str, device: str, limit: float, *, quick: bool) -> None:
+    """Measure a mode in this process, when a line comes; a stage that does not end shows its stack."""
 
     def go() -> None:
+        faulthandler.cancel_dump_traceback_later()
         print("READY", flush=True)
         sys.stdin.readline()
+        faulthandler.dump_traceback_later(_TIMED, exit=True)
 
+    faulthandler.dump_traceback_later(limit, exit=True)
     try:
         row = measure(mode, device, go, quick=quick)
     except Exception as error:
         row = {"mode": mode, "device": device, "refused": str(error)}
     print(json.dumps(row), flush=True)
+    faulthandler.cancel_dump_traceback_later()
 
 
 def main() -> None:
@@ -137,44 +163,37 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=(PLAIN, *MODES), default=[PLAIN, *MODES])
     parser.add_argument("--here", action="store_true", help="measure the first mode in this process")
     parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--limit", type=float, default=600, help="seconds in which a mode has to be prepared")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", help="folder of the JSON file; default: benchmarks/results")
     stated = parser.parse_args()
     warnings.simplefilter("ignore")
     if stated.here:
-        _prepared(stated.modes[0], stated.device, quick=stated.quick)
+        _prepared(stated.modes[0], stated.device, stated.limit, quick=stated.quick)
         return
     from harness import write
 
-    quick = ["--quick"] if stated.quick else []
+    options = ["--device", stated.device, "--limit", str(stated.limit), *(["--quick"] if stated.quick else [])]
     started = [
         subprocess.Popen(
-            [sys.executable, __file__, "--here", "--modes", mode, "--device", stated.device, *quick],
+            [sys.executable, __file__, "--here", "--modes", mode, *options],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )
         for mode in stated.modes
     ]  # fmt: skip
     said = [_until_ready(process) for process in started]
     rows = []
-    for process, line in zip(started, said, strict=True):
+    for mode, process, line in zip(stated.modes, started, said, strict=True):
         if line == "READY":
-            line = process.communicate("go\n")[0].strip().rpartition("\n")[2]
-        row = json.loads(line or '{"refused": "the process has ended"}')
+            with contextlib.suppress(BrokenPipeError):
+                line = process.communicate("go\n")[0].strip().rpartition("\n")[2]
+        ended = {"mode": mode, "refused": f"not prepared in {stated.limit:g} s, or not timed in {_TIMED} s"}
+        row = json.loads(line) if line.startswith("{") else ended
         rows.append(row)
-        told = [f"{name} {verdict} {observed}" for name, (verdict, observed, _) in row.get("gates", {}).items()]
-        print(
-            row.get("mode"),
-            row.get("step_us"),
-            row.get("refused"),
-            row.get("traffic"),
-            row.get("reason"),
-            *told,
-            sep=" | ",
-        )
-        print(
-            "  ", *(row.get(name) for name in ("storage", "compute", "operators", "deviations", "reasons")), flush=True
-        )
         write("weights_cuda", {"rows": rows}, stated.out)
+        told = [f"{name} {verdict} {observed}" for name, (verdict, observed, _) in row.get("gates", {}).items()]
+        names = ("step_us", "refused", "traffic", "reason", "storage", "compute", "operators", "reasons", "kernels")
+        print(mode, *(f"{name} {row[name]}" for name in names if row.get(name)), *told, sep=" | ", flush=True)
 
 
 def _until_ready(process: Any) -> str:

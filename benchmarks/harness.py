@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = (
     "xpuruntime", "onnxruntime", "onnxruntime-gpu", "numpy", "torch", "torchvision", "cupy-cuda13x", "onnx",
-    "transformers", "triton", "liger-kernel", "quack-kernels", "flash-attn-4", "nvidia-cutlass-dsl",
+    "torchao", "transformers", "triton", "liger-kernel", "quack-kernels", "flash-attn-4", "nvidia-cutlass-dsl",
 )  # fmt: skip
 
 
