@@ -465,3 +465,16 @@ def test_the_classes_of_transformers(monkeypatch):
     assert found["after"] > 10 * found["none"] > 0
     assert found["inside"] >= 3
     assert found["plus_one"] >= 3
+
+
+def test_autocast_leaves_rows_that_it_does_not_cast_to_the_same_operator():
+    def step(*, cast):
+        norm, x = Inside(), torch.randn(3, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        norm.weight.data.fill_(1.5)
+        with xt.kernel_policy(xrt.KernelPolicy(rms_norm="cpu")), torch.autocast("cpu", torch.bfloat16, enabled=cast):
+            out = norm(x)
+        return out.grad_fn.name(), out, *torch.autograd.grad(out.sum(), (x, norm.weight))
+
+    (name, *plain), (under_autocast, *results) = step(cast=False), step(cast=True)
+    assert under_autocast == name
+    assert all(map(torch.equal, results, plain))

@@ -19,7 +19,7 @@ from torch.nn import functional
 from xpuruntime.ops.torch_kernels import is_torch_kernel
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.adapters.in_place import UNUSUAL, AdaptedClasses, is_usual
-from xpuruntime.pytorch.adapters.norm_formulas import Formula, compute, read, reads_of, recognized
+from xpuruntime.pytorch.adapters.norm_formulas import HALVES, Formula, compute, read, reads_of, recognized
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.coverage.gaps import CoverageGap, report_gaps
 from xpuruntime.pytorch.coverage.operation_table import norm_by_operators, title_of
@@ -196,7 +196,8 @@ def _normalize(op: str, eps: float, rows: Tensor, weight: Tensor | None, bias: T
     shape = rows.shape[-1:]
     compiling = torch.compiler.is_compiling()
     same = weight is None or weight.dtype == rows.dtype
-    if op == "rms_norm" and same and not compiling and not torch.is_autocast_enabled(rows.device.type):
+    cast = rows.dtype in HALVES and torch.is_autocast_enabled(rows.device.type)
+    if op == "rms_norm" and same and not compiling and not cast:
         return functional.rms_norm(rows, shape, weight, eps)  # without Python where a fast kernel serves
     call: Any = torch.ops.xpuruntime if compiling else norm_autograd
     if op == "rms_norm":

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     #: Returns the norm of rows, times a weight, plus a bias, rounded to the type of the rows.
     Normalize = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 
-__all__ = ["Formula", "compute", "formula_of_module", "read", "reads_of", "recognized"]
+__all__ = ["HALVES", "Formula", "compute", "formula_of_module", "read", "reads_of", "recognized"]
 
 _PLAIN = (bool, int, float, str)
 #: Columns of a norm without a weight where nothing says how many there are.
 _COLUMNS = 64
-_HALVES = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
 #: Values that tell formulas apart which differ in where they round.
 _LEAST = 256
 
@@ -98,7 +98,7 @@ def compute(
         out = normalize(rows, 1.0 + weight.float(), None)
     elif formula.scale == "widest" and weight.dtype != dtype:
         normal = normalize(rows.float(), None, None)
-        return weight * (normal.to(weight.dtype) if weight.dtype in _HALVES else normal)
+        return weight * (normal.to(weight.dtype) if weight.dtype in HALVES else normal)
     else:
         out = weight * normalize(rows, None, None).to(dtype)
         out = out if bias is None else out + bias
@@ -123,7 +123,7 @@ def recognize(
     gated: bool,
 ) -> tuple[Formula, float] | None:
     """Return the formula of a class and its epsilon, or ``None`` where it is none of those known."""
-    if dtype not in (torch.float32, *_HALVES) or columns < 1 or dims < 1:
+    if dtype not in (torch.float32, *HALVES) or columns < 1 or dims < 1:
         return None
     return in_clean_thread(_recognize, kind, forward, state, dtype, columns, dims, gated=gated)
 
