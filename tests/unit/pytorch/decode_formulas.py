@@ -15,7 +15,7 @@ def _normed(x: Any, weight: Any, eps: float) -> Any:
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
-def ways(rows: int, dtype: Any) -> tuple[str, ...]:
+def ways(rows: int, like: Any) -> tuple[str, ...]:
     return ("a formula",)
 
 

@@ -138,6 +138,51 @@ def test_one_code_serves_the_comparison_autocast_and_any_batch(monkeypatch):
     assert not hasattr(operands["cos"], "_dynamo_weak_dynamic_indices")
 
 
+def test_code_is_made_for_the_threads_and_switches_that_hold(monkeypatch):
+    from xpuruntime.pytorch.providers import compiled
+
+    made = []
+    monkeypatch.setattr(compiled, "_code", {})
+    monkeypatch.setattr(compiled, "_layouts", {})
+    monkeypatch.setattr(compiled, "_of_layout", lambda function, *_: made.append(function) or function)
+    x, threads = torch.randn(3, 8), torch.get_num_threads()
+    try:
+        for change in (lambda: None, lambda: torch.set_num_threads(threads + 1),
+                       lambda: torch.use_deterministic_algorithms(True)):  # fmt: skip
+            change()
+            for _ in range(2):
+                perform("swiglu", {"gate": x, "up": x}, {}, "compiled.swiglu")
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(False)
+    assert made.count(compiled._forward_of_swiglu) == 3
+
+
+def test_a_tensor_without_dimensions_is_no_row():
+    x = torch.tensor(2.0)
+    with pytest.raises(UnsupportedOperationError, match="tensor without dimensions has none"):
+        perform("swiglu", {"gate": x, "up": x}, {}, "compiled.swiglu")
+    with xt.kernel_policy(swiglu=("compiled.swiglu", "torch")):
+        torch.testing.assert_close(perform("swiglu", {"gate": x, "up": x}, {}), torch.nn.functional.silu(x) * x)
+
+
+def test_tensors_without_values_get_shapes():
+    with torch.device("meta"):
+        gate = torch.randn(5, 8, requires_grad=True)
+        out = perform("swiglu", {"gate": gate, "up": torch.randn(5, 8)}, {}, "compiled.swiglu")
+        out.sum().backward()
+    assert (out.shape, out.device.type, gate.grad.device.type) == ((5, 8), "meta", "meta")
+
+
+def test_what_a_kernel_is_told_of_a_call_cannot_be_changed():
+    x = torch.randn(3, 8)
+    call = call_of("swiglu", "infer", {"gate": x, "up": x}, {"approximate": "none"})
+    for facts in (call.attributes, call.operands):
+        with pytest.raises(TypeError):
+            facts["gate"] = None
+    assert call is call_of("swiglu", "infer", {"gate": x, "up": x}, {"approximate": "none"})
+
+
 def test_code_for_no_rows_serves_no_others(monkeypatch):
     monkeypatch.setattr("xpuruntime.pytorch.providers.compiled._code", {})
     monkeypatch.setattr("xpuruntime.pytorch.providers.compiled._layouts", {})

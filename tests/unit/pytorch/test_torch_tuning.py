@@ -244,6 +244,14 @@ def test_the_times_of_the_device_are_those_of_the_same_calls(monkeypatch):
     assert counts[0] == counts[1] > 0
 
 
+def test_a_time_of_the_device_is_one_sample_however_many_are_to_be_made(monkeypatch):
+    timed = []
+    monkeypatch.setattr(step_cost, "time_on_cuda", lambda _, device, count: (timed.append(count), (0.0, 2e-6))[1])
+    sample = step_cost.on_device(lambda: None, CUDA, [3e-6])
+    assert (sample(4, 5), timed) == ([12e-6], [])
+    assert (sample(4, 5), timed) == ([8e-6], [20])
+
+
 def test_what_is_undecided_stays_native_and_is_measured_again_with_more_time(monkeypatch):
     asked = takes(monkeypatch, native=10.0, ours=9.9, undecided=True)
     a = torch.randn(4, 4)

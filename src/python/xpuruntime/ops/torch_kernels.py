@@ -15,6 +15,7 @@ import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.errors import InputError
@@ -112,6 +113,8 @@ class TorchCall:
     key: tuple[Any, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for name in ("operands", "attributes"):  # calls are kept, and shared by all that are alike
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         key = (
             self.op, self.phase, self.device, self.deterministic, tuple(self.operands.items()),
             tuple(self.attributes.items()),

@@ -17,11 +17,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from xpuruntime.pytorch.dispatch.context import arch_of
 from xpuruntime.pytorch.generation.decode_attention import attend, launch, splits_for
 
 rows_product: Any
 try:
-    from xpuruntime.pytorch.generation.rows_product import rows_product, streamed_product, streams
+    from xpuruntime.pytorch.generation.rows_product import rows_product, streamed_product
 except ImportError:  # this Triton has no Gluon, or none with these tensor cores
     rows_product = None
 
@@ -125,11 +126,11 @@ def _gate_rows(both, out, N: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.conste
     tl.store(out + tl.program_id(0) * N + n, active * tl.load(at + N, mask=n < N, other=0.0), mask=n < N)
 
 
-def ways(rows: int, dtype: torch.dtype) -> tuple[str, ...]:
-    """Return how products of so many rows can be computed."""
-    tensor_cores = rows_product is not None and dtype == torch.bfloat16
+def ways(rows: int, like: torch.Tensor) -> tuple[str, ...]:
+    """Return how products of so many rows can be computed, of tensors as this one."""
+    tensor_cores = rows_product is not None and like.dtype == torch.bfloat16
     own = (_OWN,) if rows == 1 or tensor_cores else ()
-    return (*own, *((_STREAMED,) if tensor_cores and streams() else ()), _LIBRARY)
+    return (*own, *((_STREAMED,) if tensor_cores and arch_of(like.device) == "sm90" else ()), _LIBRARY)
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, scaled: bool) -> Scaled:
@@ -160,7 +161,7 @@ def product(
     the weight of the norm that follows, for which it may return what that begins with.
     """
     rows, columns = x.shape
-    way = way or ways(rows, x.dtype)[0]
+    way = way or ways(rows, x)[0]
     if way == _LIBRARY:
         if norm is not None:
             x = _norm(x, *norm, scaled=False).rows

@@ -174,7 +174,7 @@ class FusedDecoder:
             heads = rows * max(layer.kv_heads for layer in self._layers)
             most = max(heads, *(tensor.shape[0] for tensor in self._tensors()))
             self._arrived[rows] = torch.zeros(most, dtype=torch.int32, device=self._embedding.device)
-            ways = self._kernels.ways(rows, self._embedding.dtype)
+            ways = self._kernels.ways(rows, self._embedding)
             for number, first in enumerate(ways):
                 self._ways[rows] = dict.fromkeys(_PRODUCTS, first)
                 self._proved[rows] = why = self._why_wrong(lane, limit)

@@ -24,7 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from xpuruntime.pytorch.generation.decode_attention import launch
 
-__all__ = ["rows_product", "streamed_product", "streams"]
+__all__ = ["rows_product", "streamed_product"]
 
 #: Rows of a weight of which a chip has about one program for each multiprocessor.
 _FEW = 2560
@@ -280,11 +280,6 @@ def _streamed_product(weight, x, partial, arrived, bias, residual, out, squares,
             total, up, kept, n, row, alive, bias, out, factor, squares, scales, scaled, N, BIAS, RESIDUAL, GATED,
             SCALED, TYPE, ROWS,
         )  # fmt: skip
-
-
-def streams() -> bool:
-    """Say whether the current device runs `streamed_product`."""
-    return bool(torch.cuda.get_device_capability()[0] == 9)
 
 
 def _streamed_tiles(rows, count, columns, gated):

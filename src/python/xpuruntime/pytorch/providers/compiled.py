@@ -65,12 +65,17 @@ def _of_any_sizes(function: FunctionType, kind: Any) -> Callable[..., Any]:
 def _run(function: Any, *tensors: Tensor, **options: Any) -> Any:
     """Run a function compiled for tensors of these layouts, the number of rows apart, which is that of dimension 0."""
     plain = [x.detach() if x.requires_grad else x for x in tensors]
-    layouts = (function, plain[0].device, *options.values(), *map(_layout, plain))
+    layouts = (function, plain[0].device, *_switches(), *options.values(), *map(_layout, plain))
     with torch.no_grad(), _private_api.below_autograd():  # as inside of an operator, which Dynamo tells apart
         code = _code.get(layouts)
         if code is None:
             code = _code_for(layouts, function, plain, options)
         return code(*plain, **options)
+
+
+def _switches() -> tuple[Any, ...]:
+    """Return what Inductor's code holds for beside tensors, which Dynamo would guard."""
+    return torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
 
 
 def _layout(x: Tensor) -> tuple[Any, ...]:
