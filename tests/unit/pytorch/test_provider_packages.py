@@ -120,6 +120,10 @@ def attention(**change):
     return call("attention", q=q, k=k, v=change.pop("v", k), attributes=attributes, **change)
 
 
+def masked(mask=("bool", 2, 1, 128, 128), **change):
+    return attention(mask=mask, **change)
+
+
 def norm(formula="torch", x=("bfloat16", 4, 4096), weight=("bfloat16", 4096), **change):
     return call("rms_norm", x=x, weight=weight, attributes={"epsilon": 1e-6, "formula": formula}, **change)
 
@@ -167,6 +171,23 @@ def writes(keys=("bfloat16", 2, 8, 64, 128), values=("bfloat16", 2, 8, 64, 128),
         ("fa4", attention(q=("bfloat16", 2, 8, 1, 64), causal=True), "its causal mask begins at the last key"),
         ("fa4", attention(q=("bfloat16", 2, 8, 128, 60), k=("bfloat16", 2, 8, 128, 60)), "do not begin at multiples"),
         ("fa4", attention(mask=("bool", 1, 1, 128, 128)), "it takes no mask tensor"),
+        ("torch_masked.cudnn", masked(), ""),
+        ("torch_masked.cudnn", masked(("bool", 128, 128)), ""),
+        ("torch_masked.cudnn", attention(), "it is for calls with a boolean mask"),
+        ("torch_masked.cudnn", masked(("bfloat16", 2, 1, 128, 128)), "it is for calls with a boolean mask"),
+        ("torch_masked.cudnn", masked(("bool", 2, 1, 128, 1)), "a column for each key"),
+        ("torch_masked.cudnn", masked(arch="sm75"), "it runs on CUDA, sm_80 and later"),
+        ("torch_masked.cudnn", masked(q=("float32", 2, 8, 128, 64)), "it computes float16, bfloat16"),
+        ("torch_masked.cudnn", masked(q=("bfloat16", 2, 7, 128, 64)), "7 heads of queries are no multiple of 2"),
+        ("torch_masked.cudnn", masked(q=("bfloat16", 2, 8, 128, 136), k=("bfloat16", 2, 2, 128, 136)), "8 to 128"),
+        ("torch_masked.cudnn", masked(q=("bfloat16", 2, 8, 1, 64)), "may be NaN"),
+        ("torch_masked.cudnn", masked(q=("bfloat16", 2, 8, 1, 64), phase="infer"), ""),
+        ("torch_masked.cudnn", masked(("bool", 2, 1, 192, 192), k=("bfloat16", 2, 2, 192, 64)), "may be NaN"),
+        (
+            "torch_masked.cudnn",
+            masked(("bool", 2, 1, 100, 100), k=("bfloat16", 2, 2, 100, 64), phase="infer"),
+            "in multiples of 8",
+        ),
         ("quack.rms_norm", norm(), ""),
         ("quack.rms_norm", norm("gemma"), ""),
         ("quack.rms_norm", norm("llama"), "the formula is llama's"),

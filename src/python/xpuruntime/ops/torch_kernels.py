@@ -57,6 +57,7 @@ _ADAPTERS = {
     "liger": "xpuruntime.pytorch.providers.liger",
     "quack": "xpuruntime.pytorch.providers.quack",
     "fa4": "xpuruntime.pytorch.providers.flash",
+    "torch_masked": "xpuruntime.pytorch.providers.flash",
     "flashinfer": "xpuruntime.pytorch.providers.flashinfer",
     "triton_raw": "xpuruntime.pytorch.providers.one_query",
     "chunked": "xpuruntime.pytorch.providers.chunked",

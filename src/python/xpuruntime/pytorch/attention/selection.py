@@ -395,10 +395,12 @@ def _settle(
             return tuning.pick("attention", text, candidates_for(*of), call.q.device, passes=passes, active=active)
 
         if is_lowered():
+            waits_for_host = not CONTEXT.replays and call.q.device.type == "cuda"  # as what is not captured may do
             with tuning.replayed():  # by the time of the device
                 best = _pick_while_compiling(call, pick)
                 times = {name: us for name, us, _ in tuning.measured("attention", text, call.q.device, active=active)}
-            if best in places and not _pays(call, times.get(route.kernel, 0.0) - times.get(best, 0.0)):
+            gain = times.get(route.kernel, 0.0) - times[best] if best in times else 0.0
+            if best in places and waits_for_host and gain <= _OPERATOR_US * (2 if call.needs_grad else 1):
                 best = route.kernel
         else:
             best = pick(call, natively)
@@ -409,11 +411,6 @@ def _settle(
     if best in xrt_kernel:
         target = active.place("attention", best, route.source, call.module, allow_tf32=False, deterministic=exact)
     return tuning.keep_tuned(active, key, route, best, target, text, call.q.device)
-
-
-def _pays(call: AttentionCall, gain: float) -> bool:
-    """Say whether compiled code gains by an operator even where its steps wait for the host; `gain` in microseconds."""
-    return call.q.device.type != "cuda" or gain > _OPERATOR_US * (2 if call.needs_grad else 1)
 
 
 def is_lowered() -> bool:

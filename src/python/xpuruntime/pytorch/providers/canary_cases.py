@@ -107,6 +107,7 @@ def _attentions(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case
     for queries, keys, heads, shift in (
         (1, 1, 1, 0.0), (64, 64, 2, 0.0), (127, 127, 1, 0.0), (65, 65, 2, 80.0), (192, 192, 1, -120.0),
         (1, 192, 2, -120.0), (63, 128, 1, 0.0), (704, 704, 1, 0.0), (1, 200, 4, 0.0),
+        (256, 384, 2, -120.0),
     ):  # fmt: skip
         batch = 1 if keys == _ALONE else 2
         q, k, v = random(batch, heads, queries, head_dim), *(random(batch, 1, keys, head_dim) for _ in range(2))
@@ -121,10 +122,11 @@ def _attentions(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case
         if masked:
             mask = torch.ones(batch, 1, queries, keys, dtype=torch.bool, device=q.device)
             mask[-1, :, :, : max(1, keys // 3)] = keys == 1
+            mask[0, :, : queries // 9] = False
             kind = call.operands["mask"].dtype
             zeros = torch.zeros(mask.shape, dtype=q.dtype, device=q.device)
             operands["mask"] = mask if kind == "bool" else zeros.masked_fill(~mask, -math.inf)
-            what += ", a third of the keys of one sequence hidden"
+            what += ", a third of the keys of one sequence hidden, and all keys from some queries"
         yield Case(what, operands, attributes)
         if queries == keys == _VIEWED:
             views = {name: x.transpose(1, 2).contiguous().transpose(1, 2) for name, x in operands.items()}

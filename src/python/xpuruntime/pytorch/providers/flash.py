@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""FlashAttention 4, called directly: the way that PyTorch has to it expects two results, and it returns five by now."""
+"""FlashAttention 4, called directly, and cuDNN's attention as PyTorch has it, with queries that a mask hides mended.
+
+The way that PyTorch has to FlashAttention 4 expects two results, and it returns five by now.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ _TYPES = ("float16", "bfloat16")
 _ARCHS = ("sm90", "sm100")
 _ALIGNED = 16
 _MOST_HEAD_DIM = {"sm90": 256, "sm100": 128}
+_MASKED_HEAD_DIM = 128
 
 
 class _Attention(TorchKernel):
@@ -87,4 +91,73 @@ class _Attention(TorchKernel):
         return gradients
 
 
-KERNELS: tuple[TorchKernel, ...] = (_Attention(),)
+class _MaskedCudnn(TorchKernel):
+    """cuDNN gives queries that a mask hides all keys from numbers or NaN, and PyTorch and other kernels 0."""
+
+    id = "torch_masked.cudnn"
+    op = "attention"
+    description = "cuDNN's attention as PyTorch calls it, with a boolean mask; queries that see no key get 0"
+    limits = "sm_80 and later; fp16 and bf16; with a boolean mask; gradients of 2 and more queries, keys by 128"
+    operators = ("*_scaled_dot_product_cudnn_attention*",)
+    deterministic = "its gradient adds in any order"
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        if not call.device.startswith("cuda") or int((call.arch or "sm0")[2:].rstrip("af")) < 80:
+            return False, f"it runs on CUDA, sm_80 and later, and the operands are on {call.arch or call.device}"
+        q, k, v = (call.operands[name] for name in ("q", "k", "v"))
+        mask = call.operands.get("mask")
+        if mask is None or mask.dtype != "bool" or mask.shape[-1] != k.shape[2]:
+            return False, "it is for calls with a boolean mask that has a column for each key"
+        if q.dtype not in _TYPES or {k.dtype, v.dtype} != {q.dtype}:
+            return False, f"it computes {', '.join(_TYPES)}, and these are {q.dtype}, {k.dtype} and {v.dtype}"
+        for name in ("q", "k", "v"):
+            operand = call.operands[name]
+            if operand.strides[-1] != 1 or operand.alignment < _ALIGNED or any(n % 8 for n in operand.strides[:-1]):
+                return False, f"the rows of {name} do not begin at multiples of {_ALIGNED} bytes"
+        if q.shape[-1] % 8 or not 8 <= q.shape[-1] <= _MASKED_HEAD_DIM or v.shape[-1] != q.shape[-1]:
+            return False, f"it takes a head_dim of 8 to {_MASKED_HEAD_DIM} in multiples of 8, and this is {q.shape[-1]}"
+        if q.shape[1] % k.shape[1]:
+            return False, f"{q.shape[1]} heads of queries are no multiple of {k.shape[1]} heads of keys"
+        if call.phase in ("train", "backward") and (q.shape[2] == 1 or k.shape[2] % 128):
+            return False, "cuDNN's gradient of a single query, or of keys in no multiple of 128, may be NaN"
+        return (False, "it takes keys in multiples of 8") if k.shape[2] % 8 else (True, "")
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        import torch
+
+        q, k, v, mask = tensors
+        seen = mask.any(
+            -1, keepdim=True
+        )  # the other rows are opened, so that cuDNN computes nothing that is not finite
+        attended, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention.default(
+            q, k, v, _added(mask | ~seen, q), True, scale=call.attributes["scale"]
+        )
+        out = torch.empty_like(q)
+        out = attended if attended.stride() == out.stride() else out.copy_(attended)
+        lse = lse.reshape(q.shape[:3]).masked_fill_(~seen.squeeze(-1), -torch.inf)
+        return (out.masked_fill_(~seen, 0),), (lse,)
+
+    def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
+        import torch
+
+        q, k, v, mask = saved.inputs
+        lse = saved.extra[0]
+        lse = lse.masked_fill(lse == -torch.inf, torch.inf).unsqueeze(-1)  # weights of 0 for queries that see no key
+        unused = q.new_empty((), dtype=torch.int64)
+        gradients = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default(
+            grads[0], q, k, v, saved.outputs[0], lse, unused, unused, _added(mask, q), None, None, q.shape[2],
+            k.shape[2], 0.0, False, scale=call.attributes["scale"],
+        )  # fmt: skip
+        like = (torch.empty_like(x) for x in (q, k, v))
+        return (*(x if x.stride() == y.stride() else y.copy_(x) for x, y in zip(gradients, like, strict=True)), None)
+
+
+def _added(mask: Any, like: Any) -> Any:
+    """Return a boolean mask as it is added to scores, in four dimensions."""
+    import torch
+
+    mask = mask[(None,) * (4 - mask.dim())]
+    return torch.where(mask, like.new_zeros(()), like.new_full((), -torch.inf))
+
+
+KERNELS: tuple[TorchKernel, ...] = (_Attention(), _MaskedCudnn())

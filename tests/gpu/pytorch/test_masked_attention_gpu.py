@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Attention with boolean masks by cuDNN on a CUDA device, beside float64: also of queries that see no key."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import xpuruntime as xrt
+import xpuruntime.pytorch as xrt_torch
+from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.policies import KernelPolicy
+from xpuruntime.pytorch.dispatch.context import CONTEXT
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_policy_is_left")]
+
+DEVICE = torch.device("cuda", 0)
+WORD = "torch_masked.cudnn"
+attend = torch.nn.functional.scaled_dot_product_attention
+SHAPES = ((2, 4, 4, 256, 256, 64), (3, 4, 2, 200, 384, 128), (2, 2, 1, 1024, 128, 64))
+
+
+def operands(batch, heads, kv_heads, queries, keys, head_dim, dtype, *, low=False):
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    sizes = ((heads, queries), (kv_heads, keys), (kv_heads, keys))
+    q, k, v = (torch.randn(batch, *size, head_dim, device=DEVICE, generator=generator).to(dtype) for size in sizes)
+    if low:  # all scores are about -120
+        q, k = q * 0.1, k * 0.1
+        q[..., 0], k[..., 0] = 1.0, -120 * math.sqrt(head_dim)
+    return [x.requires_grad_() for x in (q, k, v)]
+
+
+def mask_of(kind, batch, heads, queries, keys):
+    generator = torch.Generator(DEVICE).manual_seed(1)
+    if kind == "keys":
+        mask = torch.ones(batch, 1, 1, keys, device=DEVICE, dtype=torch.bool)
+        mask[0, ..., keys // 3 :] = False
+        mask[-1] = False
+        return mask
+    rows = heads if kind == "heads" else 1
+    mask = torch.rand(batch, rows, queries, keys, device=DEVICE, generator=generator) < 0.5
+    mask[..., 0] = True
+    if kind != "seen":
+        mask[0, :, : queries // 3] = False
+        mask[0, :, -1] = False
+    if kind == "sequence":
+        mask[-1] = False
+    return mask
+
+
+def run(leaves, mask, grad):
+    spoiled = [torch.full((x.numel(),), math.nan, device=DEVICE, dtype=x.dtype) for x in leaves for _ in range(3)]
+    del spoiled  # so that what is not written is NaN
+    out = attend(*leaves, attn_mask=mask, enable_gqa=leaves[0].shape[1] != leaves[1].shape[1])
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
+
+
+def assert_near(results, wanted):
+    for x, y in zip(results, wanted, strict=True):
+        scale = float(y.abs().max()) or 1.0
+        torch.testing.assert_close(x.double() / scale, y / scale, rtol=0, atol=2e-2)
+
+
+@pytest.mark.parametrize("low", [False, True])
+@pytest.mark.parametrize("kind", ["seen", "queries", "heads", "sequence", "keys"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_results_are_those_of_float64(dtype, shape, kind, low):
+    batch, heads, _, queries, keys, head_dim = shape
+    leaves, mask = operands(*shape, dtype, low=low), mask_of(kind, batch, heads, queries, keys)
+    grad = torch.randn(batch, heads, queries, head_dim, device=DEVICE)
+    wanted = run([x.detach().double().requires_grad_() for x in leaves], mask, grad)
+    with xrt_torch.kernel_policy(xrt.Policy(mode="strict", kernels={"attention": WORD})):
+        results = run(leaves, mask, grad)
+    assert_near(results, wanted)
+    hidden = ~mask.any(-1).expand(batch, heads, queries)
+    assert not results[0][hidden].any()
+    assert not results[1][hidden].any()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_code_has_it(dynamic):
+    leaves, mask = operands(*SHAPES[0], torch.bfloat16), mask_of("sequence", 2, 4, 256, 256)
+    grad = torch.randn(2, 4, 256, 64, device=DEVICE)
+    wanted = run([x.detach().double().requires_grad_() for x in leaves], mask, grad)
+    policy = xrt.Policy(mode="strict", kernels={"attention": WORD})
+    with xrt_torch.kernel_policy(policy), xrt_torch.explain() as explained:
+        compiled = torch.compile(lambda q, k, v, mask: attend(q, k, v, attn_mask=mask), dynamic=dynamic)
+        out = compiled(*leaves, mask)
+        results = [out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
+    assert_near(results, wanted)
+    assert {row.resolved for row in explained.rows if row.op == "attention"} == {WORD}
+
+
+def test_auto_measures_it_and_is_right():
+    leaves, mask = operands(4, 8, 8, 1024, 1024, 64, torch.bfloat16), mask_of("sequence", 4, 8, 1024, 1024)
+    grad = torch.randn(4, 8, 1024, 64, device=DEVICE)
+    wanted = run([x.detach().double().requires_grad_() for x in leaves], mask, grad)
+    policy = xrt.Policy(mode="strict", kernels=KernelPolicy(attention="auto", auto_strategy="best_performance"))
+    with xrt_torch.kernel_policy(policy):
+        results = run(leaves, mask, grad)
+        marks = [times for (op, text, _), times in CONTEXT.times.items() if op == "attention" and "1024, 1024" in text]
+    assert_near(results, wanted)
+    assert any(candidate.kernel == WORD for times in marks for candidate in times.candidates)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 128), (192, 192)])
+def test_gradients_that_may_be_nan_are_refused(queries, keys):
+    leaves = operands(2, 4, 4, queries, keys, 64, torch.bfloat16, low=True)
+    mask = torch.ones(queries, keys, device=DEVICE, dtype=torch.bool)
+    policy = xrt.Policy(mode="strict", kernels={"attention": WORD})
+    with xrt_torch.kernel_policy(policy), pytest.raises(UnsupportedOperationError, match="may be NaN"):
+        attend(*leaves, attn_mask=mask)
