@@ -24,11 +24,13 @@ SHAPES = {
     "rms_norm": ((64, 1024), (1024,)),
     "attention": ((2, 4, 256, 64), (2, 2, 256, 64), (2, 2, 256, 64)),
     "cross_entropy": ((64, 1024),),
+    "linear_cross_entropy": ((64, 128), (1024, 128)),
     "swiglu": ((64, 1024), (64, 1024)),
 }
 WORDS = (
     ("rms_norm", "quack.rms_norm"), ("rms_norm", "liger.rms_norm"), ("attention", "fa4.attention"),
     ("cross_entropy", "quack.cross_entropy"), ("cross_entropy", "liger.cross_entropy"), ("swiglu", "liger.swiglu"),
+    ("linear_cross_entropy", "quack.linear_cross_entropy"), ("linear_cross_entropy", "compiled.linear_cross_entropy"),
 )  # fmt: skip
 TARGET = torch.arange(64) * 7
 
@@ -46,6 +48,8 @@ def step(op, leaves):
         out = F.scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=True)
     elif op == "cross_entropy":
         out = F.cross_entropy(leaves[0], TARGET)
+    elif op == "linear_cross_entropy":
+        out = perform(op, {"x": leaves[0], "weight": leaves[1], "target": TARGET}, {})
     else:
         out = perform(op, {"gate": leaves[0], "up": leaves[1]}, {})
     return [out.detach(), *torch.autograd.grad(out, leaves, torch.ones_like(out))]

@@ -98,7 +98,7 @@ def test_the_gradient_of_rope_keeps_neither_its_inputs_nor_its_outputs():
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_loss_in_parts_is_that_of_all_rows(biased, reduction, monkeypatch):
-    monkeypatch.setattr("xpuruntime.pytorch.providers.compiled._PART_BYTES", 1)
+    monkeypatch.setattr("xpuruntime.pytorch.providers.chunked._PART_BYTES", 1)
     generator = torch.Generator().manual_seed(0)
     operands = {
         "x": torch.randn(21, 16, generator=generator),

@@ -158,6 +158,7 @@ KERNEL_IDS: dict[str, tuple[tuple[str, ...], str]] = {
     "flashinfer.cache_update": (("cache_update",), "FlashInfer's write of keys and values into a cache"),
     "quack.softmax": (("softmax",), "quack's softmax, in CuTe"),
     "quack.cross_entropy": (("cross_entropy",), "quack's cross entropy, in CuTe"),
+    "quack.linear_cross_entropy": (("linear_cross_entropy",), "the logits of some rows at a time, their loss by quack"),
     "quack.rope": (("rope",), "quack's rotary embedding, in CuTe"),
     "quack.grouped_matmul": (("grouped_matmul",), "quack's product of groups of rows, in CuTe"),
 }

@@ -12,19 +12,28 @@ from torch.nn import functional
 from xpuruntime.ops.torch_kernels import TorchKernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
     from xpuruntime.ops.torch_kernels import Saved, TorchCall
 
-__all__ = ["KERNELS", "is_loss_of_rows", "needed", "scaled_gradients", "unsaved_gradients"]
+    #: Returns the losses of rows of logits, in float32, and the gradient of the logits where it is called with what
+    #: those of the losses are.
+    LossesOf = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+
+__all__ = ["KERNELS", "is_loss_of_rows", "loss_in_parts", "needed", "scaled_gradients", "unsaved_gradients"]
 
 _LEAST_ROWS = 128
+#: Bytes of logits and of their gradient that are in memory at a time, and the most parts: a gradient is rounded once
+#: for each.
+_PART_BYTES, _MOST_PARTS = 256 << 20, 8
 
 
-def is_loss_of_rows(call: TorchCall) -> tuple[bool, str]:
-    """Say whether a call has rows, a matrix, and one class index, int64, for each row."""
+def is_loss_of_rows(call: TorchCall, *, reduced: bool = False) -> tuple[bool, str]:
+    """Say whether a call has rows, a matrix, and one class index, int64, for each row; if `reduced`, no loss a row."""
+    if reduced and call.attributes["reduction"] == "none":
+        return False, "it is used for the mean or the sum of the losses"
     x, weight, target = (call.operands[name] for name in ("x", "weight", "target"))
     if len(x.shape) != 2 or len(weight.shape) != 2 or len(target.shape) != 1 or target.dtype != "int64":
         return False, "it takes rows, the matrix of a linear layer, and one class index, int64, for each row"
@@ -130,6 +139,37 @@ def scaled_gradients(call: TorchCall, saved: Saved, grad: Any) -> list[Any]:
     ]
 
 
+def loss_in_parts(
+    call: TorchCall, tensors: Sequence[Any], losses_of: LossesOf, *, held: int
+) -> tuple[tuple[Tensor], list[Any]]:
+    """Return the loss, and the gradients, of the logits of some rows at a time, of which there are `held` alike."""
+    x, weight, target, *bias = tensors
+    count = (target != call.attributes["ignore_index"]).sum().float()
+    factor = count.reciprocal() if call.attributes["reduction"] == "mean" else torch.ones_like(count)
+    gradients = unsaved_gradients(call, tensors)
+    named = dict(zip([name for name in ("x", "weight", "bias") if name in needed(call, bias)], gradients, strict=False))
+    losses = torch.empty(target.shape, dtype=torch.float32, device=x.device)
+    if not len(x):
+        for gradient in gradients:
+            gradient.zero_()
+    parts = min(-(-len(x) * len(weight) * x.element_size() * held // _PART_BYTES), _MOST_PARTS, len(x))
+    rows = -(-len(x) // max(1, parts))
+    for first in range(0, len(x), max(1, rows)):
+        part = slice(first, first + rows)
+        logits = functional.linear(x[part], weight, *bias)
+        losses[part], step = losses_of(logits, target[part], factor.expand(len(logits)) if named else None)
+        if step is None:
+            continue
+        if "x" in named:
+            torch.mm(step, weight, out=named["x"][part])
+        if "weight" in named:
+            named["weight"].addmm_(step.mT, x[part], beta=float(first > 0))
+        if "bias" in named:
+            of_part = step.sum(0)
+            named["bias"] = named["bias"].add_(of_part) if first else named["bias"].copy_(of_part)
+    return (losses.sum() * factor,), gradients
+
+
 class _TorchChunked(TorchKernel):
     id = "torch_chunked.linear_cross_entropy"
     op = "linear_cross_entropy"
@@ -139,11 +179,9 @@ class _TorchChunked(TorchKernel):
     install = 'pip install "torch>=2.13,<2.14"'
 
     def supports(self, call: TorchCall) -> tuple[bool, str]:
-        if call.attributes["reduction"] == "none":
-            return False, "it is used for the mean or the sum of the losses"
         if call.operands["x"].dtype not in ("float32", "float64"):
             return False, f"it returns a loss of the type of the rows, {call.operands['x'].dtype}, and not in float32"
-        return is_loss_of_rows(call)
+        return is_loss_of_rows(call, reduced=True)
 
     def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         import torch.nn.modules.linear_cross_entropy

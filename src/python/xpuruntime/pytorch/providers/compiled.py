@@ -19,7 +19,7 @@ import torch
 
 from xpuruntime.ops.torch_kernels import TorchKernel
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.providers.chunked import is_loss_of_rows, needed, scaled_gradients, unsaved_gradients
+from xpuruntime.pytorch.providers.chunked import is_loss_of_rows, loss_in_parts, scaled_gradients, unsaved_gradients
 from xpuruntime.pytorch.providers.operations import geglu, rope, swiglu
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ _COMPILER = "clang++" if sys.platform == "darwin" else "g++"
 _MOST_LAYOUTS = 8
 #: Layouts whose code is kept; with one more, all are looked for again.
 _MOST_KEPT = 4096
-#: Bytes of the logits that are in memory at a time, and the most parts: a gradient is rounded once for each.
-_PART_BYTES, _MOST_PARTS = 128 << 20, 8
 #: Largest index that code for 32 bits reaches.
 _MOST_INDEX = (1 << 31) - 1
 _code: dict[Any, Callable[..., Any]] = {}
@@ -274,42 +272,19 @@ class _LinearCrossEntropy(_CompiledKernel):
     limits = f"{_CompiledKernel.limits}; rows with one class index each; a mean or a sum"
 
     def supports(self, call: TorchCall) -> tuple[bool, str]:
-        if call.attributes["reduction"] == "none":
-            return False, "it is used for the mean or the sum of the losses"
-        fits, why = is_loss_of_rows(call)
+        fits, why = is_loss_of_rows(call, reduced=True)
         return super().supports(call) if fits else (fits, why)
 
     def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-        x, weight, target, *bias = tensors
-        ignored = call.attributes["ignore_index"]
-        stated = {"ignore_index": ignored, "reduction": "none"}
-        count = (target != ignored).sum().float()
-        factor = count.reciprocal() if call.attributes["reduction"] == "mean" else torch.ones_like(count)
-        gradients = unsaved_gradients(call, tensors)
-        named = dict(
-            zip([name for name in ("x", "weight", "bias") if name in needed(call, bias)], gradients, strict=False)
-        )
-        losses = torch.empty(target.shape, dtype=torch.float32, device=x.device)
-        if not len(x):
-            for gradient in gradients:
-                gradient.zero_()
-        parts = min(-(-len(x) * len(weight) * x.element_size() // _PART_BYTES), _MOST_PARTS, len(x))
-        rows = -(-len(x) // max(1, parts))
-        for first in range(0, len(x), max(1, rows)):
-            part = slice(first, first + rows)
-            logits = torch.nn.functional.linear(x[part], weight, *bias)
-            losses[part], sums = _run(_forward_of_loss, logits, target[part], **stated, upcast=True)
-            if not named:
-                continue
-            step = _run(_backward_of_loss, logits, target[part], sums, factor.expand(len(logits)), **stated)
-            if "x" in named:
-                torch.mm(step, weight, out=named["x"][part])
-            if "weight" in named:
-                named["weight"].addmm_(step.mT, x[part], beta=float(first > 0))
-            if "bias" in named:
-                of_part = step.sum(0)
-                named["bias"] = named["bias"].add_(of_part) if first else named["bias"].copy_(of_part)
-        return (losses.sum() * factor,), gradients
+        stated = {"ignore_index": call.attributes["ignore_index"], "reduction": "none"}
+
+        def losses_of(logits: Tensor, target: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor | None]:
+            losses, sums = _run(_forward_of_loss, logits, target, **stated, upcast=True)
+            if factors is None:
+                return losses, None
+            return losses, _run(_backward_of_loss, logits, target, sums, factors, **stated)
+
+        return loss_in_parts(call, tensors, losses_of, held=2)
 
     def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
         return scaled_gradients(call, saved, grads[0])

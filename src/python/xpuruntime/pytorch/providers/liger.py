@@ -234,9 +234,7 @@ class _LinearCrossEntropy(LigerKernel):
         fits, why = super().supports(replace(call, operands=operands))
         if not fits:
             return fits, why
-        if call.attributes["reduction"] == "none":
-            return False, "it is used for the mean or the sum of the losses"
-        return is_loss_of_rows(call)
+        return is_loss_of_rows(call, reduced=True)
 
     def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         from liger_kernel.ops.fused_linear_cross_entropy import fused_linear_cross_entropy_forward

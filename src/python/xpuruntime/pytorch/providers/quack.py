@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.ops.torch_kernels import TorchKernel
+from xpuruntime.ops.torch_kernels import Operand, TorchKernel
+from xpuruntime.pytorch.providers.chunked import is_loss_of_rows, loss_in_parts, scaled_gradients, unsaved_gradients
 from xpuruntime.pytorch.providers.operations import is_rotation
 
 if TYPE_CHECKING:
@@ -167,6 +168,41 @@ class _CrossEntropy(QuackKernel):
         )
 
 
+class _LinearCrossEntropy(_CrossEntropy):
+    id = "quack.linear_cross_entropy"
+    op = "linear_cross_entropy"
+    description = "the logits of some rows at a time, their loss by quack, and the gradient in the forward"
+    limits = "sm_90 and later; fp32, fp16 and bf16; classes in whole vectors of 16 bytes; a mean or a sum"
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        fits, why = is_loss_of_rows(call, reduced=True)
+        if not fits:
+            return fits, why
+        x, classes = call.operands["x"], call.operands["weight"].shape[0]
+        logits = Operand(x.dtype, (x.shape[0], classes), (classes, 1))
+        return super().supports(replace(call, operands={"logits": logits, "target": call.operands["target"]}))
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        from quack.cross_entropy import cross_entropy_bwd, cross_entropy_fwd
+
+        ignored = call.attributes["ignore_index"]
+
+        def losses_of(logits: Any, target: Any, factors: Any) -> tuple[Any, Any]:
+            losses, sums = cross_entropy_fwd(logits, target, ignore_index=ignored, return_lse=True)
+            if factors is None:
+                return losses, None
+            factors = factors.contiguous()
+            return losses, cross_entropy_bwd(logits, target, factors, sums, ignore_index=ignored, inplace_backward=True)
+
+        return loss_in_parts(call, tensors, losses_of, held=1)
+
+    def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
+        return scaled_gradients(call, saved, grads[0])
+
+    def saved_like(self, call: TorchCall, *tensors: Any) -> Sequence[Any]:
+        return unsaved_gradients(call, tensors)
+
+
 class _Rope(QuackKernel):
     id = "quack.rope"
     op = "rope"
@@ -275,4 +311,6 @@ def _offset(call: TorchCall) -> float:
     return 1.0 if call.attributes["formula"] == "gemma" else 0.0
 
 
-KERNELS: tuple[TorchKernel, ...] = (_RmsNorm(), _Softmax(), _CrossEntropy(), _Rope(), _GroupedProduct())
+KERNELS: tuple[TorchKernel, ...] = (
+    _RmsNorm(), _Softmax(), _CrossEntropy(), _LinearCrossEntropy(), _Rope(), _GroupedProduct(),
+)  # fmt: skip
