@@ -96,6 +96,8 @@ class Attention(plugins.TorchKernel):
             scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -math.inf)
         if mask is not None and self.fault != "dropped mask":
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        if mask is not None and self.fault == "hidden queries":
+            scores = scores.clamp_min(torch.finfo(scores.dtype).min)
         return torch.nan_to_num(torch.softmax(scores, -1)), torch.logsumexp(scores, -1), scale
 
     def forward(self, call, q, k, v, mask=None):
@@ -216,6 +218,7 @@ def test_gate_of_another_function_is_found(planted, dtype):
     ("fault", "mask", "said"),
     [
         ("dropped mask", torch.ones(1, 1, 8, 8, dtype=torch.bool), "hidden: the output differs"),
+        ("hidden queries", torch.ones(1, 1, 8, 8, dtype=torch.bool), "keys of some queries hidden: the output differs"),
         ("strides", None, "the gradient of q has the strides"),
         ("nan gradient", None, "192 keys, scores about -120: the gradient of q has .* not finite"),
     ],

@@ -126,7 +126,7 @@ def _attentions(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case
             kind = call.operands["mask"].dtype
             zeros = torch.zeros(mask.shape, dtype=q.dtype, device=q.device)
             operands["mask"] = mask if kind == "bool" else zeros.masked_fill(~mask, -math.inf)
-            what += ", a third of the keys of one sequence hidden, and all keys from some queries"
+            what += ", a third of the keys of one sequence and all keys of some queries hidden"
         yield Case(what, operands, attributes)
         if queries == keys == _VIEWED:
             views = {name: x.transpose(1, 2).contiguous().transpose(1, 2) for name, x in operands.items()}
