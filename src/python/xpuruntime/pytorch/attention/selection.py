@@ -399,9 +399,10 @@ def _settle(
             with tuning.replayed():  # by the time of the device
                 best = _pick_while_compiling(call, pick)
                 times = {name: us for name, us, _ in tuning.measured("attention", text, call.q.device, active=active)}
-            gain = times.get(route.kernel, 0.0) - times[best] if best in times else 0.0
-            if best in places and waits_for_host and gain <= _OPERATOR_US * (2 if call.needs_grad else 1):
-                best = route.kernel
+            native = min(times.keys() - places.keys(), key=times.__getitem__, default=route.kernel)
+            least = _OPERATOR_US * (2 if call.needs_grad else 1)
+            if best in places and waits_for_host and times.get(native, 0.0) - times[best] <= least:
+                best = native
         else:
             best = pick(call, natively)
     if best is None:
