@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""FlashAttention 4, called directly, and cuDNN's attention as PyTorch has it, with queries that a mask hides mended.
+"""FlashAttention 4, called directly, and cuDNN's attention of PyTorch with a mask of its own making.
 
 The way that PyTorch has to FlashAttention 4 expects two results, and it returns five by now.
 """
@@ -92,12 +92,12 @@ class _Attention(TorchKernel):
 
 
 class _MaskedCudnn(TorchKernel):
-    """cuDNN gives queries that a mask hides all keys from numbers or NaN, and PyTorch and other kernels 0."""
+    """PyTorch adds a finite number for hidden keys, which cancels where a query sees none; this adds minus infinity."""
 
     id = "torch_masked.cudnn"
     op = "attention"
     description = "cuDNN's attention as PyTorch calls it, with a boolean mask; queries that see no key get 0"
-    limits = "sm_80 and later; fp16 and bf16; with a boolean mask; gradients of 2 and more queries, keys by 128"
+    limits = "sm_80 and later; fp16 and bf16; with a boolean mask; no gradients of 64 more keys than a multiple of 128"
     operators = ("*_scaled_dot_product_cudnn_attention*",)
     deterministic = "its gradient adds in any order"
 
@@ -118,35 +118,28 @@ class _MaskedCudnn(TorchKernel):
             return False, f"it takes a head_dim of 8 to {_MASKED_HEAD_DIM} in multiples of 8, and this is {q.shape[-1]}"
         if q.shape[1] % k.shape[1]:
             return False, f"{q.shape[1]} heads of queries are no multiple of {k.shape[1]} heads of keys"
-        if call.phase in ("train", "backward") and (q.shape[2] == 1 or k.shape[2] % 128):
-            return False, "cuDNN's gradient of a single query, or of keys in no multiple of 128, may be NaN"
+        if call.phase in ("train", "backward") and (q.shape[2] == 1 or k.shape[2] % 128 == 64):
+            return False, "cuDNN's gradient of a single query, or of 64 more keys than a multiple of 128, may be NaN"
         return (False, "it takes keys in multiples of 8") if k.shape[2] % 8 else (True, "")
 
     def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         import torch
 
         q, k, v, mask = tensors
-        seen = mask.any(
-            -1, keepdim=True
-        )  # the other rows are opened, so that cuDNN computes nothing that is not finite
         attended, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention.default(
-            q, k, v, _added(mask | ~seen, q), True, scale=call.attributes["scale"]
+            q, k, v, _added(mask, q), True, scale=call.attributes["scale"]
         )
         out = torch.empty_like(q)
-        out = attended if attended.stride() == out.stride() else out.copy_(attended)
-        lse = lse.reshape(q.shape[:3]).masked_fill_(~seen.squeeze(-1), -torch.inf)
-        return (out.masked_fill_(~seen, 0),), (lse,)
+        return (attended if attended.stride() == out.stride() else out.copy_(attended),), (lse.reshape(q.shape[:3]),)
 
     def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
         import torch
 
         q, k, v, mask = saved.inputs
-        lse = saved.extra[0]
-        lse = lse.masked_fill(lse == -torch.inf, torch.inf).unsqueeze(-1)  # weights of 0 for queries that see no key
-        unused = q.new_empty((), dtype=torch.int64)
+        unused = q.new_empty((), dtype=torch.int64)  # the seed of a dropout
         gradients = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default(
-            grads[0], q, k, v, saved.outputs[0], lse, unused, unused, _added(mask, q), None, None, q.shape[2],
-            k.shape[2], 0.0, False, scale=call.attributes["scale"],
+            grads[0], q, k, v, saved.outputs[0], saved.extra[0].unsqueeze(-1), unused, unused, _added(mask, q), None,
+            None, q.shape[2], k.shape[2], 0.0, False, scale=call.attributes["scale"],
         )  # fmt: skip
         like = (torch.empty_like(x) for x in (q, k, v))
         return (*(x if x.stride() == y.stride() else y.copy_(x) for x, y in zip(gradients, like, strict=True)), None)
