@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from typing import TYPE_CHECKING
 
 from xpuruntime.errors import XpuRuntimeError
@@ -42,7 +43,7 @@ class CacheEntries:
         return held if hashlib.sha256(held).digest() == seal else None
 
     def write(self, name: str, held: bytes) -> None:
-        """Keep an entry. It is there as a whole, or not at all, also where the process is killed."""
+        """Keep an entry. What a writer that was killed has left of it is none, as any that is cut off."""
         if len(held) > self._largest:
             return
         try:
@@ -51,9 +52,11 @@ class CacheEntries:
             if not_private(folder):
                 return
             self._drop_oldest(folder)
-            from xpuruntime.files.writing import replace_file  # which opening a known model does without
-
-            replace_file(folder / name, held + hashlib.sha256(held).digest())
+            entry = folder / name
+            entry.unlink(missing_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+            with os.fdopen(os.open(entry, flags, 0o600), "wb") as file:
+                file.write(held + hashlib.sha256(held).digest())
         except (OSError, ValueError, XpuRuntimeError):
             return
 
