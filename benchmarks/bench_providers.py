@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Kernels of other packages through a policy, beside PyTorch's, Inductor's, this library's and a copy; and `auto`.
 
-python benchmarks/bench_providers.py [--only cross_entropy,rms_norm,attention,adapter] [--quick]
+python benchmarks/bench_providers.py [--only cross_entropy,rms_norm,attention,masked,adapter] [--quick]
 
 A kernel is compared with float64 before it is timed, by the canary. Cases of a row run in turns. A package that is not
 installed is said so, and its rows are left out.
@@ -51,6 +51,7 @@ SHAPES = (
     Shape(8, 16, 16, 512, 64, False),
     Shape(1, 32, 8, 32768, 128, True),
 )
+MASKED = (Shape(4, 16, 16, 2048, 128, False), Shape(4, 12, 12, 1024, 64, False))
 
 
 class Under:
@@ -257,6 +258,36 @@ def attention_rows(rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
             torch.cuda.empty_cache()
 
 
+def masked_rows(rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
+    """Yield compiled attention with a boolean mask; `torch` is cuDNN, which is wrong for queries that see no key."""
+    for shape in MASKED[1:] if quick else MASKED:
+        torch.compiler.reset()
+        q, k, v, g = (
+            torch.randn(shape.batch, shape.heads, shape.length, shape.head_dim, device="cuda", dtype=DTYPE)
+            for _ in range(4)
+        )
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        mask = torch.rand(shape.batch, 1, shape.length, shape.length, device="cuda") < 0.8
+
+        def compiled(leaves: Any = leaves, mask: torch.Tensor = mask, g: torch.Tensor = g) -> Callable[[], Any]:
+            def attention(*operands: torch.Tensor) -> torch.Tensor:
+                return functional.scaled_dot_product_attention(*operands)
+
+            attend = torch.compile(attention, dynamic=False)
+            return lambda: torch.autograd.grad(attend(*leaves, mask), leaves, g)
+
+        words = {"cudnn": "torch_masked.cudnn", "efficient": "torch.efficient", "own": "cuda_raw.flash_attention_v2"}
+        policies = {name: named("attention", word) for name, word in words.items()} | {"auto": fastest("attention")}
+        row: dict[str, Any] = {"what": "masked attention, compiled", **shape._asdict(), "flop": shape.flops(7)}
+        cases = {"torch": Under(compiled())} | {name: Under(compiled(), policy) for name, policy in policies.items()}
+        kept = that_run(cases, row)
+        row["samples_us"] = graph_times({name: [case] for name, case in kept.items()}, rounds=rounds)
+        share = behind_best(medians(row["samples_us"]), tuple(cases)[:-1])
+        row["bars"] = {"auto over the best": (share, BEHIND_BEST)}
+        yield row
+        torch.cuda.empty_cache()
+
+
 def adapter_rows(rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
     """Yield what the host needs for a call of a norm class whose policy leaves it to the class."""
     sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type] - it need not fit this PyTorch
@@ -295,6 +326,7 @@ SECTIONS = {
     "cross_entropy": cross_entropy_rows,
     "rms_norm": norm_rows,
     "attention": attention_rows,
+    "masked": masked_rows,
     "adapter": adapter_rows,
 }
 
