@@ -156,6 +156,62 @@ def test_a_request_that_offers_another_protocol_is_answered_in_this_one(served, 
         assert read_all(sock).count(b"HTTP/1.1 200 OK") == 2
 
 
+@pytest.fixture
+def fed(monkeypatch):
+    """What parsers were fed: the length, and in which turn of the event loop."""
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    parts, turns = [], [0]
+    feed = HttpToolsProtocol.data_received
+
+    def data_received(self, data):
+        parts.append((len(data), turns[0]))
+        self.loop.call_soon(lambda: turns.__setitem__(0, turns[0] + 1))
+        feed(self, data)
+
+    monkeypatch.setattr(HttpToolsProtocol, "data_received", data_received)
+    return parts
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        b"GET /v2 HTTP/1.1\r\nHost: a\r\nX: " + b"a" * (2 << 20),
+        b"GET /v2 HTTP/1.1\r\n" + b"a" * (2 << 20),
+        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"a" * (2 << 20),
+    ],
+)
+def test_a_head_without_an_end_is_refused_before_all_of_it_came(served, fed, attack):
+    with connect(served) as sock, contextlib.suppress(ConnectionError):
+        sock.sendall(attack)
+        assert read_all(sock)[:13] in (b"HTTP/1.1 431 ", b"")  # as a reset where the client still sends
+    assert sum(length for length, _ in fed) <= (64 << 10) + 2 * (16 << 10)
+    alive(served)
+
+
+def test_little_is_parsed_of_one_connection_before_others_have_their_turn(served, fed):
+    live = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
+    with connect(served) as sock:
+        sock.sendall(live * 4000 + live.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        assert read_all(sock).count(b"HTTP/1.1 200 OK") == 4001
+    turns = [turn for length, turn in fed if length == 16 << 10]
+    assert max(length for length, _ in fed) <= 16 << 10
+    assert len(turns) > 5
+    assert len(set(turns)) == len(turns)
+
+
+def test_a_large_body_is_not_parsed_and_what_follows_is(served, fed):
+    count = 300_000
+    x = {"name": "BYTES", "shape": [count], "datatype": "BYTES", "parameters": {"binary_data_size": 4 * count}}
+    stated = json.dumps({"inputs": [x]}).encode()
+    body = stated + bytes(4 * count)
+    with connect(served) as sock:
+        sock.sendall(head(len(body), "/v2/models/echo/infer", Inference_Header_Content_Length=str(len(stated))) + body)
+        sock.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        assert read_all(sock).count(b"HTTP/1.1 200 OK") == 2
+    assert sum(length for length, _ in fed) < len(body)
+
+
 def test_a_long_head_is_refused(served):
     with connect(served) as sock:
         sock.sendall(b"GET /v2 HTTP/1.1\r\nHost: a\r\nX-A: " + b"a" * 30_000 + b"\r\nX-B: " + b"a" * 36_000)

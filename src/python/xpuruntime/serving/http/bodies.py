@@ -254,6 +254,7 @@ class _Connection(Protocol):
     """What the protocols call when a body is there, cannot be taken, or the connection does anything else."""
 
     def data_received(self, data: bytes) -> None: ...
+    def give_way(self) -> None: ...
     def body_handed_back(self, receiver: BodyReceiver, size: int) -> None: ...
     def body_received(self, receiver: BodyReceiver) -> None: ...
     def body_failed(self, receiver: BodyReceiver, error: ServingError) -> None: ...
@@ -287,19 +288,26 @@ class _Forwarding(asyncio.BufferedProtocol):
 
 
 class ShortReads(_Forwarding):
-    """Reads little at a time, so that most of a large body is left for its `BodyReceiver`."""
+    """Reads little at a time, and no more in one turn of the event loop: others would wait for all that is parsed.
+
+    Most of a large body is left for its `BodyReceiver`.
+    """
 
     def __init__(self, connection: _Connection) -> None:
         super().__init__(connection)
-        self._buffer = memoryview(bytearray(_SHORT))
+        self._buffer = memoryview(bytearray())
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - of asyncio
         """Return where what comes goes."""
+        if not self._buffer:
+            self._buffer = memoryview(bytearray(_SHORT))
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         """Pass on what has come."""
         self.connection.data_received(bytes(self._buffer[:nbytes]))
+        if nbytes == _SHORT:
+            self.connection.give_way()
 
 
 class BodyReceiver(_Forwarding):

@@ -64,11 +64,11 @@ class Connection(HttpToolsProtocol):
         self.thread = threading.get_ident()
         self.waiting: Waiting | None = None
         self.receiving: BodyReceiver | None = None
-        #: The protocol between large bodies, once there was one.
-        self.short_reads: ShortReads | None = None
+        #: The protocol between bodies.
+        self.short_reads = ShortReads(self)
         self.kept = b""
-        #: What the parser got last.
-        self.fed = b""
+        #: What the parser got last, and how much of it and of what came before makes no head yet and is no body.
+        self.fed, self.unparsed = b"", 0
         #: Whether the parser is within a message.
         self.within = False
         self.used = 0.0
@@ -81,6 +81,7 @@ class Connection(HttpToolsProtocol):
         self.head_timer: asyncio.TimerHandle | None = None
         self.head_length = 0
         super().connection_made(transport)
+        transport.set_protocol(self.short_reads)
         if len(self.connections) > self.bounds.max_connections:
             self._refuse(b"503 Service Unavailable", f"there are {self.bounds.max_connections} connections already")
             return
@@ -124,6 +125,19 @@ class Connection(HttpToolsProtocol):
             self.kept = b""
         self._take(data)
 
+    def give_way(self) -> None:
+        """Let others have their turn before more is read."""
+        if self._reads():
+            self.transport.pause_reading()
+            self.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._reads():
+            self.transport.resume_reading()
+
+    def _reads(self) -> bool:
+        return self.receiving is None and not self.flow.read_paused and not self.transport.is_closing()
+
     def _take(self, data: bytes) -> None:
         """Answer the plain requests at the beginning of what has come, and feed the rest to the parser."""
         cycle = self.cycle
@@ -160,7 +174,10 @@ class Connection(HttpToolsProtocol):
 
     def _feed(self, data: bytes) -> None:
         self.fed = data
+        self.unparsed += len(data)
         super().data_received(data)
+        if self.unparsed > self.bounds.max_header:
+            self._refuse_long_head()
 
     def _other_protocol(self) -> bool:
         """Whether the message asks to go on in another protocol, of which there is none here."""
@@ -173,9 +190,12 @@ class Connection(HttpToolsProtocol):
             return
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        self._parse_anew()
+        self._feed(b"\r\n".join([*lines, b"", self.fed[error.args[0] :]]))
+
+    def _parse_anew(self) -> None:
         self.parser = HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self._feed(b"\r\n".join([*lines, b"", self.fed[error.args[0] :]]))
 
     def _begun(self, reply: bytes | Answer | Waiting, rest: bytes = b"") -> bool:
         """Send a response, and return whether there is one: else it comes later, and `rest` is kept until then."""
@@ -227,8 +247,6 @@ class Connection(HttpToolsProtocol):
         receiver, self.receiving = self.receiving, None
         assert receiver is not None
         receiver.stop()
-        if self.short_reads is None:
-            self.short_reads = ShortReads(self)
         self.transport.set_protocol(self.short_reads)
         return receiver
 
@@ -236,10 +254,15 @@ class Connection(HttpToolsProtocol):
         """Answer the request whose body has come."""
         self._received()
         reply = self.direct.begin(receiver.head, receiver.body, self._good_line(), receiver.held)
-        if reply is None:
-            self._feed(receiver.head.raw + receiver.body)
-        else:
+        if reply is not None:
             self._begun(reply)
+            return
+        self._feed(receiver.head.raw)
+        self.cycle.body = receiver.body  # type: ignore[assignment]  # which the parser would copy
+        self.cycle.more_body = False
+        self.cycle.message_event.set()
+        self.within = False
+        self._parse_anew()
 
     def body_failed(self, receiver: BodyReceiver, error: ServingError) -> None:
         """Answer a request whose body came too slowly, or is too much.
@@ -339,16 +362,18 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self.unparsed = 0
         self._stop_timer()
         if not self.transport.is_closing() and not self._other_protocol():
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
+        self.unparsed = 0
         if not self.transport.is_closing():
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self.within = False
+        self.unparsed, self.within = 0, False
         if not self.transport.is_closing() and not self._other_protocol():
             super().on_message_complete()
 
@@ -358,8 +383,11 @@ class Connection(HttpToolsProtocol):
     def _count(self, length: int) -> None:
         self.head_length += length
         if self.head_length > self.bounds.max_header:
-            reason = f"the head is longer than {self.bounds.max_header} bytes"
-            self._refuse(b"431 Request Header Fields Too Large", reason)
+            self._refuse_long_head()
+
+    def _refuse_long_head(self) -> None:
+        reason = f"the head is longer than {self.bounds.max_header} bytes"
+        self._refuse(b"431 Request Header Fields Too Large", reason)
 
     def _expect_head(self) -> None:
         self.head_timer = self.loop.call_later(self.bounds.header_seconds, self._late)
