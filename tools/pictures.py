@@ -12,16 +12,15 @@ from __future__ import annotations
 import base64
 import contextlib
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
-import onnx
 
 import xpuruntime as xrt
+from xpuruntime.demo import write_demo_files
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "unit" / "evidence"))
@@ -67,14 +66,8 @@ _PLACES = {"search": "#front", "drift": "#drift"}
 
 def reader_files(folder: Path) -> None:
     """Put into a folder what the pages of the documentation name: models, a policy and samples."""
-    shutil.copy(xrt.demo_model_path(), folder / "model.onnx")
-    shutil.copy(ROOT / "examples/policies/cpu_fp32_strict.yaml", folder / "policy.yaml")
+    write_demo_files(folder)
     np.savez(folder / "samples.npz", image=xrt.demo_images()[0][:64])
-    model = onnx.load(folder / "model.onnx")
-    weight = model.graph.initializer[0]
-    values = (onnx.numpy_helper.to_array(weight) * 1.01).astype(np.float32)
-    weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
-    onnx.save(model, folder / "retrained.onnx")
 
 
 def served(path: Path) -> None:

@@ -6,7 +6,8 @@ Every Python block and every ``xrt`` line of a console block is run. Comments ju
 ``<!-- needs: cuda -->`` or ``<!-- needs: torch, openvino -->`` (run where all of these are: see `NEEDS`),
 ``<!-- exit: 1 -->`` (of a console block) or ``<!-- not run: reason -->``.
 
-A ``text`` block right below is what was printed, as far as it is shown: ``...`` stands for more. Figures may differ.
+A ``text`` block right below is what was printed, as far as it is shown: ``...`` stands for more. Figures may differ,
+but not on a line of whole numbers alone, such as predictions and shapes.
 """
 
 from __future__ import annotations
@@ -94,6 +95,9 @@ def blocks(page: Path) -> list[Block]:
     return results
 
 
+_WHOLE_NUMBERS = re.compile(r"[\[(]?\d[\d, ]*[\])]?")
+
+
 def shape(text: str) -> str:
     """Return a text without figures, bars, rules and runs of blanks, which differ from run to run."""
     text = re.sub(r"[─━#]+", " ", text)
@@ -102,11 +106,12 @@ def shape(text: str) -> str:
 
 def not_printed(shown: str, printed: str) -> list[str]:
     """Return the lines of an excerpt that are not in what was printed."""
-    found = shape(printed)
+    found, lines = shape(printed), {line.strip() for line in printed.splitlines()}
     return [
         line
         for line in shown.splitlines()
-        if any(piece not in found for part in line.split("...") if (piece := shape(part).strip()))
+        if (_WHOLE_NUMBERS.fullmatch(line.strip()) and line.strip() not in lines)
+        or any(piece not in found for part in line.split("...") if (piece := shape(part).strip()))
     ]
 
 

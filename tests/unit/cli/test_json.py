@@ -131,6 +131,15 @@ def test_demo(xrt: Xrt) -> None:
     assert found["plan"]["engine"] == "onnxruntime"
 
 
+def test_the_files_of_the_demo_are_not_overwritten(xrt: Xrt, tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    assert xrt("demo", "--files", str(folder), "--json").code == 0
+    assert xrt("plan", str(folder / "model.onnx"), "--policy", str(folder / "policy.yaml")).code == 0
+    again = xrt("demo", "--files", str(folder))
+    assert again.code == 2
+    assert "model.onnx exists" in again.err
+
+
 class TestPolicy:
     def test_schema_accepts_a_valid_policy_and_refuses_a_wrong_one(self, xrt: Xrt) -> None:
         schema = xrt("policy", "schema", "--json").json()

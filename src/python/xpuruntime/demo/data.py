@@ -4,17 +4,27 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from xpuruntime.errors import InputError
+
 if TYPE_CHECKING:
+    from os import PathLike
+
     from numpy.typing import NDArray
 
-__all__ = ["demo_images", "demo_model_path"]
+__all__ = ["demo_images", "demo_model_path", "write_demo_files"]
 
 _FOLDER = Path(__file__).resolve().parent
+_POLICY = """\
+schema: xpuruntime.policy/1
+mode: strict # refuse what cannot be enforced
+execution: { engine: onnxruntime, device: cpu, precision: fp32, fallback: error }
+"""
 
 
 def demo_model_path() -> Path:
@@ -44,3 +54,34 @@ def demo_images() -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
         images: NDArray[np.float32] = held_out["images"].astype(np.float32)[:, None] / np.float32(16)
         labels: NDArray[np.uint8] = held_out["labels"]
     return images, labels
+
+
+def write_demo_files(folder: str | PathLike[str]) -> list[Path]:
+    """Write the files that the commands of the documentation name.
+
+    Returns
+    -------
+    list of pathlib.Path
+        ``model.onnx``, the shipped model; ``retrained.onnx``, the same graph with other weights; ``policy.yaml``.
+
+    Raises
+    ------
+    InputError
+        A file of that name is there.
+    """
+    import onnx
+    from onnx import numpy_helper
+
+    paths = [Path(folder) / name for name in ("model.onnx", "retrained.onnx", "policy.yaml")]
+    for path in paths:
+        if path.exists():
+            raise InputError(f"{path} exists, and is not overwritten. Fix: xrt demo --files new-folder")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    retrained = onnx.load(_FOLDER / "digits.onnx")
+    weight = retrained.graph.initializer[0]
+    values = (numpy_helper.to_array(weight) * 1.01).astype(np.float32)
+    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+    shutil.copy(_FOLDER / "digits.onnx", paths[0])
+    onnx.save(retrained, paths[1])
+    paths[2].write_text(_POLICY, encoding="utf-8")
+    return paths

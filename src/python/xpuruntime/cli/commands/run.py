@@ -441,15 +441,25 @@ def profile(
     print_json({**prof.result.to_dict(), **told, "probe_inputs": feeds.probed, "trace": trace})
 
 
-def demo(device: DeviceOption = None, policy: PolicyOption = None, json: JsonOption = False) -> int:
+def demo(
+    device: DeviceOption = None,
+    policy: PolicyOption = None,
+    files: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="Write model.onnx, retrained.onnx and policy.yaml here, to go on with."),
+    ] = None,
+    json: JsonOption = False,
+) -> int:
     """Run the shipped digits model on real images: plan, accuracy, latency, evidence, lock, verification.
 
     Exits with 1 when the policy was not honoured, a claim of the verification failed, or the accuracy is below 98 %.
     """
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import console, print_json
-    from xpuruntime.demo import run_demo
+    from xpuruntime.demo import run_demo, write_demo_files
 
+    if files is not None:
+        write_demo_files(files)
     result = run_demo(device=device, policy=policy, console=None if json else console(markup=True))
     if json:
         print_json(result.to_dict())
