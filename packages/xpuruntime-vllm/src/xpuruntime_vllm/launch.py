@@ -19,40 +19,52 @@ from pathlib import Path
 from typing import Any
 
 from xpuruntime.errors import EngineError, InputError, PolicyError
-from xpuruntime_vllm.settings import VllmSettings, read_policy
+from xpuruntime_vllm.settings import ServerSettings, read_policy
 from xpuruntime_vllm.worker import EVIDENCE, LOCK, SETTINGS, refusal
 
 _PLUGIN = "xpuruntime"
+#: Options under which the launcher would not see where the server answers.
+_UNSEEN = ("--uds", "--config", "--ssl-keyfile", "--ssl-certfile")
 _USAGE = "usage: xrt-vllm serve|lock MODEL --policy POLICY [--lock LOCK] [-o FILE] [options of vllm serve]\n"
 
 
-def _environment(settings: VllmSettings, folder: str, lock: str | os.PathLike[str] | None) -> dict[str, str]:
-    """Return the variables that carry the policy into every process; a `VLLM_PLUGINS` is given the plugin's name."""
+def environment_of(settings: ServerSettings, folder: str, lock: str | os.PathLike[str] | None) -> dict[str, str]:
+    """Return the variables that carry the policy into every process; a list of plugins is given the plugin's name."""
+    listing = f"{settings.engine.upper()}_PLUGINS"
     added = {SETTINGS: json.dumps(dataclasses.asdict(settings)), EVIDENCE: folder} | settings.environment
     if lock is not None:
         if not Path(lock).is_file():
             raise InputError(f"the lock '{lock}' is not found. Fix: xrt-vllm lock MODEL --policy POLICY -o {lock}")
         added[LOCK] = str(Path(lock).resolve())
-    plugins = [name for name in os.environ.get("VLLM_PLUGINS", "").split(",") if name]
-    if "VLLM_PLUGINS" in os.environ and _PLUGIN not in plugins:
-        added["VLLM_PLUGINS"] = ",".join([*plugins, _PLUGIN])
+    plugins = [name.strip() for name in os.environ.get(listing, "").split(",") if name.strip()]
+    if listing in os.environ and _PLUGIN not in plugins:
+        added[listing] = ",".join([*plugins, _PLUGIN])
     return added
 
 
-def _evidence(folder: str, workers: int) -> list[dict[str, Any]]:
+def _documents(folder: str) -> dict[int, dict[str, Any]]:
+    """Return the evidence so far, by the number of the worker."""
+    documents = (json.loads(path.read_text(encoding="utf-8")) for path in Path(folder).glob("rank*.json"))
+    return {document["rank"]: document for document in documents}
+
+
+def evidence_in(folder: str, engine: str) -> list[dict[str, Any]]:
     """Return the evidence of every worker, and refuse where one is missing: its plugin did not run."""
-    found = []
+    documents = _documents(folder)
+    workers = max((document["workers"] for document in documents.values()), default=1)
     for rank in range(workers):
-        path = Path(folder) / f"rank{rank}.json"
-        document = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        if not document.get("warmed"):
+        if not documents.get(rank, {}).get("warmed"):
             msg = (
                 f"worker {rank} of {workers} gave no evidence: the plugin 'xpuruntime' did not run there. Fix: install "
-                "xpuruntime-vllm into vLLM's environment, and remove it from no list of VLLM_PLUGINS"
+                f"xpuruntime-vllm into the environment of {engine}, and leave it in {engine.upper()}_PLUGINS"
             )
-            raise EngineError(msg, engine="vllm")
-        found.append(document)
-    return found
+            raise EngineError(msg, engine=engine)
+    return [documents[rank] for rank in range(workers)]
+
+
+def save_lock(evidence: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write the evidence of a worker as a lock."""
+    Path(path).write_text(json.dumps(evidence, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 class LLM:
@@ -94,7 +106,7 @@ class LLM:
         import vllm
 
         self._folder = tempfile.mkdtemp(prefix="xrt-vllm-")
-        added = _environment(settings, self._folder, lock)
+        added = environment_of(settings, self._folder, lock)
         before = {name: os.environ.get(name) for name in added}
         os.environ.update(added)
         try:
@@ -102,8 +114,7 @@ class LLM:
                 self._llm = vllm.LLM(model=model, **{**settings.arguments, **arguments})
             except Exception as error:
                 raise self._refusal() or error from None
-            workers = self._llm.llm_engine.vllm_config.parallel_config.world_size
-            self.evidence = _evidence(self._folder, workers)
+            self.evidence = evidence_in(self._folder, "vllm")
         except BaseException:
             self.close()
             raise
@@ -113,9 +124,8 @@ class LLM:
 
     def _refusal(self) -> PolicyError | None:
         """Return why a worker refused, where it was one of ours: vLLM's engine process passes no reason on."""
-        for path in sorted(Path(self._folder).glob("rank*.json")):
-            document = json.loads(path.read_text(encoding="utf-8"))
-            if refused := refusal(document, path.stem):
+        for rank, document in sorted(_documents(self._folder).items()):
+            if refused := refusal(document, f"rank{rank}"):
                 return PolicyError(refused)
         return None
 
@@ -125,7 +135,7 @@ class LLM:
 
     def save_lock(self, path: str | os.PathLike[str]) -> None:
         """Write the evidence of the first worker as a lock; every worker is compared with it at the next start."""
-        Path(path).write_text(json.dumps(self.evidence[0], indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        save_lock(self.evidence[0], path)
 
     def close(self) -> None:
         """End vLLM's engine, and remove the scratch folder."""
@@ -148,9 +158,49 @@ def main(argv: list[str] | None = None) -> int:
     if len(words) < 2 or words[0] not in ("serve", "lock"):
         sys.stderr.write(_USAGE)
         return 2
-    command, model, rest = words[0], words[1], words[2:]
-    taken = {"--policy": None, "--lock": None, "-o": None}
-    for name in list(taken):
+    if words[0] == "serve":
+
+        def start(model: str, settings: ServerSettings, rest: list[str]) -> list[str]:
+            return ["vllm", "serve", model, *options_of(settings), *rest]
+
+        return served(words[1], words[2:], read_policy, start, "8000")
+
+    def lock(model: str, policy: str, _lock: str | None, output: str | None, _rest: list[str]) -> int:
+        with LLM(model, policy) as llm:
+            llm.save_lock(output or "vllm.lock")
+        return 0
+
+    return _told(words[1], words[2:], lock)
+
+
+def options_of(settings: ServerSettings) -> list[str]:
+    """Return the arguments of an engine as options of its command; those that are true are flags."""
+    options: list[str] = []
+    for name, value in settings.arguments.items():
+        options.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            options.append(json.dumps(value) if isinstance(value, dict) else str(value))
+    return options
+
+
+def served(model: str, options: list[str], read: Any, start: Any, port: str) -> int:
+    """Run a server by the policy among `options`; `start` gives its command of model, settings and other options."""
+
+    def serve(model: str, policy: str, lock: str | None, output: str | None, rest: list[str]) -> int:
+        settings = read(policy)
+        unseen = next((word for word in rest if word.partition("=")[0] in _UNSEEN), None)
+        if unseen is not None:
+            msg = f"with {unseen} the launcher does not see whether the server answers without evidence"
+            raise InputError(f"{msg}. Fix: state other options one by one, and have a proxy in front end TLS")
+        return _serve(start(model, settings, rest), settings, lock, output, _address(rest, port))
+
+    return _told(model, options, serve)
+
+
+def _told(model: str, rest: list[str], run: Any) -> int:
+    """Run what a command does with a policy, and return its exit code; errors go to stderr."""
+    taken: dict[str, str | None] = {"--policy": None, "--lock": None, "-o": None}
+    for name in taken:
         if name in rest:
             at = rest.index(name)
             if at + 1 >= len(rest):
@@ -159,52 +209,62 @@ def main(argv: list[str] | None = None) -> int:
             taken[name] = rest[at + 1]
             del rest[at : at + 2]
     if taken["--policy"] is None:
-        sys.stderr.write("error: no policy. Fix: xrt-vllm serve MODEL --policy policy.yaml" + "\n")
+        sys.stderr.write("error: no policy. Fix: state --policy policy.yaml" + "\n")
         return 2
     try:
-        if command == "lock":
-            with LLM(model, taken["--policy"]) as llm:
-                llm.save_lock(taken["-o"] or "vllm.lock")
-            return 0
-        return _serve(model, read_policy(taken["--policy"]), taken["--lock"], rest)
+        code: int = run(model, taken["--policy"], taken["--lock"], taken["-o"], rest)
     except (PolicyError, InputError) as error:
         sys.stderr.write(f"error: {error}" + "\n")
         return 1 if isinstance(error, PolicyError) else 2
     except EngineError as error:
         sys.stderr.write(f"error: {error}" + "\n")
         return 3
+    return code
 
 
-def _serve(model: str, settings: VllmSettings, lock: str | None, rest: list[str]) -> int:
-    """Run ``vllm serve``; end it where it answers and a worker has given no evidence."""
-    options = []
-    for name, value in settings.arguments.items():
-        options += [f"--{name.replace('_', '-')}", json.dumps(value) if isinstance(value, dict) else str(value)]
-    port = rest[rest.index("--port") + 1] if "--port" in rest else "8000"
+def _address(rest: list[str], port: str) -> str:
+    """Return where a server with such options answers."""
+    stated = {"--host": "127.0.0.1", "--port": port}
+    for at, word in enumerate(rest):
+        name, equals, value = word.partition("=")
+        if name in stated:
+            stated[name] = value if equals else "".join(rest[at + 1 : at + 2])
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(stated["--host"], stated["--host"])
+    return f"http://{host}:{stated['--port']}"
+
+
+def _serve(command: list[str], settings: ServerSettings, lock: str | None, output: str | None, address: str) -> int:
+    """Run a server; end it where it answers and a worker has given no evidence. Writes that of the first as a lock."""
     with tempfile.TemporaryDirectory(prefix="xrt-vllm-") as folder:
-        variables = {**os.environ, **_environment(settings, folder, lock)}
-        server = subprocess.Popen(["vllm", "serve", model, *options, *rest], env=variables)
+        server = subprocess.Popen(command, env={**os.environ, **environment_of(settings, folder, lock)})
         try:
-            while server.poll() is None and not _answers(port):
+            while server.poll() is None and not _answers(address):
                 time.sleep(0.2)
             if server.poll() is None:
-                workers = max(1, len(list(Path(folder).glob("rank*.json"))))
-                _evidence(folder, workers)
-                sys.stderr.write(f"xrt-vllm: the policy holds in {workers} worker{'s' * (workers > 1)}\n")
+                evidence = evidence_in(folder, settings.engine)
+                workers = len(evidence)
+                if output is not None:
+                    save_lock(evidence[0], output)
+                sys.stderr.write(f"xpuruntime: the policy holds in {workers} worker{'s' * (workers > 1)}\n")
             code = server.wait()
-            documents = [json.loads(path.read_text(encoding="utf-8")) for path in Path(folder).glob("rank*.json")]
-            return 1 if any(refusal(document, "") for document in documents) else code
+            refused = [refusal(document, f"rank{rank}") for rank, document in sorted(_documents(folder).items())]
+            for line in filter(None, refused):
+                sys.stderr.write(f"error: {line}" + "\n")
+            return 1 if any(refused) else code
         finally:
             if server.poll() is None:
                 server.terminate()
-                server.wait(30)
+                try:
+                    server.wait(30)
+                except subprocess.TimeoutExpired:
+                    server.kill()
 
 
-def _answers(port: str) -> bool:
+def _answers(address: str) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
+        with urllib.request.urlopen(f"{address}/health", timeout=1):
             return True
-    except (urllib.error.URLError, OSError):
+    except (urllib.error.URLError, OSError, ValueError):
         return False
 
 

