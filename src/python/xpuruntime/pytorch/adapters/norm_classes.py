@@ -4,12 +4,17 @@
 
 A class is adapted by its code, before anything is known of its instances; what a call computes is recognized from the
 instance, by its bits. A call that is not recognized, or that no policy speaks of, runs the forward of the class.
+
+Autocast casts the rows of a norm once for each linear layer that reads them, and keeps each copy for the gradient. Here
+these layers share one copy: with the same bits, also of the gradients, which are added in float32 as before.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import threading
+import weakref
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +28,13 @@ from xpuruntime.pytorch.adapters.norm_formulas import HALVES, Formula, compute, 
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.coverage.gaps import CoverageGap, report_gaps
 from xpuruntime.pytorch.coverage.operation_table import norm_by_operators, title_of
-from xpuruntime.pytorch.dispatch.context import DTYPES, active_policy
+from xpuruntime.pytorch.dispatch.context import DTYPES, active_policy, capturing
 from xpuruntime.pytorch.dispatch.overrides import traced_norms
 from xpuruntime.pytorch.dispatch.overrides.invoke import call_native
 from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override
 from xpuruntime.pytorch.dispatch.route import Route, facts_of_call
 from xpuruntime.pytorch.ops import norm_autograd
+from xpuruntime.pytorch.ops.attention_gradient import Recorded
 from xpuruntime.pytorch.ops.norms import phase_of_norm
 from xpuruntime.pytorch.providers.bound import BoundKernel
 from xpuruntime.pytorch.providers.operators import perform
@@ -47,6 +53,7 @@ _DEVICES = ("cpu", "cuda")
 #: Scale of a formula to what the kernels of other packages call it.
 _FORMS = {"inside": "torch", "after": "llama", "plus_one": "gemma"}
 _UNKNOWN = "it computes a norm by elementwise operators, by none of the formulas that this library knows"
+_ONE_CAST = "autocast casts the rows of a norm once for all linear layers that read them"
 _FIX = "use a norm of torch.nn, or leave {op} out of the policy"
 
 
@@ -103,8 +110,12 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
         weight = parameters[0][1] if len(parameters) > 0 else None
         bias = parameters[1][1] if len(parameters) > 1 else None
         if form != "":
-            return perform(op, {"x": x, "weight": weight}, {"epsilon": float(eps), "formula": form})
-        return compute(formula, functools.partial(_normalize, op, float(eps)), x, weight, bias, gate)
+            out = perform(op, {"x": x, "weight": weight}, {"epsilon": float(eps), "formula": form})
+        else:
+            out = compute(formula, functools.partial(_normalize, op, float(eps)), x, weight, bias, gate)
+        if not torch.compiler.is_compiling():
+            _offer(out)
+        return out
 
     return forward
 
@@ -205,7 +216,97 @@ def _normalize(op: str, eps: float, rows: Tensor, weight: Tensor | None, bias: T
     return call.layer_norm(rows, None, shape, weight, bias, eps, "", phase_of_norm())[0]
 
 
+class _CastRows:
+    """Rows of a norm that linear layers may read, and what autocast would cast them to, once they have."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = weakref.ref(rows, functools.partial(_forget, weakref.ref(self)))
+        self.made_in = self._state(rows)
+        self.cast: Tensor | None = None
+
+    @staticmethod
+    def _state(rows: Tensor) -> tuple[Any, ...]:
+        """Return what a copy holds for: the numbers of the rows, a type, and calls that run after it."""
+        kind = rows.device.type
+        stream = torch.cuda.current_stream(rows.device) if kind == "cuda" else None
+        return _private_api.tensor_version(rows), torch.get_autocast_dtype(kind), stream, capturing()
+
+    def read(self, rows: Tensor) -> Tensor:
+        if self.cast is None:
+            self.cast = rows.detach().to(self.made_in[1])
+        shared: Tensor = _Shared.record(self.cast, rows)
+        return shared
+
+    def holds_for(self, rows: Any) -> bool:
+        return rows is self.rows() and torch.is_grad_enabled() and _is_cast(rows) and self.made_in == self._state(rows)
+
+
+def _forget(cast_rows: weakref.ref[_CastRows], _: object) -> None:
+    known = cast_rows()
+    if known is not None:
+        known.cast = None
+
+
+class _Latest(threading.local):
+    rows: _CastRows | None = None
+
+
+_latest = _Latest()
+
+
+class _Shared(Recorded):
+    """What the cast of rows leaves with autograd for one of the layers that share the result."""
+
+    @staticmethod
+    def forward(ctx: Any, cast: Tensor, rows: Tensor) -> Tensor:
+        ctx.kind = rows.dtype
+        return cast.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None, grads[0].to(ctx.kind)
+
+
+def _is_cast(rows: Tensor) -> bool:
+    """Say whether autocast casts rows for linear layers, and keeps what it has cast."""
+    wide = rows.dtype is torch.float32 and torch.is_autocast_enabled(rows.device.type)
+    return wide and torch.is_autocast_cache_enabled() and is_usual(rows) and _private_api.dispatch_modes() == 0
+
+
+def _offer(rows: Tensor) -> None:
+    """Let the linear layers that read these rows next share what autocast casts them to."""
+    active = active_policy()
+    _latest.rows = None
+    if active is not None and rows.requires_grad and torch.is_grad_enabled() and _is_cast(rows):
+        _latest.rows = _CastRows(rows)
+        active.adapted[_ONE_CAST] = None
+
+
+def _forward_of_linear(kind: type) -> FunctionType | None:
+    return kind.__dict__["forward"] if kind is torch.nn.Linear else None
+
+
+def _sharing(original: FunctionType) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not torch.compiler.is_compiling():
+            latest = _latest.rows
+            if latest is not None and latest.holds_for(args[0]):
+                return original(self, latest.read(args[0]))
+        return original(self, *args, **kwargs)
+
+    return forward
+
+
 OVERRIDES = (
+    Override(
+        "forward",
+        "rms_norm",
+        (CLASSES,),
+        functools.partial(AdaptedClasses, _forward_of_linear, _sharing),
+        "",
+        "norm_classes",
+    ),
     Override(
         "forward", "rms_norm", (CLASSES,), functools.partial(AdaptedClasses, _own_forward, _adapter), "", "norm_classes"
     ),
