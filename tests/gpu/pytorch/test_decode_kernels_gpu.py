@@ -81,6 +81,9 @@ def test_product(dtype, rows, columns, count, norm, bias, kind, way):
         (3, 2, 3, 128, 300, 70, True),
         (2, 1, 1, 32, 64, 0, False),
         (8, 8, 4, 64, 500, 480, False),
+        (32, 8, 4, 64, 384, 256, False),
+        (5, 2, 12, 64, 200, 129, True),
+        (1, 1, 1, 64, 64, 0, False),
     ],
 )
 def test_attention(dtype, rows, kv_heads, group, size, most, filled, normed):
@@ -102,7 +105,10 @@ def test_attention(dtype, rows, kv_heads, group, size, most, filled, normed):
     wide = [
         cache.double().index_copy(2, torch.tensor([filled]), new[:, :, None]) for cache, new in ((keys, k), (values, v))
     ]
-    seen = (torch.arange(most) <= filled) & (mask != 0)
+    wide = [cache[:, :, : filled + 1] for cache in wide]
+    # What is left from earlier texts is not looked at.
+    keys[:, :, filled:], values[:, :, filled:] = torch.nan, torch.nan
+    seen = mask[:, : filled + 1] != 0
     scores = torch.einsum("bhd,bhtd->bht", q, wide[0].repeat_interleave(group, 1)) * size**-0.5
     weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
     want = torch.einsum("bht,bhtd->bhd", weights, wide[1].repeat_interleave(group, 1)).reshape(rows, -1)
@@ -110,7 +116,7 @@ def test_attention(dtype, rows, kv_heads, group, size, most, filled, normed):
     arrived = torch.zeros(rows * kv_heads, dtype=torch.int32)
     bits = []
     for _ in range(20):
-        out = torch.empty_like(want, dtype=dtype)
+        out = torch.full_like(want, torch.nan, dtype=dtype)
         pieces = torch.full((rows * kv_heads * splits * group * (size + 2),), torch.nan)
         decode_kernels.attend(
             qkv, keys, values, turns, mask, torch.tensor([filled + 1]), position, out, (pieces, arrived),
@@ -119,8 +125,10 @@ def test_attention(dtype, rows, kv_heads, group, size, most, filled, normed):
         bits.append(out)
     assert all(torch.equal(out, bits[0]) for out in bits), "pieces are put together in one order"
     assert not arrived.any()
-    for found, right in ((bits[0], want), (keys, wide[0]), (values, wide[1])):
+    for found, right in ((bits[0], want), (keys[:, :, : filled + 1], wide[0]), (values[:, :, : filled + 1], wide[1])):
         assert off(found, right) < LIMITS[dtype]
+    assert keys[:, :, filled + 1 :].isnan().all()
+    assert values[:, :, filled + 1 :].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [*LIMITS, torch.float16])

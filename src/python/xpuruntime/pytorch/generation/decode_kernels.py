@@ -18,11 +18,13 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from xpuruntime.pytorch.dispatch.context import arch_of
-from xpuruntime.pytorch.generation.decode_attention import attend, launch, splits_for
+from xpuruntime.pytorch.generation import decode_attention
+from xpuruntime.pytorch.generation.decode_attention import launch, splits_for
 
 rows_product: Any
 try:
     from xpuruntime.pytorch.generation.rows_product import rows_product, streamed_product
+    from xpuruntime.pytorch.generation.short_attention import attend_short, is_short
 except ImportError:  # this Triton has no Gluon, or none with these tensor cores
     rows_product = None
 
@@ -131,6 +133,17 @@ def ways(rows: int, like: torch.Tensor) -> tuple[str, ...]:
     tensor_cores = rows_product is not None and like.dtype == torch.bfloat16
     own = (_OWN,) if rows == 1 or tensor_cores else ()
     return (*own, *((_STREAMED,) if tensor_cores and arch_of(like.device) == "sm90" else ()), _LIBRARY)
+
+
+def attend(
+    qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *operands: Any, extent: int, **around: Any
+) -> None:
+    """Attend as `decode_attention.attend` says, to a short text by the kernel that has it on the chip at once."""
+    if rows_product is not None and is_short(keys, extent):
+        *operands, _ = operands
+        attend_short(qkv, keys, values, *operands, extent=extent, **around)
+    else:
+        decode_attention.attend(qkv, keys, values, *operands, extent=extent, **around)
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, scaled: bool) -> Scaled:
