@@ -284,11 +284,17 @@ def _streamed_product(weight, x, partial, arrived, bias, residual, out, squares,
 
 def _streamed_tiles(rows, count, columns, gated):
     """Return what was fastest in steps of 8 and 32 rows on an H200: few programs with much on its way each."""
-    programs, steps = triton.cdiv(count, _TALL), triton.cdiv(columns, _BLOCK_K)
-    splits = max(1, min(_PROGRAMS // programs, steps // 8)) if programs * _TALL <= _FEW else 1
-    splits = triton.next_power_of_2(splits + 1) // 2
-    stages = 5 if gated else 4 if programs > 2 * _PROGRAMS else 8 if steps <= 8 * splits else 6
-    return _TALL, _BLOCK_K, splits, min(stages, _ROOM // (2 * _BLOCK_K * (_TALL * (1 + gated) + rows)))
+    programs, block = triton.cdiv(count, _TALL), _BLOCK_K
+    if gated:
+        splits, stages = 1, 5
+    elif count <= _FEW:
+        most = (_PROGRAMS if rows <= 8 else _PROGRAMS // 2) // programs
+        splits, stages = triton.next_power_of_2(max(1, min(most, triton.cdiv(columns, block) // 4)) + 1) // 2, 8
+    else:
+        splits, stages = 1, 4
+        block *= 2 if programs <= 2 * _PROGRAMS else 1
+    steps = triton.cdiv(triton.cdiv(columns, block), splits)
+    return _TALL, block, splits, min(stages, steps, _ROOM // (2 * block * (_TALL * (1 + gated) + rows)))
 
 
 def streamed_product(x, weight, out, *, arrived, gated, tiles=None, **around: Any) -> Any:
