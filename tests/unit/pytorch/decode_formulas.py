@@ -40,7 +40,7 @@ def product(  # type: ignore[no-untyped-def]
     return None if scales is None else Scaled(out * scales, out.float().pow(2).sum(1)[None])
 
 
-def splits_for(rows: int, kv_heads: int, extent: int, head_bytes: int) -> int:
+def splits_for(rows: int, kv_heads: int, extent: int) -> int:
     return 1
 
 

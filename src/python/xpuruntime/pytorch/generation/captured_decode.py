@@ -454,13 +454,12 @@ class CapturedDecode:
             return None
         if self._fused is None:
             try:
-                self._fused = FusedDecoder(self._model, self._joined, kernels, self._max_length)
+                self._fused = FusedDecoder(self._model, self._joined, kernels, self._extents)
             except NotFusedError as error:
                 self._fused = f"layers are not fused: {error}"
         if isinstance(self._fused, str):
             self._notes[self._fused] = None
             return None
-        lane.read_up_to(self._max_length)
         rows = lane.token.shape[0]
         with warnings_of_torch():
             why = self._fused.prove(lane, self._tolerance)

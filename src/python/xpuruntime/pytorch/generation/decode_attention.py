@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -21,8 +21,8 @@ __all__ = ["attend", "attend_to_all", "launch", "splits_for"]
 _LOG2E = tl.constexpr(1.4426950408889634)
 #: Queries that a program of attention has, those of a head of keys and room for others.
 _QUERIES = tl.constexpr(16)
-#: Programs that a chip runs at once.
-_PROGRAMS = 256
+#: Positions that a program of attention reads at once, those that make another one worth while, and programs of a chip.
+_TILE, _LEAST, _PROGRAMS = 64, 96, 256
 #: Bytes of keys and values that a program of attention reads at once, at most.
 _STAGE = 64 << 10
 #: CUDA's number of the attribute of a function that states its division of L1 and shared memory, and functions with it.
@@ -260,36 +260,13 @@ def _driver() -> Any:
         return None
 
 
-class _Form(NamedTuple):
-    """Positions that a program of attention reads at once, those that make another one worth while, and its warps."""
-
-    tile: int
-    least: int
-    warps: int
-
-
-_LONG = _Form(64, 96, 4)
-
-
-def _form(heads: int, extent: int, head_bytes: int) -> _Form:
-    """Return what was fastest in steps of 1, 8 and 32 rows with 8 heads of keys of 128 bytes on an H200."""
-    if extent > 512 or head_bytes > 128 or heads >= 128:
-        return _LONG
-    return _Form(128, 128, 4) if heads <= 16 else _Form(256, 512, 8)
-
-
-def splits_for(rows: int, kv_heads: int, extent: int, head_bytes: int) -> int:
+def splits_for(rows: int, kv_heads: int, extent: int) -> int:
     """Return how many programs share the positions of a head: enough for the chip, none with little to do."""
-    return _splits(rows * kv_heads, extent, _form(rows * kv_heads, extent, head_bytes))
+    return max(1, min(extent // _LEAST, 16, _PROGRAMS // (rows * kv_heads)))
 
 
-def _splits(heads: int, extent: int, form: _Form) -> int:
-    return max(1, min(extent // form.least, 16, _PROGRAMS // heads))
-
-
-def _shape(form: _Form, splits: int, head_bytes: int) -> dict[str, int]:
-    tile = form.tile if splits > 1 else max(form.tile, 128)
-    return {"SPLITS": splits, "TILE": min(tile, _STAGE // (2 * head_bytes)), "num_warps": form.warps}
+def _shape(splits: int, head_bytes: int) -> dict[str, int]:
+    return {"SPLITS": splits, "TILE": min(_TILE if splits > 1 else 2 * _TILE, _STAGE // (2 * head_bytes))}
 
 
 def attend(
@@ -324,14 +301,13 @@ def attend(
     """
     rows, kv_heads, room, size = keys.shape
     group = qkv.shape[1] // (kv_heads * size) - 2
-    form = _form(rows * kv_heads, extent, size * keys.element_size())
-    splits = _splits(rows * kv_heads, extent, form)
+    splits = splits_for(rows, kv_heads, extent)
     q_norm, k_norm, eps = norms or (qkv, qkv, 0.0)
     launch(
         _attend, (rows * kv_heads, splits), qkv,
         qkv, keys, values, *turns, mask, length, position, q_norm, k_norm, out, *scratch, scale, eps, room,
         KV_HEADS=kv_heads, GROUP=group, HALF=size // 2, NORM=norms is not None,
-        **_shape(form, splits, size * keys.element_size()),
+        **_shape(splits, size * keys.element_size()),
     )  # fmt: skip
 
 
@@ -344,7 +320,7 @@ def attend_to_all(
     """
     rows, heads, _, size = q.shape
     kv_heads, length = keys.shape[1:3]
-    splits = _splits(rows * kv_heads, length, _LONG)
+    splits = splits_for(rows, kv_heads, length)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty(rows, heads, 1, dtype=torch.float32, device=q.device)
     pieces = torch.empty(splits * rows * heads * (size + 2), dtype=torch.float32, device=q.device)
@@ -357,6 +333,6 @@ def attend_to_all(
         q, keys, values, q if mask is None else mask, out, lse, pieces, arrived, scale, length, q.stride(0),
         q.stride(1), *keys.stride()[:3], *values.stride()[:3], *steps, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         HALF=size // 2, MASK=0 if mask is None else 1 if mask.dtype == torch.bool else 2,
-        **_shape(_LONG, splits, size * keys.element_size()),
+        **_shape(splits, size * keys.element_size()),
     )  # fmt: skip
     return out, lse

@@ -140,8 +140,7 @@ def attend(
 ) -> None:
     """Attend as `decode_attention.attend` says, to a short text by the kernel that has it on the chip at once."""
     if rows_product is not None and is_short(keys, extent):
-        *operands, _ = operands
-        attend_short(qkv, keys, values, *operands, extent=extent, **around)
+        attend_short(qkv, keys, values, *operands[:-1], extent=extent, **around)
     else:
         decode_attention.attend(qkv, keys, values, *operands, extent=extent, **around)
 

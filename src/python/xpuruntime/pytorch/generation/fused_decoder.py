@@ -86,8 +86,11 @@ class FusedDecoder:
     down product and residual.
     """
 
-    def __init__(self, model: Any, joined: JoinedProducts, kernels: Any, max_length: int) -> None:
+    def __init__(self, model: Any, joined: JoinedProducts, kernels: Any, extents: Sequence[int]) -> None:
         self._kernels = kernels
+        #: Attention to few positions may be computed by another kernel than that to many.
+        self._extents = sorted({extents[0], extents[-1]})
+        max_length = extents[-1]
         try:
             base = model.model
             self._embedding = base.embed_tokens.weight
@@ -148,8 +151,7 @@ class FusedDecoder:
         qkv = hidden.new_empty(rows, layer.qkv[0].shape[0])
         self._product("q, k, v", hidden, layer.qkv, qkv, norm=layer.first, scaled=scaled)
         heads = hidden.new_empty(rows, layer.o[0].shape[1])
-        head_bytes = layer.head * hidden.element_size()
-        splits = self._kernels.splits_for(rows, layer.kv_heads, cached.extent, head_bytes)
+        splits = self._kernels.splits_for(rows, layer.kv_heads, cached.extent)
         pieces = hidden.new_empty(splits * (heads.numel() + 2 * heads.numel() // layer.head), dtype=torch.float32)
         self._kernels.attend(
             qkv, cached.keys, cached.values, self._turns, lane.mask, lane.length, lane.position, heads,
@@ -197,9 +199,13 @@ class FusedDecoder:
 
     def _why_wrong(self, lane: Lane, limit: float) -> str:
         try:
-            return self._probe(lane, limit)
+            for extent in self._extents:
+                lane.read_up_to(extent)
+                if why := self._probe(lane, limit):
+                    return why
         except Exception as error:
             return f"the probe failed: {error_line(error)}"
+        return ""
 
     def _choose(self, lane: Lane, limit: float, ways: Sequence[str]) -> None:
         """Have each kind of product be computed in another way where the step is clearly shorter by it."""

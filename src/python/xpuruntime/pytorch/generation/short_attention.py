@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
 # ruff: noqa: ANN001, ANN202, N803, N806, RUF005, SIM108 - Triton's kernels have no types, and constants as parameters
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+# mypy: disable-error-code="assignment, no-untyped-def, untyped-decorator, no-untyped-call"
 """A Gluon kernel of a decode step for Hopper: attention to a short text in bfloat16, with what is around it.
 
 All keys and values of a head come by TMA while the kernel in front still runs, so that nothing but arithmetic comes
@@ -30,8 +30,8 @@ from xpuruntime.pytorch.generation.decode_attention import launch
 __all__ = ["attend_short", "is_short"]
 
 _LOG2E = gl.constexpr(1.4426950408889634)
-#: Positions that come at once, and bytes of shared memory of a program beside what it holds.
-_TILE, _OWN = 64, 2048
+#: Elements of keys that come at once, and bytes of shared memory of a program beside what it holds.
+_TILE, _OWN = 8192, 2048
 
 
 @gluon.jit
@@ -156,7 +156,8 @@ def is_short(keys: torch.Tensor, extent: int) -> bool:
     if keys.dtype != torch.bfloat16 or size not in (64, 128) or arch_of(keys.device) != "sm90":
         return False
     # Beside keys and values, a program has 16 queries, and their shares of the positions.
-    room = triton.cdiv(extent, _TILE) * _TILE * (4 * size + 32) + 32 * size + _OWN
+    tile = _TILE // size
+    room = triton.cdiv(extent, tile) * tile * (4 * size + 32) + 32 * size + _OWN
     chip = torch.cuda.get_device_properties(keys.device)
     return bool(rows * kv_heads <= chip.multi_processor_count * (chip.shared_memory_per_multiprocessor // room))
 
@@ -165,13 +166,13 @@ def attend_short(qkv, keys, values, turns, mask, length, position, out, *, scale
     """Do what `attend` of the other kernels does."""
     rows, kv_heads, room, size = keys.shape
     group = qkv.shape[1] // (kv_heads * size) - 2
-    tile = [_TILE, size]
-    form = gl.NVMMASharedLayout.get_default_for(tile, gl.bfloat16)
-    tiles = (TensorDescriptor.from_tensor(cache.view(-1, size), tile, form) for cache in (keys, values))
+    shape = [_TILE // size, size]
+    form = gl.NVMMASharedLayout.get_default_for(shape, gl.bfloat16)
+    tiles = (TensorDescriptor.from_tensor(cache.view(-1, size), shape, form) for cache in (keys, values))
     q_norm, k_norm, eps = norms or (qkv, qkv, 0.0)
     launch(
         _attend_short, (rows * kv_heads,), qkv,
         qkv, *tiles, keys, values, *turns, mask, length, position, q_norm, k_norm, out, scale, eps, room,
-        KV_HEADS=kv_heads, GROUP=group, TILES=triton.cdiv(extent, _TILE), QUERIES=8 if group <= 8 else 16,
+        KV_HEADS=kv_heads, GROUP=group, TILES=triton.cdiv(extent, shape[0]), QUERIES=8 if group <= 8 else 16,
         NORM=norms is not None, num_warps=4,
     )  # fmt: skip
