@@ -134,6 +134,28 @@ class TestChanges:
         llama.eval()
         self.same(captured, llama)
 
+    def test_a_new_layer_in_training_mode_is_named(self, llama: Any) -> None:
+        captured = on_stand_in(llama)
+        llama.resize_token_embeddings(80)
+        with pytest.raises(xrt.ModelError, match=r"(embed_tokens|lm_head) of <LlamaForCausalLM> is in training mode"):
+            captured.generate(PROMPT, max_new_tokens=2)
+        llama.eval()
+        self.same(captured, llama)
+
+    def test_weights_that_are_quantized_and_replaced(self, llama: Any) -> None:
+        pytest.importorskip("torchao", reason="needs torchao: pip install torchao")
+        policy = {"execution": {"weights": {"storage": "int8", "exclude": ["lm_head"]}}}
+        captured = on_stand_in(llama.bfloat16())
+        self.same(captured, llama)
+        captures = captured.report.captures
+        xt.quantize(llama, policy)
+        self.same(captured, llama)
+        assert captured.report.captures == 2 * captures
+        other = xt.quantize(torch.nn.Sequential(torch.nn.Linear(64, 32, bias=False).bfloat16()), policy)[0]
+        llama.model.layers[0].mlp.down_proj.weight = other.weight
+        self.same(captured, llama)
+        assert captured.report.captures == 3 * captures
+
     def test_a_buffer_of_a_module_that_had_none(self, llama: Any) -> None:
         class Shifted(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
             def forward(self, x: Any) -> Any:

@@ -15,7 +15,7 @@ from xpuruntime.pytorch.capture.api import compiled_by, device_of
 from xpuruntime.pytorch.capture.captured_state import CapturedState
 from xpuruntime.pytorch.capture.graph_recorder import CudaRecorder
 from xpuruntime.pytorch.generation.captured_decode import CapturedDecode
-from xpuruntime.pytorch.generation.decode_calls import why_apart, why_plain
+from xpuruntime.pytorch.generation.decode_calls import refuse_training, why_apart, why_plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,8 +118,7 @@ def capture_decode(
             f"capture_decode takes a model of transformers that generates, got a {type(model).__name__}. Fix: give an "
             "AutoModelForCausalLM"
         )
-    if any(part.training for part in model.modules()):
-        raise ModelError(f"<{type(model).__qualname__}> is in training mode. Fix: call model.eval()")
+    refuse_training(model)
     batches = tuple(batches)
     if min((max_length, check_every, max_graphs, *batches)) < 1 or not batches:
         raise InputError("max_length, batch, check_every and max_graphs are at least 1, such as batch=(1, 8)")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.error_text import error_line
-from xpuruntime.errors import ModelError, UnsupportedOperationError
+from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.printable import bytes_text, printable
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.capture.api import compiled_by
@@ -30,6 +30,7 @@ from xpuruntime.pytorch.generation.decode_calls import (
     check_prompt,
     choice_of,
     refuse_mode,
+    refuse_training,
     why_apart,
     why_plain,
 )
@@ -480,8 +481,7 @@ class CapturedDecode:
         if self._facts is not None and self._facts.hold():
             return
         self._facts = None  # until the model is adopted, however often it is refused before
-        if any(part.training for part in self._model.modules()):
-            raise ModelError(f"<{type(self._model).__qualname__}> is in training mode. Fix: call model.eval()")
+        refuse_training(self._model)
         devices = {tensor.device for tensor in CapturedState(modules=[self._model]).tensors()}
         if devices != {self._device}:
             places = " and ".join(sorted(map(str, devices)))

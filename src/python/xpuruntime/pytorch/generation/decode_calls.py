@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.errors import InputError
+from xpuruntime.errors import InputError, ModelError
 from xpuruntime.pytorch.generation.logprobs import ForcedTokens
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ __all__ = [
     "choice_of",
     "padding_of",
     "refuse_mode",
+    "refuse_training",
     "why_apart",
     "why_plain",
 ]
@@ -128,6 +129,14 @@ def why_plain(model: Any) -> str:
     if attention.startswith(("flash", "flex", "paged")):
         return f"attn_implementation={attention!r} takes no static cache with a mask"
     return ""
+
+
+def refuse_training(model: Any) -> None:
+    """Refuse a model of which a part is in training mode, such as a layer that was added to it."""
+    name = next((name for name, part in model.named_modules() if part.training), None)
+    if name is not None:
+        part = f"{name} of " if name else ""
+        raise ModelError(f"{part}<{type(model).__qualname__}> is in training mode. Fix: call model.eval()")
 
 
 def why_apart(model: Any) -> str:

@@ -239,11 +239,18 @@ class ModelFacts:
 
     def _now(self) -> list[Any]:
         return [
-            (name, tensor.data_ptr(), tensor.dtype, tensor.device)
+            (name, _place(tensor), tensor.dtype, tensor.device)
             for tensors in self._tensors
             for name, tensor in tensors.items()
             if tensor is not None
         ]
+
+
+def _place(tensor: torch.Tensor) -> Any:
+    """Return where a tensor is; of one that is made of others, such as quantized weights, where they are."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return tensor.data_ptr()
+    return tuple(_place(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
 
 
 def _facts_of(module: Any) -> list[Any]:

@@ -43,7 +43,10 @@ class _Group:
         """Give each parameter that still is a view memory of its own."""
         for part in self.parts:
             for tensor, joined in ((part.weight, self.weight), (part.bias, self.bias)):
-                if joined is not None and tensor.untyped_storage().data_ptr() == joined.untyped_storage().data_ptr():
+                # Another may be in its place, such as a quantized one, which has no memory of its own.
+                if joined is None or type(tensor) is not torch.nn.Parameter:
+                    continue
+                if tensor.untyped_storage().data_ptr() == joined.untyped_storage().data_ptr():
                     tensor.data = tensor.detach().clone()
 
     def outputs(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
