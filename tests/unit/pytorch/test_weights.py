@@ -91,6 +91,49 @@ def test_one_of_fourteen_layers_in_bf16_fails(torchao: Any) -> None:
     assert [weight.storage for weight in run(xt.quantize(layers(3), some), some).weights] == ["int8", "bf16", "int8"]
 
 
+class Experts(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
+    """Products of a parameter of its own, as experts have and `Conv1D` of GPT-2."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.gate_up = torch.nn.Parameter(torch.ones(*shape, dtype=torch.bfloat16))
+
+    def forward(self, x: Any) -> Any:
+        return x @ self.gate_up.reshape(-1, 32, 32)[0]
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (4, 32, 32)])
+def test_matrices_outside_of_linear_layers_are_not_passed_over(torchao: Any, shape: tuple[int, ...]) -> None:
+    stated, kept = policy(storage="int8"), policy(storage="int8", exclude=["*.gate_up"])
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"keep floats: 2\.gate_up\. Fix: .*\['\*\.gate_up'\]"):
+        xt.quantize(layers(2).append(Experts(*shape)), stated)
+    model = xt.quantize(layers(2), stated).append(Experts(*shape)).eval()
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"1 of 3 linear layers differ: 2\.gate_up \(bf16 of 16"):
+        run(model, stated)
+    assert [weight.compute for weight in run(model, kept).weights] == ["float"] * 3
+
+
+@pytest.mark.parametrize("more", [torch.nn.Embedding(3, 32), torch.nn.LSTM(32, 32), torch.nn.Conv2d(2, 2, 2)])
+def test_other_layers_of_pytorch_are_not_claimed(torchao: Any, more: Any) -> None:
+    stated = policy(storage="int8")
+    model = torch.nn.ModuleList([xt.quantize(layers(1), stated), more]).eval()
+    with xt.kernel_policy(stated, root=model):
+        pass
+
+
+def test_what_would_not_be_quantized_is_refused(torchao: Any) -> None:
+    with pytest.raises(xrt.InputError, match=r"exclude has 'lm_haed', which is the name of no linear layer.*Fix: "):
+        xt.quantize(layers(2), policy(storage="int8", exclude=["lm_haed"]))
+    with pytest.raises(xrt.InputError, match=r"no layer of .* to quantize"):
+        xt.quantize(layers(2), policy(storage="int8", exclude=["*"]))
+    model = xt.quantize(layers(2), policy(storage="int8"))
+    with pytest.raises(xrt.InputError, match="0 is quantized already, as int8"):
+        xt.quantize(model, policy(storage="fp8"))
+    with pytest.raises(xrt.UnsupportedOperationError, match="'lm_haed', which is the name of no linear layer"):
+        run(model, policy(storage="int8", exclude=["lm_haed"]))
+    assert run(model, policy(storage="int8")).weight_deviations == ()
+
+
 def test_weights_that_change_in_the_first_forward_are_refused(torchao: Any) -> None:
     stated = policy(storage="int8")
     model = xt.quantize(layers(2), stated)

@@ -41,15 +41,18 @@ _MARGIN = 1.2
 _CACHES = 4
 #: Rows of a product up to which the time is that of its weights.
 _ROWS = 32
+#: Layers of PyTorch whose parameters are no matrices of a product, nor are those of classes made of them.
+_OWN = (torch.nn.Embedding, torch.nn.EmbeddingBag, torch.nn.modules.conv._ConvNd, torch.nn.RNNBase)
 _TORCHAO = "pip install 'xpuruntime[torchao]'"
 
 
 class LinearWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """The weights of one linear layer.
+    """The weights of one linear layer, or of another module that multiplies by a matrix.
 
     Attributes
     ----------
     module : str
+        Of a module that is no ``torch.nn.Linear``, such as one of experts, with the name of the parameter behind it.
     storage : str
         Type of the stored values: ``"int8"``, ``"int4"``, ``"fp8"``, ``"nvfp4"``, or that of a plain tensor, such as
         ``"bf16"``; else the name of its class.
@@ -161,23 +164,38 @@ def _copy_bandwidth(device: torch.device, size: int) -> float:
 
 
 def weights_of(root: torch.nn.Module, rows: Iterable[Row] = ()) -> tuple[LinearWeights, ...]:
-    """Return the weights of the linear layers of a model, and by which of the rows of an explanation they computed."""
+    """Return the weights of the products of a model, and by which of the rows of an explanation they computed."""
     products: dict[str, dict[str, str]] = {}
     for row in rows:
         if kind := _compute_of(row):
             products.setdefault(row.module, {})[row.operator] = kind
     weights = []
-    for name, layer in root.named_modules():
-        if isinstance(layer, torch.nn.Linear):
-            ran = products.get(name, {})
-            storage, bits, group = _stored(layer.weight)
-            kinds = ", ".join(sorted(set(ran.values()))) or "unobservable"
-            weights.append(
-                LinearWeights(
-                    module=name, storage=storage, bits=bits, group=group, compute=kinds, operators=tuple(sorted(ran))
-                )
+    for name, module, weight in _matrices(root):
+        ran = products.get(module, {})
+        storage, bits, group = _stored(weight)
+        kinds = ", ".join(sorted(set(ran.values()))) or "unobservable"
+        weights.append(
+            LinearWeights(
+                module=name, storage=storage, bits=bits, group=group, compute=kinds, operators=tuple(sorted(ran))
             )
+        )
     return tuple(weights)
+
+
+def _matrices(root: torch.nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Yield a name, the module, and the matrix: of linear layers, and of whatever else a model has by itself."""
+    for name, module in root.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            yield name, name, module.weight
+        elif not isinstance(module, _OWN) and not _is_of_pytorch(module):
+            for key, tensor in module.named_parameters(recurse=False):
+                if sum(size > 1 for size in tensor.shape) > 1 and tensor.shape[0] > 1:
+                    yield f"{name}.{key}".lstrip("."), name, tensor
+
+
+def _is_of_pytorch(module: torch.nn.Module) -> bool:
+    is_attention = isinstance(module, torch.nn.MultiheadAttention)  # which has matrices of its own
+    return type(module).__module__.partition(".")[0] == "torch" and not is_attention
 
 
 def _compute_of(row: Row) -> str:
@@ -216,11 +234,23 @@ def _stored(weight: torch.Tensor) -> tuple[str, float, int | None]:
 
 def deviations(claimed: WeightsPolicy, weights: Iterable[LinearWeights], *, ran: bool) -> tuple[str, ...]:
     """Return a sentence for each claim that does not hold; what computed is compared where the model `ran`."""
+    weights = list(weights)
     kept = [Glob(pattern) for pattern in claimed.exclude]
     counted = [weight for weight in weights if not any(glob(weight.module) for glob in kept)]
+    idle = _idle(claimed, [weight.module for weight in weights])
     if not counted:
-        return ("execution.weights is claimed, and the model has no linear layer that it is of",)
-    return tuple(filter(None, _differences(claimed, counted, ran=ran)))
+        return (*idle, "execution.weights is claimed, and the model has no linear layer that it is of")
+    return (*idle, *filter(None, _differences(claimed, counted, ran=ran)))
+
+
+def _idle(claimed: WeightsPolicy, names: Iterable[str]) -> list[str]:
+    """Return a sentence for each exclusion that no layer has, such as a misspelt one."""
+    names = list(names)
+    return [
+        f"execution.weights.exclude has {pattern!r:.80}, which is the name of no linear layer"
+        for pattern in claimed.exclude
+        if not any(map(Glob(pattern), names))
+    ]
 
 
 def _differences(claimed: WeightsPolicy, counted: list[LinearWeights], *, ran: bool) -> Iterator[str]:
@@ -303,9 +333,11 @@ def quantize(model: torch.nn.Module, policy: Any) -> torch.nn.Module:
     Raises
     ------
     InputError
-        The policy states no storage, or the model is none of PyTorch.
+        The policy states no storage, or excludes what is not there; or the model is none of PyTorch, has no layer that
+        would be quantized, or one that is already.
     UnsupportedOperationError
-        torchao is not installed, or the device lacks the units.
+        torchao is not installed, the device lacks the units, or the model has matrices outside of ``torch.nn.Linear``,
+        such as those of experts, which torchao leaves as they are, and the policy does not exclude.
     """
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"quantize takes a torch.nn.Module, got a {type(model).__name__}")
@@ -319,6 +351,7 @@ def quantize(model: torch.nn.Module, policy: Any) -> torch.nn.Module:
     def is_quantized(layer: torch.nn.Module, name: str) -> bool:
         return isinstance(layer, torch.nn.Linear) and not any(glob(name) for glob in kept)
 
+    _refuse_layers(claimed, model, {name for name, layer in model.named_modules() if is_quantized(layer, name)})
     try:
         from torchao.quantization import quantize_
 
@@ -331,6 +364,26 @@ def quantize(model: torch.nn.Module, policy: Any) -> torch.nn.Module:
         config.set_inductor_config = False
     quantize_(model, config, filter_fn=is_quantized)
     return model
+
+
+def _refuse_layers(claimed: WeightsPolicy, model: torch.nn.Module, chosen: set[str]) -> None:
+    """Refuse a model of which not all layers that a policy is of are there to be quantized."""
+    matrices = {name: weight for name, _, weight in _matrices(model)}
+    for idle in _idle(claimed, matrices):
+        raise InputError(f"{idle}. Fix: name layers as model.named_modules() does, or leave it out")
+    kept = [Glob(pattern) for pattern in claimed.exclude]
+    rest = [name for name in matrices if name not in chosen and not any(glob(name) for glob in kept)]
+    if rest:
+        named = ", ".join(rest[:_NAMED]) + (f" and {len(rest) - _NAMED} more" if len(rest) > _NAMED else "")
+        msg = f"torchao quantizes layers of torch.nn.Linear alone, and these would keep floats: {named}"
+        fix = f"list them in execution.weights.exclude, such as ['*.{rest[0].rpartition('.')[2]}']"
+        raise UnsupportedOperationError(f"{msg}. Fix: {fix}", engine="torch")
+    if not chosen:
+        raise InputError("the model has no layer of torch.nn.Linear to quantize. Fix: exclude fewer, or another model")
+    ready = next((name for name in sorted(chosen) if hasattr(matrices[name], "__tensor_flatten__")), None)
+    if ready is not None:
+        msg = f"{ready} is quantized already, as {_stored(matrices[ready])[0]}"
+        raise InputError(f"{msg}. Fix: quantize the model as it was loaded, once")
 
 
 def _config(claimed: WeightsPolicy) -> Any:
