@@ -154,7 +154,7 @@ def test_rules_of_sizes_and_phases_may_meet_no_call():
 
 IMPOSSIBLE = [
     {"op": "attention", "m": "<=1"}, {"op": "layer_norm", "m": "<=4"}, {"op": "conv", "n": "<=4"},
-    {"op": "matmul", "head_dim": "<=64"}, {"m": 1, "head_dim": 64},
+    {"op": "matmul", "head_dim": "<=64"}, {"op": "matmul", "kv": "<=64"}, {"m": 1, "head_dim": 64},
 ]  # fmt: skip
 
 

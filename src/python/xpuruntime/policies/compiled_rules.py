@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, Glob, bounds_of, literal_of, literal_prefix
+from xpuruntime.policies.call_facts import SIZES, UNKNOWN, CallFacts, Glob, bounds_of, literal_of, literal_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,6 +59,22 @@ class CompiledRule:
         if self._ops is not None and isinstance(facts.op, str) and facts.op not in self._ops:
             return "no"
         return certainty_of(self._conditions, facts)
+
+    def lacking_sizes(self) -> tuple[str, str]:
+        """Return why no call can match, of whose operations none has the sizes that are stated, and the fix.
+
+        Empty texts where one may.
+        """
+        match = self.rule.match
+        sizes = [name for name in _RANGES if getattr(match, name) is not None]
+        ops = (match.op,) if match.op else tuple(self._ops or SIZES)
+        if not sizes or any(set(sizes) <= set(SIZES.get(op, ())) for op in ops):
+            return "", ""
+        known = SIZES.get(ops[0], ()) if len(ops) == 1 else ()
+        missing = [name for name in sizes if name not in known]
+        of_call = f"a call of {ops[0]} has {', '.join(known) or 'no sizes'}"
+        why = of_call if len(ops) == 1 else "no operation has all of these"
+        return f"it states {', '.join(missing)}, and {why}", f"leave {missing[0]} out"
 
 
 #: Place of a fact, and the test of a value: ``None`` where the value does not tell.

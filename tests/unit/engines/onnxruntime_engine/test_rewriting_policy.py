@@ -239,6 +239,12 @@ def test_a_rule_of_a_module_that_the_model_lacks_is_not_enforced(tmp_path: Path)
     assert control.enforceability == "advisory"
 
 
+def test_a_rule_that_states_a_size_of_another_operation_is_not_enforced(tmp_path: Path) -> None:
+    kernels = {"rules": [rule("cpu.blas", op="matmul", kv="<=64")]}
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"kernels\.rules\[0\].*leave kv out"):
+        session(two_layers(), tmp_path, kernels=kernels, mode="strict")
+
+
 def test_a_converted_graph_is_rewritten_after_the_conversion(tmp_path: Path) -> None:
     """Kernels that serve fp16 on the CPU: only the reference."""
     kernels = {"matmul": "cpu.reference", "layer_norm": "cpu.vectorised"}

@@ -234,7 +234,7 @@ class KernelKeys:
             elif chosen and self._query.names_kernel(rule.match.op, use):
                 present = rule.match.op is None or self._present(rule.match.op)
                 if present and self._why_not is None and not self._query.may_match(rule.match):
-                    self._idle(key, rule)
+                    self._idle(key, index, rule)
                 else:
                     self._rewritten(key, use, present=present, what=rule.match.op or "operation that it is for")
             elif chosen:
@@ -251,12 +251,17 @@ class KernelKeys:
                 self._precision(key)
         self._settings = self._settings.replace(keep_fp32=tuple(keep))
 
-    def _idle(self, key: str, rule: KernelRule) -> None:
+    def _idle(self, key: str, index: int, rule: KernelRule) -> None:
         """Add the control of a rule that is for no node of the model.
 
-        Where it states a path that the model lacks, it asks for a missing module. Other conditions may hold of other
+        Where it states a path that the model lacks, it asks for a missing module; a size that the operation lacks, for
+        what never is. Other conditions may hold of other
         models, devices and phases that the policy is for.
         """
+        why, fix = self._policy.compiled_rules.rules[index].lacking_sizes()
+        if why:
+            self._book.add(key, "-", "advisory", f"it can match no node: {why}", fix)
+            return
         stated = rule.match.stated_fields()
         words = ", ".join(f"{name}: {value}" for name, value in stated.items())
         reason = f"no node of the model is one that the rule is for, which states {words}"

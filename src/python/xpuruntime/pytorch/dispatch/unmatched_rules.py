@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.ops.call_context import kernel_ids
 from xpuruntime.ops.torch_kernels import is_torch_kernel
-from xpuruntime.policies.call_facts import ANY_CALL, SIZES, UNKNOWN, CallFacts, Glob
+from xpuruntime.policies.call_facts import ANY_CALL, UNKNOWN, CallFacts, Glob
 from xpuruntime.policies.document import nearest
 from xpuruntime.policies.kernel_rules import FAMILIES, KERNEL_IDS, SOURCE_PREFIXES
 from xpuruntime.pytorch.call_scope import module_names
@@ -111,14 +111,10 @@ def impossible_rules(policy: Policy, root: torch.nn.Module | None) -> list[tuple
     paths = None
     for rule in policy.kernels.compiled_rules.rules:
         match = rule.rule.match
-        sizes = [name for name in ("m", "n", "k", "head_dim") if getattr(match, name) is not None]
-        ops = [match.op] if match.op else list(SIZES)
         op = match.op or ""
-        if sizes and not any(set(sizes) <= set(SIZES.get(op, ())) for op in ops):
-            missing = [name for name in sizes if name not in SIZES.get(op, ())] or sizes
-            known = ", ".join(SIZES.get(op, ())) or "no sizes"
-            why = f"a call of {op} has {known}" if op else "no operation has all of these"
-            rules.append((op, rule.source, f"it states {', '.join(missing)}, and {why}", f"leave {missing[0]} out"))
+        why, fix = rule.lacking_sizes()
+        if why:
+            rules.append((op, rule.source, why, fix))
             continue
         if root is None or not rule.use:
             continue
