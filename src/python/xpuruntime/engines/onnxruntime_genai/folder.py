@@ -63,22 +63,32 @@ def inspect_folder(folder: Path) -> ModelInfo:
     for name, value in (("search", search), ("model.decoder.session_options", options)):
         if not isinstance(value, dict):
             raise file.wrong(name, "an object", value)
-    others = [name for name in _OTHER_PARTS if name in model] + ["decoder.pipeline"] * ("pipeline" in decoder)
+    others = [name for name in _OTHER_PARTS if name in model]
+    others += [f"decoder.{name}" for name in ("pipeline", "run_options") if decoder.get(name)]
+    window = decoder.get("sliding_window")
+    if window and not (isinstance(window, dict) and window.get("slide_key_value_cache") is False):
+        others.append("decoder.sliding_window")
     if others:
-        reason = f"its configuration has {', '.join(f'model.{name}' for name in others)}, and only one decoder is run"
+        reason = f"its configuration has {', '.join(f'model.{name}' for name in others)}, and one plain decoder is run"
         raise file.refuse(reason, "give a folder of a text decoder, or run it by onnxruntime_genai itself")
     file.only(search, "search.", _ONLY)
+    penalty = search.get("repetition_penalty", 1)
+    if isinstance(penalty, bool) or not isinstance(penalty, (int, float)) or penalty <= 0:
+        raise file.wrong("search.repetition_penalty", "a number above 0", penalty)
     decoder_file = file.text(decoder, "model.decoder.filename")
     info = inspect_model(folder / file.file_name(decoder_file, "model.decoder.filename", "the decoder"))
     providers = options.get("provider_options", [])
     if not isinstance(providers, list) or not all(isinstance(provider, dict) for provider in providers):
         raise file.wrong("model.decoder.session_options.provider_options", "a list of objects", providers)
+    vocabulary, ends = file.count(model, "model.vocab_size"), file.ends(model, "model.eos_token_id")
+    if ends and max(ends) >= vocabulary:
+        raise file.wrong("model.eos_token_id", f"a token below model.vocab_size, {vocabulary}", max(ends))
     facts = GenAiFolder(
         folder=str(folder),
         kind=file.text(model, "model.type"),
-        vocabulary=file.count(model, "model.vocab_size"),
+        vocabulary=vocabulary,
         context=file.count(model, "model.context_length"),
-        ends=file.ends(model, "model.eos_token_id"),
+        ends=ends,
         tokens_name=_names(file, decoder, "inputs")["input_ids"],
         logits_name=_names(file, decoder, "outputs")["logits"],
         heads=file.count(decoder, "model.decoder.num_key_value_heads"),
