@@ -92,7 +92,7 @@ class CpuModel(HostModel):
             results: list[Any] = raw_session(handle).run(self._outputs, ready, self._options())
         except Exception as error:
             raise self._failed(error) from None
-        for position in self._passed:  # ONNX Runtime 1.23 returns the caller's own memory
+        for position in self._passed:  # ONNX Runtime 1.24 returns the caller's own memory
             if np.may_share_memory(results[position], ready[self._outputs[position]]):
                 results[position] = results[position].copy()
         return results

@@ -77,8 +77,6 @@ class HostRuns:
         known = {output.name for output in info.outputs}.issuperset(model.output_names)
         if model.stream is None or model.passed or not known or not types <= _DTYPES:
             return None
-        if not hasattr(model.session, "get_input_memory_infos"):  # of an older ONNX Runtime
-            return None
         return None if host_inputs(model.session) else cls(model)
 
     def takes(self, feeds: Mapping[str, Any]) -> bool:
