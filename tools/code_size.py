@@ -35,6 +35,27 @@ ADDED = {
     ),
     "many GPUs": ("pytorch/rank_agreement.py", "pytorch/step_tuning/ranks.py"),
 }  # fmt: skip
+#: Features and the files that would go with each; the page says with which of them the tree would reach its limits.
+FEATURES = {
+    "server": ("serving/",),
+    "capture, step tuning, memory pools and parity in PyTorch": (
+        "pytorch/capture/", "pytorch/step_tuning/", "pytorch/allocator/", "pytorch/training_lock.py",
+        "pytorch/layer_parity/",
+    ),
+    "tuning of sessions": ("tuning/",),
+    "TensorRT": ("engines/tensorrt/",),
+    "OpenVINO": ("engines/openvino/",),
+    "QNN": ("engines/qnn/",),
+    "rewriting of patterns for ONNX Runtime": ("engines/onnxruntime/rewriting/",),
+    "quantization": ("engines/quantization/",),
+    "conformance suites for users": ("testing/", "serving/conformance/"),
+    "collectives": ("distributed/",),
+    "export to other servers and tools": ("engines/native_export/", "locks/export/"),
+    "upgrades and bisection of versions": (
+        "locks/bisect_versions.py", "locks/environments.py", "locks/worker_side/", "locks/relock.py",
+    ),
+    "determinism grades": ("locks/determinism/",),
+}  # fmt: skip
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
@@ -71,6 +92,13 @@ def subject_of(path: str) -> str | None:
     return next((subject for subject, parts in ADDED.items() if path.startswith(parts)), None)
 
 
+def print_subjects(head: str, subjects: dict[str, tuple[str, ...]], files: dict[str, Size]) -> None:
+    """Print a table with the size of each subject."""
+    print(f"| {head} | lines / code / files |\n|---|---:|")
+    for subject, parts in subjects.items():
+        print("|", subject, "|", cell({path: size for path, size in files.items() if path.startswith(parts)}), "|")
+
+
 def cell(files: dict[str, Size]) -> str:
     """Return lines, lines of code and files, as one cell of a table."""
     return f"{sum(s.lines for s in files.values()):,} / {sum(s.code for s in files.values()):,} / {len(files)}"
@@ -82,11 +110,11 @@ def in_package(files: dict[str, Size], name: str) -> dict[str, Size]:
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print the tables."""
     now = sizes(ROOT / SOURCE)
-    for subject, parts in ADDED.items():
+    for subject, parts in (ADDED | FEATURES).items():
         if gone := [part for part in parts if not any(path.startswith(part) for path in now)]:
-            sys.exit(f"{subject}: no file begins with {', '.join(gone)}. Fix: correct ADDED in {__file__}")
+            sys.exit(f"{subject}: no file begins with {', '.join(gone)}. Fix: correct the file names in {__file__}")
     trees = {"now": now, "without the additions": {path: size for path, size in now.items() if not subject_of(path)}}
     if len(sys.argv) > 1:
         trees = {"before": sizes(Path(sys.argv[1]) / SOURCE), **trees}
@@ -100,9 +128,9 @@ def main() -> None:
     print("| all |", " | ".join(cell(files) for files in columns.values()), "|\n")
     medians = {tree: statistics.median(size.lines for size in files.values()) for tree, files in trees.items()}
     print("Median lines of a file:", ", ".join(f"{median:g} {tree}" for tree, median in medians.items()), end="\n\n")
-    print("| added | lines / code / files |\n|---|---:|")
-    for subject in ADDED:
-        print("|", subject, "|", cell({path: size for path, size in now.items() if subject_of(path) == subject}), "|")
+    print_subjects("added", ADDED, now)
+    print()
+    print_subjects("feature", FEATURES, trees["without the additions"])
 
 
 if __name__ == "__main__":
