@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+import xpuruntime
 from xpuruntime.errors import InputError, UnsupportedOperationError
 
 torch = pytest.importorskip("torch")
@@ -130,3 +131,31 @@ def test_attention_of_pytorch_has_a_row_of_its_forward_and_one_of_its_gradient()
     assert sorted((row.phase, row.count, row.resolved) for row in rows) == [
         ("backward", 1, "torch.flash"), ("train", 1, "torch.flash"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["prefer", "strict"])
+def test_switches_of_the_policy_are_read_back(mode: str) -> None:
+    policy = xpuruntime.Policy(
+        mode=mode, execution=xpuruntime.ExecutionPolicy(determinism="run_to_run", precision="fp32")
+    )
+    with xt.kernel_policy(policy), xt.explain() as found:
+        torch.ones(2, 3) @ torch.ones(3, 2)
+    assert [(setting.key, setting.requested, setting.status) for setting in found.settings] == [
+        ("execution.precision", "fp32", "honoured"),
+        ("execution.determinism", "run_to_run", "honoured"),
+    ]
+    assert "execution.determinism run_to_run: honoured (deterministic_algorithms" in str(found)
+    found.require(no_bypass=False)
+
+
+def test_a_switch_that_the_program_changes_is_a_deviation() -> None:
+    policy = xpuruntime.Policy(execution=xpuruntime.ExecutionPolicy(determinism="run_to_run"))
+    try:
+        with xt.kernel_policy(policy), xt.explain() as found:
+            torch.use_deterministic_algorithms(False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    (setting,) = found.settings
+    assert (setting.status, "deterministic_algorithms False" in setting.observed) == ("substituted", True)
+    with pytest.raises(UnsupportedOperationError, match=r"execution\.determinism run_to_run: substituted"):
+        found.require()

@@ -28,6 +28,7 @@ from xpuruntime.pytorch.explanation.graph_calls import replays_so_far, rows_of_r
 from xpuruntime.pytorch.explanation.summary import build_rows
 from xpuruntime.pytorch.explanation.timeline import MODULE, RANGE
 from xpuruntime.pytorch.profiling.kineto_recording import Profiler, refuse_a_second
+from xpuruntime.pytorch.switches.policy_switches import read_settings
 from xpuruntime.pytorch.weights import deviations, traffic_of, weights_of
 from xpuruntime.runtime.interruptible_waits import uninterrupted
 from xpuruntime.runtime.profiler import RecordedBlock
@@ -94,6 +95,7 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
         self._recorder.note_policy()
         active = active_policy()
         self._policy = None if active is None else active.policy.to_dict()
+        self._settings = () if active is None else read_settings(active.policy)
         self._claimed = WeightsPolicy() if active is None else active.policy.execution.weights
         # Threads that the program starts are watched, too, and not only those of autograd.
         profiler = Profiler(
@@ -109,6 +111,11 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
     ) -> None:
         watch = self._running()
         self._recorder.note_policy()
+        if (active := active_policy()) is not None and active.policy.to_dict() == self._policy:
+            ended = {setting.key: setting for setting in read_settings(active.policy)}
+            self._settings = tuple(
+                ended[setting.key] if setting.status == "honoured" else setting for setting in self._settings
+            )
         try:
             try:
                 watch.stop()
@@ -152,6 +159,7 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
                 unmatched=unmatched,
                 never_ran=never_ran,
                 generation=generation.facts(),
+                settings=self._settings,
                 switches=generation.switches,
                 weights=weights,
                 weight_deviations=wrong,

@@ -12,6 +12,7 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.files.paths import json_text
 from xpuruntime.notebook import Shown
 from xpuruntime.pytorch.explanation.summary import Coverage, Row
+from xpuruntime.pytorch.switches.policy_switches import Setting
 from xpuruntime.pytorch.weights import LinearWeights, WeightTraffic
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class ExplanationData(msgspec.Struct, frozen=True, kw_only=True):
     unmatched: tuple[str, ...] = ()
     never_ran: tuple[str, ...] = ()
     generation: dict[str, dict[str, Any]] = {}
+    settings: tuple[Setting, ...] = ()
     switches: tuple[str, ...] = ()
     weights: tuple[LinearWeights, ...] = ()
     weight_deviations: tuple[str, ...] = ()
@@ -72,6 +74,9 @@ class Explanation(Shown):
         Class of each model of transformers that generated to what its tokens depend on beside kernels: attention and
         experts implementation, cache, and what its configuration states of the generation, without lengths. A list
         where there were several.
+    settings : tuple of Setting
+        What ``execution`` of the policy states of precision and determinism, as PyTorch's switches read back when the
+        block began and ended.
     switches : tuple of str
         What transformers replaced, dropped or skipped by itself; also among the notes.
     weights : tuple of LinearWeights
@@ -141,6 +146,11 @@ class Explanation(Shown):
     def generation(self) -> dict[str, dict[str, Any]]:
         """Class of each model of transformers that generated to what its tokens depend on beside kernels."""
         return self._get().generation
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """What the policy states of precision and determinism, as PyTorch's switches read back."""
+        return self._get().settings
 
     @property
     def switches(self) -> tuple[str, ...]:
@@ -231,7 +241,8 @@ class Explanation(Shown):
             Nothing that the policy speaks of may have escaped it. An ``"opaque"`` call has not escaped, but counts
             against `coverage`.
         no_substitution : bool
-            Nothing may have run by another kernel than its rule asks for, transformers may have replaced, dropped or
+            Nothing may have run by another kernel than its rule asks for, the switches of PyTorch have to be as the
+            policy states, transformers may have replaced, dropped or
             skipped nothing of a generation by itself, and weights have to be as the policy claims.
         no_unmatched : bool
             No rule for a module may have matched no call, and of no operation that the policy names a kernel for may
@@ -263,6 +274,7 @@ class Explanation(Shown):
             against.add("substituted")
         if no_substitution:
             wrong += [*self.switches, *self.weight_deviations]
+            wrong += [str(setting) for setting in self.settings if setting.status == "substituted"]
         if no_unmatched:
             wrong += [*self.unmatched, *self.never_ran]
         covered = self.coverage.covered

@@ -93,6 +93,8 @@ def _headline(explanation: Explanation) -> RenderableType:
         text.append(
             f"\nasked for and never ran, or not known to: {len(explanation.never_ran)}, see the notes", style="bold red"
         )
+    for setting in explanation.settings:
+        text.append(f"\n{setting}", style=_STYLE[setting.status])
     if explanation.partial:
         text.append("\nincomplete: the block was left by an exception", style="yellow")
     return text

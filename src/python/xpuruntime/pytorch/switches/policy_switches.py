@@ -7,20 +7,21 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import torch
 
 from xpuruntime.errors import PolicyError, XpuRuntimeWarning
 from xpuruntime.pytorch.attention.sdpa_switch import attention_decided_by_switch, attention_switch, serves_nothing
-from xpuruntime.pytorch.switches.shared_switches import SwitchTakenError, claim
+from xpuruntime.pytorch.switches.shared_switches import SWITCHES, SwitchTakenError, claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xpuruntime.policies import Policy
 
-__all__ = ["Switches", "decided_by_switches", "set_switches"]
+__all__ = ["Setting", "Switches", "decided_by_switches", "read_settings", "set_switches"]
 
 #: Families of matmul to PyTorch's preferred BLAS library.
 _BLAS = {"cublas": "cublas", "cublasLt": "cublaslt"}
@@ -148,6 +149,11 @@ def _precision(policy: Policy) -> dict[str, Any]:
             "execution.precision: int8 quantizes the models of sessions, and nothing in PyTorch",
             "leave it out of the policy here, and quantize the exported model",
         )
+    return _precision_switches(policy)
+
+
+def _precision_switches(policy: Policy) -> dict[str, Any]:
+    execution = policy.execution
     tf32 = execution.tf32
     if tf32 is None and execution.precision in ("tf32", "fp32"):
         tf32 = execution.precision == "tf32"
@@ -177,7 +183,43 @@ def _determinism(policy: Policy) -> dict[str, Any]:
             )
         else:
             os.environ[_WORKSPACE] = ":4096:8"
-    return {
-        "deterministic_algorithms": True if policy.mode == "strict" else "warn",
-        "cudnn.benchmark": False,
-    }
+    return _determinism_switches(policy)
+
+
+def _determinism_switches(policy: Policy) -> dict[str, Any]:
+    return {"deterministic_algorithms": True if policy.mode == "strict" else "warn", "cudnn.benchmark": False}
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """What a policy states of PyTorch's switches, and how they read back."""
+
+    key: str
+    requested: str
+    observed: str
+    status: Literal["honoured", "substituted"]
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.requested}: {self.status} ({self.observed})"
+
+
+def read_settings(policy: Policy) -> tuple[Setting, ...]:
+    """Read back the switches that ``tf32``, ``precision`` and ``determinism`` of ``execution`` settle."""
+    execution = policy.execution
+    parts: list[tuple[str, str, dict[str, Any], str]] = []
+    if wanted := {name: value for name, value in _precision_switches(policy).items() if value is not None}:
+        key = "tf32" if execution.tf32 is not None else "precision"
+        parts.append((f"execution.{key}", str(getattr(execution, key)).lower(), wanted, ""))
+    if execution.deterministic:
+        grade = execution.determinism
+        missing = "no more than run_to_run" if grade != "run_to_run" else ""
+        if torch.cuda.is_initialized() and _WORKSPACE not in os.environ:
+            missing = f"{_WORKSPACE} is not set"
+        parts.append(("execution.determinism", str(grade), _determinism_switches(policy), missing))
+    settings: list[Setting] = []
+    for name, requested, wanted, missing in parts:
+        values = {switch: SWITCHES[switch].read() for switch in wanted}
+        observed = ", ".join([*(f"{switch} {value}" for switch, value in values.items()), *filter(None, [missing])])
+        settings.append(
+            Setting(name, requested, observed, "substituted" if missing or values != wanted else "honoured")
+        )
+    return tuple(settings)
