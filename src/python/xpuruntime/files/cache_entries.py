@@ -43,7 +43,7 @@ class CacheEntries:
         return held if hashlib.sha256(held).digest() == seal else None
 
     def write(self, name: str, held: bytes) -> None:
-        """Keep an entry. What a writer that was killed has left of it is none, as any that is cut off."""
+        """Keep an entry. A part that a killed writer leaves does not match its digest, and is no entry."""
         if len(held) > self._largest:
             return
         try:
