@@ -106,7 +106,7 @@ def test_attention(dtype, rows, kv_heads, group, size, most, filled, normed):
         cache.double().index_copy(2, torch.tensor([filled]), new[:, :, None]) for cache, new in ((keys, k), (values, v))
     ]
     wide = [cache[:, :, : filled + 1] for cache in wide]
-    # What is left from earlier texts is not looked at.
+    # What lies beyond the text is not looked at.
     keys[:, :, filled:], values[:, :, filled:] = torch.nan, torch.nan
     seen = mask[:, : filled + 1] != 0
     scores = torch.einsum("bhd,bhtd->bht", q, wide[0].repeat_interleave(group, 1)) * size**-0.5

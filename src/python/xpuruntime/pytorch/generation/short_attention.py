@@ -96,7 +96,7 @@ def _attend_short(qkv, all_keys, all_values, keys, values, cos, sin, mask, lengt
         gdc_launch_dependents()
     rest = gl.arange(0, TILE, layout=gl.SliceLayout(1, ROWS))[:, None]
     for tile in gl.static_range(TILES):
-        # What is left from earlier texts may be no number, which a share of zero does not hide.
+        # What lies beyond may be no number, which a share of zero does not hide.
         if (tile * TILE < slot) & (slot < (tile + 1) * TILE):
             mbarrier.wait(full.index(tile), 0)
             values_there = value_tiles.index(tile).load(ROWS)
