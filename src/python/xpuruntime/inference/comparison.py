@@ -122,23 +122,15 @@ class Comparison(Page, frozen=True, kw_only=True):
 
     def __rich__(self) -> RenderableType:
         """Return it as a table, and the divergences below."""
-        from rich.box import SIMPLE_HEAD
         from rich.console import Group
-        from rich.table import Table
         from rich.text import Text
 
-        from xpuruntime.evidence.render_text.tables import duration_text
+        from xpuruntime.evidence.render_text.tables import duration_text, table
 
-        table = Table(
-            box=SIMPLE_HEAD, title=f"{self.model} against {self.reference}, input {self.inputs}", title_justify="left"
+        shown = table(
+            f"{self.model} against {self.reference}, input {self.inputs}",
+            ("engine", "?precision", ">max abs", ">max rel", ">cosine", ">median", "verdict"),
         )
-        for column in ("engine", "precision", "max abs", "max rel", "cosine", "median", "verdict"):
-            table.add_column(
-                column,
-                overflow="fold",
-                no_wrap=column in ("engine", "precision", "median"),
-                justify="right" if column[:3] in ("max", "cos", "med") else "left",
-            )
         for row in self.rows:
             numbers = [
                 "-" if value is None else format(value, form)
@@ -149,8 +141,8 @@ class Comparison(Page, frozen=True, kw_only=True):
                 )
             ]
             numbers.append("-" if row.median_us is None else duration_text(row.median_us))
-            table.add_row(Text(f"{row.engine}@{row.device}"), row.precision, *numbers, row.status)
-        return Group(table, *(Text(line) for row in self.rows for line in _story(row)))
+            shown.add_row(Text(f"{row.engine}@{row.device}"), row.precision, *numbers, row.status)
+        return Group(shown, *(Text(line) for row in self.rows for line in _story(row)))
 
 
 def _story(row: EngineRow) -> list[str]:

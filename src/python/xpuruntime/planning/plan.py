@@ -256,8 +256,6 @@ def _hash(*what: object) -> str:
     return "sha256:" + hashlib.sha256(text).hexdigest()
 
 
-#: Keys up to this length are never broken, and values are folded at it.
-_KEY = 26
 _COLOUR = {"enforced": "green", "advisory": "yellow", "unsupported": "red"}
 
 
@@ -281,7 +279,6 @@ def plan_tables(plan: Plan) -> RenderableType:
         head.add_row(name, Text(value[: len("sha256:") + 12] if value.startswith("sha256:") else value))
 
     tried = table("candidates", ("candidate", "verdict", "reason"))
-    tried.columns[0].no_wrap = tried.columns[1].no_wrap = True
     for verdict in plan.verdicts:
         if verdict.code != VerdictCode.NOT_TRIED:
             colour = "green" if verdict.accepted else "red"
@@ -294,8 +291,7 @@ def plan_tables(plan: Plan) -> RenderableType:
     if after:
         parts.append(Text(f"not tried, because {plan.candidate} comes before: {', '.join(after)}", style="dim"))
     if plan.controls:
-        keys = table("policy keys", ("key", "requested", "resolved", "enforceability"))
-        keys.columns[0].no_wrap = max(len(control.key) for control in plan.controls) <= _KEY
+        keys = table("policy keys", ("key", "?requested", "resolved", "enforceability"))
         for control in plan.controls:
             colour = _COLOUR[control.enforceability]
             keys.add_row(

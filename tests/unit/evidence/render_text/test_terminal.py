@@ -17,6 +17,7 @@ from xpuruntime.engines.base import Observed
 from xpuruntime.evidence import Report, build_report
 from xpuruntime.evidence.render_text.tables import table
 from xpuruntime.evidence.render_text.terminal import plain_text
+from xpuruntime.inference.comparison import Comparison, EngineRow
 from xpuruntime.notebook import plain
 
 
@@ -89,12 +90,47 @@ def test_it_fits_the_width(report, width):
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_tables_with_least_widths_lose_no_text(width: int) -> None:
-    shown = table("", ("KEY", "SEEN", "WHY"), widths={"KEY": 24, "SEEN": 30})
+def test_tables_of_long_words_lose_no_text(width: int) -> None:
+    shown = table("", ("KEY", "SEEN", "WHY"))
     shown.add_row("k" * 31, "s" * 50, "w" * 90)
     text = plain(shown, width)
     assert [text.count(letter) for letter in "ksw"] == [31, 50, 90]
     assert max(map(len, text.splitlines())) <= width
+
+
+LONG = "/model/layers.0/self_attn/q_proj/MatMul_" + "very_long_" * 3
+
+
+@pytest.mark.parametrize("texts", [1, 3, 5])
+@pytest.mark.parametrize("name", ["y", LONG])
+def test_numbers_statuses_and_keys_are_whole_and_columns_give_way(texts: int, name: str) -> None:
+    whole = ("evidence.execution.precision", "unobservable", "1,167.25 us", "2.36e-07")
+    columns = ("claim", "status", ">time", ">max rel", *(f"?text{index}" for index in range(texts)))
+    shown = table("", columns)
+    shown.add_row(*whole, *[name] * texts)
+    text = plain(shown, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    for word in (*whole, "claim", "status", "time", "max rel"):
+        assert any(word in line for line in text.splitlines()), word
+    for index in range(texts):
+        assert text.count(f"text{index}") == 1, "a column is shown, or is named as left out"
+    assert plain(shown, 1000).splitlines()[-1].split() == " ".join((*whole, *[name] * texts)).split()
+
+
+def test_a_comparison_shows_each_number_in_one_piece() -> None:
+    rows = tuple(
+        EngineRow(
+            engine=engine, device="cpu", precision="model", status=status, reason="why",
+            max_abs=1.67e-6, max_rel=2.36e-7, cosine=0.99999, median_us=114.8,
+        )
+        for engine, status in (("openvino_genai", "agrees"), ("torch", "inconclusive"))
+    )  # fmt: skip
+    compared = Comparison(model="model.onnx", reference="onnxruntime.cpu.fp32", inputs="generated (seed 0)", rows=rows)
+    for width in (60, 80):
+        lines = plain(compared.__rich__(), width).splitlines()
+        for status in ("agrees", "inconclusive"):
+            (line,) = (line for line in lines if line.endswith(status))
+            assert all(number in line for number in ("1.67e-06", "2.36e-07", "0.99999", "114.8 us")), line
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

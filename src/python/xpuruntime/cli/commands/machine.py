@@ -146,7 +146,6 @@ def _by_kernel(listed: tuple[KernelInfo, ...]) -> RenderableType:
     from xpuruntime.evidence.render_text.tables import table
 
     shown = table("kernels", ("kernel", "usable here", "operations"))
-    shown.columns[0].no_wrap = shown.columns[1].no_wrap = True
     for name in dict.fromkeys(kernel.id for kernel in listed):
         kernels = [kernel for kernel in listed if kernel.id == name]
         usable = " or ".join(dict.fromkeys(_usable(kernel) for kernel in kernels))
@@ -168,8 +167,7 @@ def _listing(listed: tuple[KernelInfo, ...]) -> RenderableType:
 
     from xpuruntime.evidence.render_text.tables import table
 
-    listing = table("kernels", ("operation", "kernel", "usable here", "also named", "serves"))
-    listing.columns[0].no_wrap = listing.columns[1].no_wrap = True
+    listing = table("kernels", ("operation", "kernel", "usable here", "?also named", "serves"))
     missing: dict[str, list[str]] = {}
     for kernel in listed:
         if not kernel.available:

@@ -4,16 +4,21 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
+import re
 from typing import TYPE_CHECKING, Any, Union
 
 from xpuruntime.evidence.difference import difference_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
+    from rich.text import Text
 
     from xpuruntime.evidence.difference import Difference
     from xpuruntime.evidence.records import Time
@@ -35,29 +40,40 @@ __all__ = [
 ROWS = 12
 Cell = Union[str, "tuple[str, str]"]
 _HEADS = {"reason": "why", "restore": "restored by"}
-_WIDTHS = {"key": 19, "observed": 11, "status": 12}
+#: Columns whose cells are never broken up to `_WORD` characters, as numbers never are.
+_SOLID = frozenset({"candidate", "claim", "key", "outcome", "status", "usable here", "verdict"})
+_WORD = 44
+#: Columns that a text has at least, and where a longer word is broken.
+_LEAST = 8
+_LINES, _SPACES = re.compile("\n"), re.compile(r"\s+")
+_BREAKS = re.compile(r"\s+|(?<=[/._:,@+=|-])(?=[^\s/._:,@+=|-])")
 
 
-def table(title: str, columns: tuple[str, ...], *, widths: Mapping[str, int] = _WIDTHS, dense: bool = False) -> Table:
-    """Return a table that folds long words, so that it fits any width. A leading ``>`` sets a column to the right."""
+def table(title: str, columns: tuple[str, ...]) -> Table:
+    """Return a table that fits any width.
+
+    A leading ``>`` sets a column to the right, which is for numbers; one with a leading ``?`` is left out where there
+    is no room for it, the last first, and the table says so.
+    """
     from rich import box
 
-    result = _fitted_table()(
+    result: Table = _fitted_table()(
+        {index for index, name in enumerate(columns) if name.startswith("?")},
         title=f"\n{title}",
         title_justify="left",
         title_style="bold",
+        caption_justify="left",
         box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0) if dense else (0, 1),
+        padding=(0, 1),
         pad_edge=False,
     )
-    for name in columns:
+    for name in (name.removeprefix("?") for name in columns):
         right = name.startswith(">")
         result.add_column(
-            name.lstrip(">"),
+            name.removeprefix(">"),
             justify="right" if right else "left",
             overflow="fold",
-            no_wrap=dense and right,
-            min_width=widths.get(name),
+            no_wrap=right or name in _SOLID,
         )
     return result
 
@@ -69,7 +85,6 @@ def rows_table(
     *,
     most: int | None = ROWS,
     noun: str = "more",
-    widths: Mapping[str, int] = _WIDTHS,
 ) -> list[RenderableType]:
     """Return a table of rows, and where these are more than `most` how many are left out; nothing without any row.
 
@@ -80,7 +95,7 @@ def rows_table(
     every = list(rows)
     if not every:
         return []
-    shown = table(title, columns, widths=widths)
+    shown = table(title, columns)
     for row in every[:most]:
         shown.add_row(*(Text(cell) if isinstance(cell, str) else Text(*cell) for cell in row))
     left = 0 if most is None else len(every) - most
@@ -102,55 +117,109 @@ def difference_table(
     *fields: str,
     most: int | None = None,
     cut: bool = False,
-    widths: Mapping[str, int] = _WIDTHS,
 ) -> list[RenderableType]:
     """Return a table of differences: what differs, both values, and more fields by name."""
     rows = difference_rows(differences, *fields)
     if cut:
         rows = [tuple(map(cut_text, row)) for row in rows]
     columns = ("what", "before", "after", *(_HEADS[name] for name in fields))
-    return rows_table(title, columns, rows, most=most, noun="more rows", widths=widths)
+    return rows_table(title, columns, rows, most=most, noun="more rows")
 
 
 @functools.cache
-def _fitted_table() -> type[Table]:
+def _fitted_table() -> Any:
     from rich.table import Table
 
     class FittedTable(Table):
         """A table that is no wider than its console: rich crops text where least widths leave no room."""
 
+        def __init__(self, optional: AbstractSet[int], **options: Any) -> None:
+            super().__init__(**options)
+            self.optional = optional
+
         def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-            _fit(self, console, options)
-            yield from super().__rich_console__(console, options)
+            yield from Table.__rich_console__(_fitted(self, self.optional, options.max_width), console, options)
 
     return FittedTable
 
 
-def _fit(shown: Table, console: Console, options: ConsoleOptions) -> None:
-    """Set the widths of columns where they do not all fit: the widest give way first, down to their least width."""
-    from rich.measure import Measurement
+def _fitted(shown: Table, optional: AbstractSet[int], room: int) -> Table:
+    """Return the table for a width.
 
-    columns = shown.columns
-    padding = shown.padding[1] + shown.padding[3]
-    room = options.max_width - len(columns) * (padding + 1) - 1
-    maximums = [
-        max(Measurement.get(console, options, cell).maximum for cell in (column.header, *column.cells))
-        for column in columns
+    What gives way is in this order: blanks between columns, lines of text at spaces, long words at separators, optional
+    columns, and at last any text.
+    """
+    from rich.text import Text
+
+    cells = [
+        [cell if isinstance(cell, Text) else Text(str(cell)) for cell in (column.header, *column.cells)]
+        for column in shown.columns
     ]
-    if sum(maximums) <= room:
-        for column in columns:
-            column.width = None
-        return
-    least = [
-        width if column.no_wrap else min(width, column.min_width or 8)
-        for width, column in zip(maximums, columns, strict=True)
+    lines = [_longest(column, _LINES) for column in cells]
+    solid = [column.no_wrap and width <= _WORD for column, width in zip(shown.columns, lines, strict=True)]
+    words, pieces, least = (
+        [width if firm else min(width, limit) for width, firm, limit in zip(lines, solid, limits, strict=True)]
+        for limits in (
+            [_longest(column, _SPACES) for column in cells],
+            [_longest(column, _BREAKS) for column in cells],
+            [_LEAST] * len(cells),
+        )
+    )
+    kept = list(range(len(cells)))
+    while True:
+        tried = ((2, lines), (1, lines), (1, words), (1, pieces))
+        fits = (pair for pair in tried if sum(pair[1][i] for i in kept) + len(kept) * (pair[0] + 1) <= room)
+        padding, floor = next(fits, (1, least))
+        dropped = [index for index in kept if index in optional]
+        if floor is not least or not dropped:
+            break
+        kept.remove(dropped[-1])
+    widths = {index: min(lines[index], max(room, 1)) for index in kept}
+    for _ in range(sum(widths.values()) + len(kept) * (padding + 1) - room):
+        wide = (
+            [index for index in kept if widths[index] > floor[index]]
+            or [index for index in kept if widths[index] > 1 and not solid[index]]
+            or kept
+        )
+        widest = max(wide, key=lambda index: widths[index])
+        widths[widest] = max(1, widths[widest] - 1)
+    fitted = copy.copy(shown)
+    fitted.padding = (0, 1, 0, padding - 1)
+    fitted.columns = [
+        dataclasses.replace(
+            shown.columns[index],
+            width=widths[index],
+            _index=place,
+            _cells=[cell if solid[index] else _broken(cell, widths[index]) for cell in cells[index][1:]],
+        )
+        for place, index in enumerate(kept)
     ]
-    for _ in range(sum(maximums) - room):
-        indexes = [index for index, width in enumerate(maximums) if width > least[index]] or range(len(maximums))
-        widest = max(indexes, key=lambda index: maximums[index])
-        maximums[widest] = max(1, maximums[widest] - 1)
-    for column, width in zip(columns, maximums, strict=True):
-        column.width = width
+    left_out = [str(column.header) for index, column in enumerate(shown.columns) if index not in kept]
+    if any(left_out):
+        fitted.caption = Text(f"not shown for want of width: {', '.join(filter(None, left_out))}", "dim")
+    return fitted
+
+
+def _longest(cells: Iterable[Text], separators: re.Pattern[str]) -> int:
+    from rich.cells import cell_len
+
+    return max(cell_len(piece) for cell in cells for piece in separators.split(cell.plain))
+
+
+def _broken(cell: Text, width: int) -> Text:
+    """Return text whose words that are longer than a width are broken at separators."""
+    from rich.text import Text
+
+    places = []
+    for word in re.finditer(r"\S+", cell.plain):
+        if len(word.group()) > width:
+            place, filled = word.start(), 0
+            for piece in _BREAKS.split(word.group()):
+                if filled and filled + len(piece) > width:
+                    places.append(place)
+                    filled = 0
+                place, filled = place + len(piece), filled + len(piece)
+    return Text("\n").join(cell.divide(places)) if places else cell
 
 
 def arrow_text(before: str | None, after: str | None) -> str:

@@ -41,8 +41,6 @@ _STYLE = {
 _TOP = 10
 #: Units that a screen shows.
 _FEW = 3
-#: Keys up to this length are never broken.
-_KEY = 26
 _BAR = 12
 #: Units beyond which their operators are summed up, too.
 _MANY = 40
@@ -152,9 +150,7 @@ def _headline(report: Report) -> RenderableType:
 def _policy(report: Report) -> RenderableType:
     from rich.text import Text
 
-    table = _table("asked, resolved, observed", ("key", "requested", "resolved", "observed", "status"))
-    table.columns[0].no_wrap = max(len(o.key) for o in report.observations) <= _KEY
-    table.columns[-1].no_wrap = True
+    table = _table("asked, resolved, observed", ("key", "requested", "?resolved", "observed", "status"))
     for o in report.observations:
         table.add_row(
             Text(o.key),
@@ -190,7 +186,7 @@ def _hot_units(units: list[Unit], run: dict[str, Any], most: int = _TOP) -> Rend
     kinds = ", ".join(sorted({f"{t.unit}, {t.kind} time" for t in times}))
     runs = max(t.runs for t in times)
     title = f"where the time goes: {total:,.1f} ({kinds}; of {runs} instrumented runs)"
-    table = _table(title, ("unit", "op", "stands for", "ran in", "on", ">time", ">share", ""))
+    table = _table(title, ("unit", "op", "?stands for", "ran in", "?on", ">time", ">share", "?"))
     order = sorted(units, key=lambda u: -(u.time.value if u.time else 0.0))
     for unit in order[:most]:
         value = unit.time.value if unit.time else 0.0

@@ -150,8 +150,8 @@ def _rows(level: Level) -> list[RenderableType]:
     from rich.text import Text
 
     if level.name == "environment":
-        return difference_table(level.name, level.rows, "restore", most=ROWS, widths={"what": 30})
-    shown = difference_table(level.name, level.rows, most=ROWS, widths={"what": 44})
+        return difference_table(level.name, level.rows, "restore", most=ROWS)
+    shown = difference_table(level.name, level.rows, most=ROWS)
     for causes, restore in dict.fromkeys((row.causes, row.restore) for row in level.rows):
         cause = f"may be caused by {', '.join(causes)}" if causes else "no difference of the environment explains it"
         shown.append(Text(f"{cause}{f'; restored by {restore}' if restore else ''}"))

@@ -111,7 +111,7 @@ def render(result: ExportResult) -> RenderableType:
         for key in result.keys
     ]
     columns = ("key", "requested", "in xpuruntime", "here", "why")
-    parts += rows_table("keys", columns, rows, most=None, widths={"key": 18, "here": 8})
+    parts += rows_table("keys", columns, rows, most=None)
     parts += [Text(f"note: {note}") for note in result.notes]
     parts.append(Text(f"run it: cd {shlex.quote(result.folder)} && {result.command}"))
     if result.proof is not None:

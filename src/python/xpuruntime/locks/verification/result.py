@@ -27,7 +27,6 @@ _WORDS = {"fail": "failed", "inconclusive": "inconclusive", "unobservable": "uno
 
 _STYLE = {"pass": "green", "fail": "bold red", "inconclusive": "bold yellow", "unobservable": "yellow", "skipped": ""}
 _HEAD = {"pass": "bold green", "warn": "bold yellow", "fail": "bold red", "inconclusive": "bold yellow"}
-_WIDTHS = {"claim": 24, "verdict": 12}
 
 
 class VerificationResult(Page, frozen=True, kw_only=True):
@@ -174,8 +173,8 @@ class VerificationResult(Page, frozen=True, kw_only=True):
         parts.append(Text(where + (f", lock {self.lock}" if self.lock else "")))
         claims = worst_first(self.claims)
         rows = [(claim.id, claim.requested, claim.observed, (claim.verdict, _STYLE[claim.verdict])) for claim in claims]
-        columns = ("claim", "requested", "observed", "verdict")
-        parts += rows_table("claims", columns, rows, most=None, widths=_WIDTHS)
+        columns = ("claim", "?requested", "observed", "verdict")
+        parts += rows_table("claims", columns, rows, most=None)
         for claim in claims:
             if claim.verdict == "pass":
                 continue

@@ -83,19 +83,19 @@ class ConformanceResult(Document, frozen=True, kw_only=True):
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group
-        from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=f"{self.server or 'server'} at {self.url or self.grpc}", title_justify="left")
-        for column in ("transport", "check", "outcome", "detail"):
-            table.add_column(column, overflow="fold")
+        from xpuruntime.evidence.render_text.tables import table
+
+        title = f"{self.server or 'server'} at {self.url or self.grpc}"
+        shown = table(title, ("transport", "check", "outcome", "detail"))
         styles = {"pass": "green", "fail": "bold red", "unobservable": "yellow"}
         for check in self.checks:
             outcome = Text(check.outcome, style=styles[check.outcome])
-            table.add_row(check.transport, check.name, outcome, Text(check.detail))
+            shown.add_row(check.transport, check.name, outcome, Text(check.detail))
         counted = {word: sum(check.outcome == word for check in self.checks) for word in styles}
         passed, failed, unseen = counted.values()
-        return Group(table, Text(f"{passed} passed, {failed} failed, {unseen} unobservable"))
+        return Group(shown, Text(f"{passed} passed, {failed} failed, {unseen} unobservable"))
 
 
 class Checker:
