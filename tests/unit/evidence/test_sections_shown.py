@@ -16,6 +16,7 @@ from xpuruntime.demo import demo_model_path
 from xpuruntime.evidence import Report, compare_reports
 from xpuruntime.evidence.cuda_graphs import GraphBlocker, GraphStatus
 from xpuruntime.evidence.memory_over_time import LiveBytes, MemorySample
+from xpuruntime.evidence.render_text.terminal import plain_text
 from xpuruntime.evidence.shape_coverage import InputCoverage, ShapeCoverage
 from xpuruntime.inference import InferenceSession
 
@@ -94,7 +95,7 @@ def test_a_report_from_before_loads_and_says_nothing_of_them(tmp_path, show):
 
 
 def test_the_terminal():
-    shown = words(str(report()))
+    shown = words(plain_text(report(), 120))
     assert "cuda graph: blocked (asked: prefer). b (NonZero) cannot be part of a graph" in shown
     assert "b NonZero data dependent its size is known" in shown
     assert "a graph holds for the sizes of x" in shown

@@ -123,12 +123,12 @@ def _calls(rows: list[Row], total: float) -> RenderableType:
             shapes += f" + {len(row.shapes) - _SHAPES}"
         call = (
             " ".join(filter(None, (row.operator.removeprefix("aten::"), row.phase, row.kv and f"kv {row.kv}"))),
-            f"{row.module}{f' ({modules} modules)' if modules > 1 else ''}",
+            row.module and f"in {row.module}{f' ({modules} modules)' if modules > 1 else ''}",
             " ".join((shapes, *row.dtypes)).strip(),
         )
         observed = [short_kernel(name) for name in row.observed]
         ran = [observed[0] + (f" + {len(observed) - 1}" if len(observed) > 1 else "") if observed else "-"]
-        if row.resolved and row.resolved != ran[0]:
+        if row.resolved and row.resolved.removeprefix("torch.") not in observed[:1] + list(row.observed):
             ran.append(f"(resolved {row.resolved})")
         shown.add_row(
             Text("\n".join(filter(None, call))),
