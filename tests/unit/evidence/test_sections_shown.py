@@ -100,7 +100,7 @@ def test_the_terminal():
     assert "b NonZero data dependent its size is known" in shown
     assert "a graph holds for the sizes of x" in shown
     assert "memory over time, at 3 checkpoints" in shown
-    assert "pool a: in use - 3.0 MiB instrumented copy 2.0 MiB" in shown
+    assert "pool a: in use - 3.0 MiB instrumented copy loaded 2.0 MiB" in shown
     assert "tensors between units: at most 4.0 KiB, around b (unit 2 of 3)" in shown
     assert "x 1..8 x 4 2 x 4 in part n was 2, one of 8" in shown
     assert "k 4 4 yes the model fixes" in shown
