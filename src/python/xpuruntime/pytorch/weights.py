@@ -333,7 +333,7 @@ def quantize(model: torch.nn.Module, policy: Any) -> torch.nn.Module:
     Raises
     ------
     InputError
-        The policy states no storage, or excludes what is not there; or the model is none of PyTorch, has no layer that
+        The policy states no storage, or excludes a layer that was not found; or the model is none of PyTorch, has no layer that
         would be quantized, or one that is already.
     UnsupportedOperationError
         torchao is not installed, the device lacks the units, or the model has matrices outside of ``torch.nn.Linear``,

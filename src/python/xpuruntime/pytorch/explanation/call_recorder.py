@@ -178,7 +178,7 @@ class RecordedCalls:
         return " ".join(filter(None, ("xpuruntime", self.op, self.kernel, self.module)))
 
 
-_ON_CUDA = "PyTorch's BLAS libraries for CUDA are a switch of its own, which leaves products on the CPU as they are"
+_ON_CUDA = "cublas and cublasLt are libraries of CUDA, and do not affect products on the CPU"
 #: Why a call that a policy asks something for was not decided.
 LEFT = "only PyTorch's own kernel does this, or does it for these arguments"
 
