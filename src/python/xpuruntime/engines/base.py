@@ -13,7 +13,6 @@ from xpuruntime.engines.loaded_model import Binding, LoadedModel, Observed, clos
 from xpuruntime.errors import PolicyError, UnsupportedOperationError
 from xpuruntime.evidence.records import Verdict, VerdictCode
 from xpuruntime.policies.compound_kinds import FrozenDict
-from xpuruntime.runtime.cpu_and_memory import cpu_cores
 from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.packages import guarded, install_command
 
@@ -331,6 +330,8 @@ def of_policy(device: str) -> tuple[Tunable, ...]:
     kind = device.partition(":")[0]
     tunables = [Tunable(key="execution.precision", values=_PRECISIONS)]
     if kind == "cpu":
+        from xpuruntime.runtime.cpu_and_memory import cpu_cores
+
         cores = cpu_cores()
         tunables.append(Tunable(key="execution.threads", values=(None, 1, cores.physical, cores.logical)))
     if kind == "cuda":

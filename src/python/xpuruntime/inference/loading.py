@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.artifacts.manifest import PROBE
 from xpuruntime.engines.accuracy import check_accuracy, check_due, make_reference, read_reference, unconverted
 from xpuruntime.engines.base import judge
 from xpuruntime.engines.model.digests import model_digest
@@ -133,6 +132,8 @@ def reference_of(
     artifact = request.artifact
     if artifact is None:
         return make_reference(request, engine, machine, feeds)
+    from xpuruntime.artifacts.manifest import PROBE
+
     if feeds is None and PROBE in artifact.manifest.files:
         return read_reference(artifact.folder / PROBE)
     return make_reference(_with_source(request, artifact), engine, machine, feeds)

@@ -20,7 +20,6 @@ from xpuruntime.engines.onnxruntime.rewriting.rules import (
     by_key,
     xpuruntime_threads,
 )
-from xpuruntime.engines.written_out import absence, written_out
 from xpuruntime.policies.kernel_rules import RuleMatch
 from xpuruntime.policies.kinds import share_text
 
@@ -161,6 +160,8 @@ class KernelKeys:
     @functools.cached_property
     def _seen(self) -> dict[str, tuple[str, ...]]:
         """The operations of the model, also written out, with their nodes."""
+        from xpuruntime.engines.written_out import written_out
+
         return written_out(self._request.model.nodes)
 
     def _unserved(self, key: str, op: str, wanted: Sequence[str]) -> None:
@@ -215,6 +216,8 @@ class KernelKeys:
 
     def _absent(self, key: str, op: str, wanted: Sequence[str]) -> None:
         """Add the control of a key for what the model does not have: it asks for what never runs."""
+        from xpuruntime.engines.written_out import absence
+
         self._book.add(key, "-", "advisory" if wanted[-1] == "auto" else "unsupported", *absence(op, self._seen))
 
     def _rules(self) -> None:
