@@ -4,6 +4,7 @@
 
 Processes of the cases alternate; a ratio of medians has an interval from resampled rounds. The first opening of a model
 has an empty cache folder of its own each time; a later one takes the facts of the checked model from the cache.
+An editable install looks each module up in a table of its own; users have a wheel: measure in an environment of one.
 
 python benchmarks/bench_cold_start.py
 """
