@@ -26,7 +26,7 @@ if __name__ == "__main__":
     wish = json.loads(sys.argv[1])
     try:
         with LLM(wish["model"], wish["policy"], lock=wish.get("lock"), skip_tokenizer_init=True, max_model_len=64,
-                 enforce_eager=True) as llm:
+                 enforce_eager=True, **wish.get("engine", {})) as llm:
             found = llm.generate([{"prompt_token_ids": [1, 2, 3]}],
                                  SamplingParams(max_tokens=4, temperature=0, detokenize=False))
             if wish.get("save"):
@@ -126,20 +126,24 @@ def plant():
 """
 
 
-def test_each_key_that_another_plugin_changes_is_named(model: Path, tmp_path: Path) -> None:
-    """What is stated is given to vLLM, and a plugin beside ours has each worker do something else."""
-    (tmp_path / "planted.py").write_text(_PLANTED, encoding="utf-8")
-    package = tmp_path / "planted-1.dist-info"
+def planted(folder: Path, source: str) -> dict[str, str]:
+    """Install another plugin of vLLM, and return the variables by which it is found."""
+    (folder / "planted.py").write_text(source, encoding="utf-8")
+    package = folder / "planted-1.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n", encoding="utf-8")
     (package / "entry_points.txt").write_text("[vllm.general_plugins]\nplanted = planted:plant\n", encoding="utf-8")
-    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))}
+
+
+def test_each_key_that_another_plugin_changes_is_named(model: Path, tmp_path: Path) -> None:
+    """What is stated is given to vLLM, and a plugin beside ours has each worker do something else."""
     execution = {
         "engine": "vllm", "device": "cuda:0", "precision": "fp32", "determinism": "batch_invariant",
         "provider_options": {"vllm": {"max_num_seqs": 4}},
     }  # fmt: skip
     policy = {"mode": "strict", "execution": execution, "kernels": {"grouped_matmul": "vllm.TritonExperts"}}
-    found = start(model, tmp_path, policy=policy, environment={"PYTHONPATH": path})
+    found = start(model, tmp_path, policy=policy, environment=planted(tmp_path, _PLANTED))
     assert found["kind"] == "PolicyError"
     for told in (
         "execution.device: cuda was requested, cpu was read back",
@@ -161,6 +165,31 @@ def test_graphs_that_are_not_captured_are_refused(model: Path, tmp_path: Path) -
 def test_a_process_that_skips_the_plugin_is_given_it(model: Path, tmp_path: Path) -> None:
     found = start(model, tmp_path, environment={"VLLM_PLUGINS": "another"})
     assert found["evidence"][0]["warmed"] is True
+
+
+_UNHOOKED = """
+def plant():
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    before = CPUWorker.init_device
+
+    def init_device(self):
+        before(self)
+        for name in ("load_model", "compile_or_warm_up_model") if self.rank == 1 else ():
+            setattr(CPUWorker, name, getattr(CPUWorker, name).__wrapped__)
+
+    CPUWorker.init_device = init_device
+"""
+
+
+@pytest.mark.parametrize("hooked", [True, False])
+def test_each_of_two_workers_gives_evidence(model: Path, tmp_path: Path, hooked: bool) -> None:
+    environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", **({} if hooked else planted(tmp_path, _UNHOOKED))}
+    found = start(model, tmp_path, environment=environment, engine={"tensor_parallel_size": 2})
+    if hooked:
+        assert [document["rank"] for document in found["evidence"]] == [0, 1]
+    else:
+        assert "worker 1 of 2 gave no evidence" in found["error"]
 
 
 def test_keys_without_a_counterpart_are_refused(model: Path, tmp_path: Path) -> None:

@@ -72,7 +72,12 @@ def _loaded(worker: Any) -> None:
 
 def _warmed(worker: Any) -> None:
     evidence = read_back(worker, json.loads(os.environ[SETTINGS]))
-    _profiled(worker, evidence)
+    # Workers wait for each other in a step: one without the plugin would never come.
+    files = (Path(os.environ[EVIDENCE]) / f"rank{rank}.json" for rank in range(evidence["workers"]))
+    if all(file.is_file() for file in files):
+        _profiled(worker, evidence)
+    else:
+        evidence["profile"] = "no step was profiled, since not all workers have given evidence of their load"
     publish(evidence, ready=True)
 
 
