@@ -35,7 +35,15 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies.advisories import Advisory
 
-__all__ = ["BoundKernel", "alignment_of", "automatic_kernels", "bound_kernel", "call_of", "rejection_of_word"]
+__all__ = [
+    "BoundKernel",
+    "alignment_of",
+    "automatic_kernels",
+    "bound_kernel",
+    "call_of",
+    "dense_like",
+    "rejection_of_word",
+]
 
 #: Answers of `supports` that are kept for one kernel; with one more, all are forgotten.
 _MOST = 4096
@@ -233,7 +241,7 @@ class BoundKernel:
         operands = {"x": rows, "weight": columns[0], "bias": columns[1]}
         call = call_of("rms_norm" if rms else "layer_norm", phase, operands, {"epsilon": float(eps), **_NORM})
         tensors = [operand for operand in operands.values() if operand is not None]
-        outputs, stats = self.forward(call, tensors, [torch.empty_like(rows)], saved=1 if rms else 2)
+        outputs, stats = self.forward(call, tensors, [dense_like(rows)], saved=1 if rms else 2)
         lead = (*x.shape[: -len(shape)], *(1,) * len(shape))
         return outputs[0].view(x.shape), *(stat.view(lead) for stat in stats)
 
@@ -256,7 +264,7 @@ class BoundKernel:
         call = call_of("rms_norm" if rms else "layer_norm", "backward", {**operands, "grad": of_rows}, _NORM)
         inputs = tuple(operand for operand in operands.values() if operand is not None)
         extra = tuple(stat.reshape(rows.shape[:-1]) for stat in stats)
-        like = [torch.empty_like(input_) for input_ in inputs]
+        like = [dense_like(input_) for input_ in inputs]
         gradients = iter(self.backward(call, Saved(inputs, (), extra), (of_rows,), like))
         of_x, of_weight, of_bias = (next(gradients) if column is not None else None for column in (rows, *columns))
         return (
@@ -283,8 +291,10 @@ class BoundKernel:
         phase = phase or ("train" if want_lse else "")
         call = call_of("attention", phase, operands, {"causal": is_causal, "scale": scale})
         tensors = [operand for operand in operands.values() if operand is not None]
-        (out,), extra = self.forward(call, tensors, [torch.empty_like(q)], saved=1)
-        lse = self._checked(call, "saved tensor", extra, [q.new_empty(q.shape[:3], dtype=torch.float32)])[0]
+        (out,), extra = self.forward(call, tensors, [torch.empty_like(q, device="meta")], saved=1)
+        lse = self._checked(
+            call, "saved tensor", extra, [q.new_empty(q.shape[:3], dtype=torch.float32, device="meta")]
+        )[0]
         return out, lse if want_lse else None
 
     def attention_backward(
@@ -303,10 +313,15 @@ class BoundKernel:
         operands = {"q": q, "k": k, "v": v, "mask": mask, "grad": grad}
         call = call_of("attention", "backward", operands, {"causal": is_causal, "scale": scale})
         inputs = tuple(operand for operand in (q, k, v, mask) if operand is not None)
-        like = [torch.empty_like(operand) for operand in (q, k, v)] + [None] * (len(inputs) - 3)
+        like = [torch.empty_like(operand, device="meta") for operand in (q, k, v)] + [None] * (len(inputs) - 3)
         gradients = self.backward(call, Saved(inputs, (out,), (lse,)), (grad,), like)
         of_q, of_k, of_v = (x for x in gradients if x is not None)
         return of_q, of_k, of_v
+
+
+def dense_like(x: Tensor) -> Tensor:
+    """Return the form of what a kernel has to return for a tensor, dense, which takes no memory."""
+    return torch.empty_like(x, device="meta", memory_format=torch.contiguous_format)
 
 
 def alignment_of(x: Tensor) -> int:

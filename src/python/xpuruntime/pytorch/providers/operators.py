@@ -30,6 +30,7 @@ from xpuruntime.pytorch.providers.bound import (
     automatic_kernels,
     bound_kernel,
     call_of,
+    dense_like,
     rejection_of_word,
 )
 from xpuruntime.pytorch.providers.canary import COMPARISON_ENDED
@@ -445,7 +446,7 @@ def define(operation: Operation) -> None:
         def run(*inputs: Tensor) -> list[Tensor]:
             call = _call(bound, "backward", inputs, names, attributes)
             like = [
-                torch.empty_like(x, memory_format=torch.contiguous_format) if wanted else None
+                dense_like(x) if wanted else None
                 for x, wanted in zip(inputs, _with_gradient(operation, names, attributes), strict=True)
             ]
             gradients = bound.backward(call, Saved(tuple(inputs), tuple(kept[:n]), tuple(kept[n:])), tuple(grads), like)
