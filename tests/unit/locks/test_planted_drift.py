@@ -78,6 +78,7 @@ def test_an_instrumented_run_is_as_locked(case: Case) -> None:
 HARMLESS = {
     "HOME": "{folder}", "TMPDIR": "{folder}", "LD_LIBRARY_PATH": "{folder}", "PYTHONHASHSEED": "17", "LC_ALL": "C",
     "LANG": "C", "TZ": "Asia/Seoul", "COLUMNS": "40", "MY_VARIABLE": "1", "GLIBC_TUNABLES": "glibc.malloc.arena_max=2",
+    "KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE", "ONEDNN_VERBOSE": "0", "TORCH_CPP_LOG_LEVEL": "ERROR",
 }  # fmt: skip
 OPENMP = {"OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 CHECK = """
@@ -304,6 +305,19 @@ def test_a_setting_by_a_function(pytorch: Case, name: str, value: Any, usual: An
             pytorch.open()
     finally:
         setter(before)
+
+
+@pytest.mark.torch
+def test_numbers_near_zero_that_become_zero(pytorch: Case) -> None:
+    import torch
+
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor keeps numbers near zero")
+    try:
+        with pytest.raises(xrt.LockError, match=r"call torch\.set_flush_denormal\(False\)"):
+            pytorch.open()
+    finally:
+        torch.set_flush_denormal(False)
 
 
 @pytest.mark.torch

@@ -97,8 +97,10 @@ _SETTINGS: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 #: The count of threads, which a process that has not imported PyTorch cannot tell.
 _THREADS = "torch.set_num_threads"
-#: Functions of PyTorch that set what another reads, what that is in a new process, and the policy's key for it.
+#: Functions of PyTorch that set what another reads, what that is in a new process, and the policy's key for it. Whether
+#: numbers near zero become zero is read by none: the processor is seen to do it.
 _SETTERS: dict[str, tuple[str, str | None, str | None]] = {
+    "torch.set_flush_denormal": ("", "False", None),
     "torch.use_deterministic_algorithms": ("are_deterministic_algorithms_enabled", "False", "execution.determinism"),
     "torch.set_default_dtype": ("get_default_dtype", "torch.float32", None),
     _THREADS: ("get_num_threads", None, "execution.threads"),
@@ -109,9 +111,12 @@ _COMPILED_VARIABLES: dict[str, tuple[str, ...]] = {
 }
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "AUTH")
 #: What says the validator of the device, which devices CUDA shows and in what order, and where files and libraries are:
-#: ONNX Runtime GenAI itself sets `ORT_LIB_PATH` when it is imported.
+#: ONNX Runtime GenAI itself sets `ORT_LIB_PATH` when it is imported. What is printed computes nothing either, nor does
+#: what lets a process have two copies of OpenMP, which scikit-learn sets when it is imported.
 _ELSEWHERE = (
     "ORT_LIB_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "CUDA_CACHE_PATH",
+    "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "KMP_SETTINGS", "KMP_VERSION", "KMP_WARNINGS", "OMP_DISPLAY_*",
+    "*_VERBOSE", "*_LOG_LEVEL", "TORCH_SHOW_*",
     "TORCH_LOGS*", "TORCH_HOME", "TRITON_HOME", "*_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS",
 )  # fmt: skip
 
@@ -216,7 +221,7 @@ def settings_of(engine: str, device: str, stated: Container[str]) -> dict[str, s
             settings[name] = str(value)
     if engine == "torch":
         for name, (getter, usual_text, key) in _SETTERS.items():
-            text = str(getattr(module, getter)())
+            text = str(getattr(module, getter)() if getter else sys.float_info.min / 2 == 0.0)
             if text != usual_text and key not in stated:
                 settings[name] = text
     return settings
