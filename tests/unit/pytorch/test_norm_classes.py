@@ -26,8 +26,10 @@ xt = pytest.importorskip("xpuruntime.pytorch")
 from torch_kernels import ForeignNorm  # noqa: E402 - it needs both
 
 from xpuruntime.ops import plugins  # noqa: E402
-from xpuruntime.ops.torch_kernels import forget_torch_kernels  # noqa: E402
+from xpuruntime.ops.torch_kernels import Saved, TorchCall, forget_torch_kernels  # noqa: E402
+from xpuruntime.pytorch.dispatch.step_cost import peak_bytes  # noqa: E402
 from xpuruntime.pytorch.providers.operations import rms_norm  # noqa: E402
+from xpuruntime.pytorch.providers.operators import perform  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards", "own_tuning_cache")]
 
@@ -348,6 +350,19 @@ def test_a_kernel_of_another_package_gets_the_formula(kind, compiled):
     torch.testing.assert_close(under, plain, rtol=2e-2, atol=1e-1)
     rows = [row for row in report.require().rows if row.op == "rms_norm"]
     assert {(row.resolved, row.status) for row in rows} == {("package.rms_norm", "honoured")}
+
+
+@pytest.mark.usefixtures("package")
+def test_the_form_of_a_gradient_is_checked_without_memory_for_it():
+    x, weight, grad = torch.randn(64, 16, requires_grad=True), torch.ones(16, requires_grad=True), torch.ones(64, 16)
+    attributes = {"epsilon": 1e-6, "formula": "llama"}
+
+    call = TorchCall("rms_norm", "backward", "cpu", "", {}, attributes)
+    saved = Saved((x.detach(), weight.detach()), (), ())
+    alone = peak_bytes(lambda: Foreign().backward(call, saved, (grad,)), x.device)
+    out = perform("rms_norm", {"x": x, "weight": weight}, attributes, "package.rms_norm")
+    served = peak_bytes(lambda: torch.autograd.grad(out, (x, weight), grad), x.device)
+    assert 0 < alone <= served < alone + x.nbytes
 
 
 @pytest.mark.usefixtures("package")
