@@ -74,6 +74,13 @@ def test_a_key_that_reaches_nothing_else_is_unsupported(tmp_path: Path) -> None:
     assert alone["kernels.matmul"].enforceability == "unsupported"
 
 
+@pytest.mark.parametrize("size", ["head_dim", "kv"])
+def test_a_rule_that_states_a_size_of_another_operation_can_match_no_call(size: str) -> None:
+    rules = [{"match": {"op": "matmul", size: "<=64"}, "use": "cpu.reference"}]
+    found = controls(Net(torch.nn.LSTM(8, 8), torch.nn.Linear(8, 4)), {"rules": rules})["kernels.rules[0]"]
+    assert (found.enforceability, found.fix) == ("advisory", f"leave {size} out")
+
+
 def test_rules_by_node_find_the_layer(tmp_path: Path) -> None:
     rules = [{"match": {"node": "rnn/lstm"}, "use": "cpu.reference"}]
     found = controls(saved(tmp_path, Net(torch.nn.LSTM(8, 8), torch.nn.Linear(8, 4))), {"rules": rules})
@@ -87,7 +94,6 @@ def test_rules_by_node_find_the_layer(tmp_path: Path) -> None:
         {"matmul": ["cpu.reference", "torch"]},
         {"matmul": "auto"},
         {"rules": [{"match": {"op": "matmul", "dtype": "bf16"}, "use": "cpu.reference"}]},
-        {"rules": [{"match": {"op": "matmul", "head_dim": "<=16"}, "use": "cpu.reference"}]},
     ],
 )
 def test_what_does_not_ask_it_of_the_layer_stays_enforced(kernels: Any) -> None:

@@ -235,6 +235,10 @@ def resolve_kernels(request: Request, builder: ControlBuilder, *, compiled: bool
             reason = "no operator in a module, of an operation that kernels are chosen for, has such a name"
             builder.add(key, "-", "unsupported", reason, "correct match.node, or name the module by match.module")
             continue
+        why, fix = policy.compiled_rules.rules[index].lacking_sizes()
+        if why:
+            builder.add(key, "-", "advisory", f"it can match no call: {why}", fix)
+            continue
         ops = [op for op in OPS if op in (rule.ops_of_kernels() or {rule.match.op})]
         if not present.intersection(ops):
             named = [op for op in ops if op in computed_by(rule.use)] or ops
