@@ -333,8 +333,8 @@ def quantize(model: torch.nn.Module, policy: Any) -> torch.nn.Module:
     Raises
     ------
     InputError
-        The policy states no storage, or excludes a layer that was not found; or the model is none of PyTorch, has no layer that
-        would be quantized, or one that is already.
+        The policy states no storage, or excludes a layer that was not found; or the model is none of PyTorch, has no
+        layer that would be quantized, or one that is already.
     UnsupportedOperationError
         torchao is not installed, the device lacks the units, or the model has matrices outside of ``torch.nn.Linear``,
         such as those of experts, which torchao leaves as they are, and the policy does not exclude.
