@@ -548,3 +548,30 @@ def test_the_gradient_of_shared_rows_is_added_as_autocast_adds_it():
 
     with xt.kernel_policy(xrt.KernelPolicy(rms_norm="cpu")):
         assert all(map(torch.equal, step(share=True), step(share=False)))
+
+
+class _OwnProduct(torch.Tensor):
+    """A weight that computes products itself, as quantized ones do; these give the rows."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is not torch.nn.functional.linear:
+            return super().__torch_function__(func, types, args, kwargs)
+        return args[0]
+
+
+def test_a_weight_that_computes_its_products_itself_gets_the_rows_of_the_norm():
+    norm, layer, x = Inside(), torch.nn.Linear(16, 16, bias=False), torch.randn(5, 16).requires_grad_()
+    layer.weight = torch.nn.Parameter(layer.weight.detach().as_subclass(_OwnProduct), requires_grad=False)
+    with xt.kernel_policy(xrt.KernelPolicy(rms_norm="cpu")), torch.autocast("cpu", torch.bfloat16):
+        rows = norm(x)
+        assert layer(rows) is rows
+
+
+def test_rows_with_other_data_are_cast_anew():
+    norm, layer, x = Inside(), torch.nn.Linear(16, 8, bias=False), torch.randn(5, 16).requires_grad_()
+    with xt.kernel_policy(xrt.KernelPolicy(rms_norm="cpu")), torch.autocast("cpu", torch.bfloat16):
+        rows = norm(x)
+        before = layer(rows)
+        rows.data = rows.data * 2
+        assert torch.equal(layer(rows), before * 2)

@@ -229,7 +229,8 @@ class _CastRows:
         """Return what a copy holds for: the numbers of the rows, a type, and calls that run after it."""
         kind = rows.device.type
         stream = torch.cuda.current_stream(rows.device) if kind == "cuda" else None
-        return _private_api.tensor_version(rows), torch.get_autocast_dtype(kind), stream, capturing()
+        numbers = rows.data_ptr(), _private_api.tensor_version(rows)
+        return numbers, torch.get_autocast_dtype(kind), stream, capturing()
 
     def read(self, rows: Tensor) -> Tensor:
         if self.cast is None:
@@ -291,7 +292,8 @@ def _sharing(original: FunctionType) -> Callable[..., Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not torch.compiler.is_compiling():
             latest = _latest.rows
-            if latest is not None and latest.holds_for(args[0]):
+            # A weight of another class, such as a quantized one, gets the rows before autocast.
+            if latest is not None and is_usual(self.weight) and latest.holds_for(args[0]):
                 return original(self, latest.read(args[0]))
         return original(self, *args, **kwargs)
 
