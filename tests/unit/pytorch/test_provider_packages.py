@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import ast
+import copy
 import os
+import pickle
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -283,3 +286,12 @@ def test_liger_refuses_the_variable_that_asks_for_other_kernels(monkeypatch):
         assert (fits, why.rpartition(". ")[2]) == (False, "Fix: unset LIGER_KERNEL_IMPL")
     monkeypatch.setenv("LIGER_KERNEL_IMPL", " ")  # which Liger takes for none
     assert find_torch_kernel("liger.rms_norm", "rms_norm").supports(norm("llama")) == (True, "")
+
+
+def test_a_call_can_be_copied_pickled_and_written_but_not_changed():
+    made = call("rms_norm", x=("float32", 2, 8), attributes={"epsilon": 1e-6})
+    for again in (copy.deepcopy(made), pickle.loads(pickle.dumps(made)), replace(made)):
+        assert (again, again.key) == (made, made.key)
+        with pytest.raises(TypeError, match=r"a call are frozen"):
+            again.attributes["epsilon"] = 1.0
+    assert asdict(made)["operands"] == made.operands

@@ -15,11 +15,11 @@ import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.errors import InputError
 from xpuruntime.files.digests import file_digest
+from xpuruntime.policies.compound_kinds import FrozenDict
 from xpuruntime.policies.kernel_rules import FAMILIES, SOURCE_PREFIXES
 from xpuruntime.runtime.packages import distributions
 
@@ -85,6 +85,12 @@ class Operand(NamedTuple):
     alignment: int = 256
 
 
+class _FrozenFacts(FrozenDict):
+    __slots__ = ()
+    OWNER = "a call"
+    FIX = "make a copy with dict(...) and a call by dataclasses.replace"
+
+
 @dataclass(frozen=True, slots=True)
 class TorchCall:
     """One call of an operation, without data.
@@ -115,7 +121,7 @@ class TorchCall:
 
     def __post_init__(self) -> None:
         for name in ("operands", "attributes"):  # calls are kept, and shared by all that are alike
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+            object.__setattr__(self, name, _FrozenFacts(getattr(self, name)))
         key = (
             self.op, self.phase, self.device, self.deterministic, tuple(self.operands.items()),
             tuple(self.attributes.items()),
