@@ -113,6 +113,14 @@ def test_matrices_outside_of_linear_layers_are_not_passed_over(torchao: Any, sha
     assert [weight.compute for weight in run(model, kept).weights] == ["float"] * 3
 
 
+def test_the_exclusion_that_is_told_for_a_matrix_of_the_model_itself_holds(torchao: Any) -> None:
+    model = Experts(32, 32)
+    model.up = torch.nn.Linear(32, 32, dtype=torch.bfloat16)
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"keep floats: gate_up\. Fix: .*\['gate_up'\]"):
+        xt.quantize(model, policy(storage="int8"))
+    xt.quantize(model, policy(storage="int8", exclude=["gate_up"]))
+
+
 @pytest.mark.parametrize("more", [torch.nn.Embedding(3, 32), torch.nn.LSTM(32, 32), torch.nn.Conv2d(2, 2, 2)])
 def test_other_layers_of_pytorch_are_not_claimed(torchao: Any, more: Any) -> None:
     stated = policy(storage="int8")

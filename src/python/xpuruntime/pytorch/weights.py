@@ -376,7 +376,8 @@ def _refuse_layers(claimed: WeightsPolicy, model: torch.nn.Module, chosen: set[s
     if rest:
         named = ", ".join(rest[:_NAMED]) + (f" and {len(rest) - _NAMED} more" if len(rest) > _NAMED else "")
         msg = f"torchao quantizes layers of torch.nn.Linear alone, and these would keep floats: {named}"
-        fix = f"list them in execution.weights.exclude, such as ['*.{rest[0].rpartition('.')[2]}']"
+        parent, _, last = rest[0].rpartition(".")
+        fix = f"list them in execution.weights.exclude, such as ['{'*.' if parent else ''}{last}']"
         raise UnsupportedOperationError(f"{msg}. Fix: {fix}", engine="torch")
     if not chosen:
         raise InputError("the model has no layer of torch.nn.Linear to quantize. Fix: exclude fewer, or another model")
