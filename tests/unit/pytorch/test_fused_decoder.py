@@ -131,6 +131,20 @@ def test_a_wrong_beginning_of_the_norm_that_follows_is_seen(monkeypatch: pytest.
     assert any("the norm of layer 0 differ" in note for note in captured.report.notes), captured.report
 
 
+@pytest.mark.parametrize("wrong", [8, 16, 48, None])
+def test_attention_is_proved_in_each_range(monkeypatch: pytest.MonkeyPatch, wrong: int | None) -> None:
+    plain = decode_formulas.attend
+
+    def by(*args: Any, scale: float, extent: int, **more: Any) -> None:
+        plain(*args, scale=scale * 0.5 if extent == wrong else scale, extent=extent, **more)
+
+    monkeypatch.setattr(decode_formulas, "attend", by)
+    model = model_of("Llama")
+    captured = capture(model, extents=(1, 8, 16, 48))
+    assert same_tokens(model, captured)
+    assert (USED in captured.report.notes) is (wrong is None), captured.report
+
+
 def test_a_wrong_kernel_of_products_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = decode_formulas.product
 

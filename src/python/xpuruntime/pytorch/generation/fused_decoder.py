@@ -88,8 +88,8 @@ class FusedDecoder:
 
     def __init__(self, model: Any, joined: JoinedProducts, kernels: Any, extents: Sequence[int]) -> None:
         self._kernels = kernels
-        #: Attention to few positions may be computed by another kernel than that to many.
-        self._extents = sorted({extents[0], extents[-1]})
+        #: Each has kernels of attention of its own; no step reads a single position.
+        self._extents = [extent for extent in extents if extent > 1]
         max_length = extents[-1]
         try:
             base = model.model
