@@ -212,7 +212,8 @@ def test_each_fact_that_changed_is_named(name: str) -> None:
     assert drift.restore
     text = str(drift_error("m.lock", (drift,)))
     assert f"validator {drift.validator}; entry fc1" in text
-    assert f"xrt lock MODEL -o m.lock --accept {drift.code} --why" in text
+    follows = " --accept output" if drift.code in ("model", "external_data") else ""
+    assert f"xrt lock MODEL -o m.lock --accept {drift.code}{follows} --why" in text
 
 
 def test_environment_has_the_commands_that_restore_it() -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import onnx
 import pytest
 from locked_cases import Case, make_case, with_entry, with_validator
 
@@ -55,6 +58,34 @@ def test_one_that_holds_is_not_written_again(case: Case) -> None:
     assert (lock.written, lock.drifts) == (False, ())
     assert (case.path.stat().st_mtime_ns, case.path.read_bytes()) == before
     assert not xrt.lock(case.model, output=case.path, upgrade=True).written
+
+
+def test_a_renamed_file_is_the_same_model(case: Case) -> None:
+    renamed = case.model.rename(case.model.with_name("renamed.onnx"))
+    result = xrt.lock(renamed, output=case.path, check=True)
+    assert result.drifts == ()
+
+
+def test_other_weights_are_told_in_a_sentence_and_the_command_takes_them(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = onnx.load(case.model)
+    weights = next(tensor for tensor in other.graph.initializer if len(tensor.dims) == 2)
+    values = onnx.numpy_helper.to_array(weights) * 2
+    weights.CopyFrom(onnx.numpy_helper.from_array(values, weights.name))
+    onnx.save(other, tmp_path / "re trained.onnx")
+    monkeypatch.chdir(tmp_path)
+    result = xrt.verify("re trained.onnx", lock=case.path, only=["evidence"])
+    claim = next(claim for claim in result.claims if claim.id == "evidence.lock.model")
+    assert claim.observed == "the weights differ, the graph is the same"
+    assert f"model {case.model.name}: {claim.observed} (expected" in claim.reason
+    assert not re.search("[0-9a-f]{13}", f"{claim.requested} {claim.reason}")
+    command = str(claim.fix).partition("`")[2].partition("`")[0]
+    assert "--accept model --accept output" in command
+    capsys.readouterr()
+    assert run(shlex.split(command)[1:]) == 0
+    assert "Fix" not in capsys.readouterr().out
+    assert xrt.lock("re trained.onnx", output=case.path, check=True).drifts == ()
 
 
 def test_one_that_does_not_hold_is_kept_and_named(case: Case) -> None:

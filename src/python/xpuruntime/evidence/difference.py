@@ -71,6 +71,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         text = f"{name}: expected {self.before}, found {self.after}"
         if not self.validator:
             return text
+        if self.reason:
+            text = f"{name}: {self.reason} (expected {self.before}, found {self.after})"
         entries = f"entr{'y' if len(self.entries) == 1 else 'ies'} {listed(self.entries, _ENTRIES)}"
         return f"{text} (validator {self.validator}; {entries if self.entries else 'no entry depends on it'})"
 

@@ -147,7 +147,7 @@ def lock_in_force(
     )
     drifts = compare_validators(identity, here)
     if drifts:
-        raise drift_error(read.where, drifts)
+        raise drift_error(read.where, drifts, model=info.path)
     return LockInForce(
         read.lock, read.where, locked_policy(read.policy, plan.engine, plan.device, identity.calls), calibration
     )
@@ -380,7 +380,7 @@ def check_outputs(session: InferenceSession, in_force: LockInForce) -> None:
             raise drift_error(where, [_shapes_drift(shapes, error)]) from error
         drifts = compare_results(locked, lock, results, shapes.id, session.model)
         if drifts:
-            raise drift_error(where, drifts)
+            raise drift_error(where, drifts, model=session.model.path)
 
 
 def _shapes_drift(shapes: LockedShapes, error: XpuRuntimeError) -> Difference:

@@ -25,7 +25,7 @@ from xpuruntime.lockfile.records import (
 from xpuruntime.lockfile.validators import validator_drift, within_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 __all__ = [
     "compare_calls", "compare_entries", "compare_identities", "compare_outputs", "compare_plans", "compare_stated",
@@ -165,15 +165,14 @@ def compare_outputs(
             continue
         expected, got = _output(locked_output), _output(other)
         if expected == got and locked_output is not None and other is not None:
-            expected, got = f"sha256 {locked_output.sha256[:16]}", f"sha256 {other.sha256[:16]}"
+            expected, got = f"sha256 {locked_output.sha256[:12]}", f"sha256 {other.sha256[:12]}"
         drifts.append(
             Difference(
                 code=DriftCode.OUTPUT,
                 subject=key[2],
                 before=expected,
                 after=got,
-                restore=f"restore what it depends on: {_listed(suspects)} may have changed it. Or take the new: "
-                "xrt lock MODEL --accept output --why TEXT",
+                restore=f"restore what it depends on: {_listed(suspects)} may have changed it",
             )
         )
     return tuple(drifts)
@@ -235,7 +234,7 @@ def _call_drift(entry: CallEntry, code: DriftCode, expected: str, observed: str)
 def compare_identities(old: Identity, new: Identity) -> tuple[Difference, ...]:
     """Return everything that differs between two locks, validators first, and what the older one does not have."""
     before = {validator.id: validator for validator in old.validators}
-    now = {validator.id: validator for validator in new.validators}
+    now = {validator.id: validator for validator in _with_names_of(before, new.validators)}
     depending, later = old.dependents(), new.dependents()
     drifts: list[Difference] = []
     for validator in sorted({**now, **before}.values(), key=lambda validator: (validator.kind, validator.id)):
@@ -283,6 +282,14 @@ def compare_identities(old: Identity, new: Identity) -> tuple[Difference, ...]:
     return tuple(drifts)
 
 
+def _with_names_of(before: Mapping[str, Validator], now: Iterable[Validator]) -> Iterator[Validator]:
+    """Yield validators, that of a renamed model by the name it had: the name of a file is no fact of a lock."""
+    named = next((validator for validator in before.values() if validator.kind == ValidatorKind.MODEL), None)
+    for validator in now:
+        renamed = named is not None and validator.kind == ValidatorKind.MODEL
+        yield msgspec.structs.replace(named, expect=validator.expect) if renamed else validator
+
+
 def _read_by(identity: Identity, engine: str, environment: Any) -> dict[str, str]:
     """Return those variables of another lock that the engine and the kernels of a lock read."""
     device = next((validator.key for validator in identity.validators if validator.kind == ValidatorKind.DEVICE), "")
@@ -307,7 +314,7 @@ def _other_digest(
         or any(drift.code == DriftCode.POLICY for drift in drifts)
     ):
         return ()
-    expected, text = f"sha256 {old.sha256[:16]}", f"sha256 {new.sha256[:16]}"
+    expected, text = f"sha256 {old.sha256[:12]}", f"sha256 {new.sha256[:12]}"
     fix = "restore the policy that was locked, or make the lock again"
     return (Difference(code=DriftCode.POLICY, subject="its digest", before=expected, after=text, restore=fix),)
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.evidence.difference import Difference
 
-__all__ = ["NOT_IN_LOCK", "DriftCode", "ValidatorKind", "drift_error", "lacking", "shown"]
+__all__ = ["NOT_IN_LOCK", "DriftCode", "ValidatorKind", "accept_command", "drift_error", "lacking", "shown"]
 
 
 class ValidatorKind(Code):
@@ -84,6 +85,8 @@ class DriftCode(Code):
 #: Stands for what a lock of an earlier release expects of a fact that it does not have.
 NOT_IN_LOCK = "not in the lock"
 
+#: Digests are shown by their first digits.
+_DIGEST, _DIGITS = re.compile("[0-9a-f]{64}"), 12
 #: Differences that a message names; the error has all of them.
 _NAMED = 8
 
@@ -101,18 +104,37 @@ def shown(value: Any) -> str:
         return ", ".join(f"{name} {shown(item)}" for name, item in sorted(value.items())) or "none"
     if isinstance(value, (list, tuple)):
         return " ".join(str(item) for item in value) or "none"
-    return str(value) or "''"
+    text = str(value)
+    return (text[:_DIGITS] if _DIGEST.fullmatch(text) else text) or "''"
 
 
-def drift_error(where: str, drifts: Iterable[Difference], *, take: str = "") -> LockError:
-    """Return the error of a lock that does not hold, with every difference in its attribute `drifts`."""
+def accept_command(model: str, where: str, codes: Iterable[str]) -> str:
+    """Return the command that takes differences of these codes into a lock; outputs follow from the model's file."""
+    every = dict.fromkeys(codes)
+    if every.keys() & {DriftCode.MODEL, DriftCode.EXTERNAL_DATA}:
+        every[DriftCode.OUTPUT] = None
+    accepted = " ".join(f"--accept {code}" for code in every)
+    return f"{relock_command(model, where)} {accepted} --why TEXT"
+
+
+def relock_command(model: str, where: str) -> str:
+    """Return the command that makes a lock; ``MODEL`` stands for a model that is not known."""
+    return f"xrt lock {shlex.quote(model or 'MODEL')} -o {shlex.quote(where)}"
+
+
+def drift_error(
+    where: str, drifts: Iterable[Difference], *, take: str = "", model: str = "", accepted: Iterable[str] = ()
+) -> LockError:
+    """Return the error of a lock that does not hold, with every difference in its attribute `drifts`.
+
+    `accepted` are the codes that the caller accepts already, which the command needs too.
+    """
     listed = tuple(drifts)
     lines = [str(difference) for difference in listed[:_NAMED]]
     if len(listed) > _NAMED:
         lines.append(f"and {len(listed) - _NAMED} more differences")
-    codes = " ".join(f"--accept {code}" for code in dict.fromkeys(difference.code for difference in listed))
-    again = f"xrt lock MODEL -o {shlex.quote(where)}"
-    tail = f"To take what is here instead: {take or f'`{again} {codes} --why TEXT`, or `{again} --upgrade`'}"
+    accept = accept_command(model, where, (*accepted, *(difference.code for difference in listed)))
+    tail = f"To take what is here instead: {take or f'`{accept}`, or `{relock_command(model, where)} --upgrade`'}"
     head = f"the lock {where} does not hold:"
     text = f"{head} {lines[0]}" if len(lines) == 1 else head + "".join(f"\n  {line}" for line in lines)
     return LockError(f"{text}\n  {tail}" if len(lines) > 1 else f"{text}. {tail}", drifts=listed)

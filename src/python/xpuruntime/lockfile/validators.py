@@ -339,15 +339,31 @@ def validator_drift(
     if validator.kind == ValidatorKind.CPU_ISA and isinstance(expected, list) and isinstance(observed, list):
         before = f"{len(expected)} features" + _with_features(set(expected) - set(observed))
         now = f"{len(observed)} features" + _with_features(set(observed) - set(expected))
+    reason = ""
+    if validator.kind == ValidatorKind.MODEL and isinstance(expected, dict) and isinstance(observed, dict):
+        reason = _model_reason(expected, observed)
     return Difference(
         code=DriftCode(validator.kind),
         subject=validator.key,
+        reason=reason,
         validator=validator.id,
         before=before,
         after=now,
         entries=entries,
         restore=_restore_command(validator, expected, observed, identity),
     )
+
+
+def _model_reason(expected: dict[str, str], observed: dict[str, str]) -> str:
+    """Say which part of a model differs."""
+    if "graph" not in expected or "graph" not in observed:
+        return "the file differs"
+    graph, weights = (expected[part] == observed[part] for part in ("graph", "initializers"))
+    if graph and weights:
+        return "the file differs, its graph and its weights are the same"
+    if not graph and not weights:
+        return "the graph and the weights differ"
+    return "the weights differ, the graph is the same" if graph else "the graph differs, the weights are the same"
 
 
 def _with_features(names: set[str]) -> str:

@@ -208,7 +208,7 @@ def lock(
         drift for drift in drifts if not _allowed(drift, drifts, old, upgrade_units, upgrade_packages, accept)
     ]  # fmt: skip
     if refused:
-        raise drift_error(str(path), refused)
+        raise drift_error(str(path), refused, model=str(model), accepted=accept)
     provenance = _with_provenance(provenance, note=note or old.provenance.note)
     if not drifts:
         provenance = _with_provenance(provenance, accepted=old.provenance.accepted)

@@ -218,13 +218,14 @@ def _show(result: LockResult, *, check: bool) -> None:
     if identity.random_outputs:
         lines.append(f"  not locked: values of {identity.random_outputs}, which depend on random numbers")
     lines += [f"  {doubt}" for doubt in result.lock.measured.doubts]
-    lines += [f"  {drift}" for drift in result.drifts]
+    lines += [f"  {drift.text if result.changed else drift}" for drift in result.drifts]
     lines += [
         f"  not in the lock: {missing.code} {missing.subject}, {missing.after}; --upgrade adds it"
         for missing in result.lacking
     ]
     if check and result.drifts:
-        lines.append("  take what is here with --upgrade, or single differences with --accept CODE --why TEXT")
+        codes = " ".join(f"--accept {code}" for code in dict.fromkeys(drift.code for drift in result.drifts))
+        lines.append(f"  take what is here with --upgrade, or with {codes} --why TEXT")
     for line in lines:
         console().print(line, soft_wrap=True)
 

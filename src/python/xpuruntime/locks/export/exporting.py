@@ -225,7 +225,7 @@ def _check_same(lock: Lock, where: Path, info: Any, calibration: Any) -> None:
     )
     drifts = compare_validators(msgspec.structs.replace(identity, validators=about), here)
     if drifts:
-        raise drift_error(str(where), drifts)
+        raise drift_error(str(where), drifts, model=info.path)
 
 
 def _word(name: str) -> str:

@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from xpuruntime.evidence.key_observations import computing
-from xpuruntime.lockfile.drift import DriftCode, shown
+from xpuruntime.lockfile.drift import DriftCode, accept_command, shown
 from xpuruntime.locks.relock import lock
 from xpuruntime.locks.verification.claims import MACHINE, Claim, ClaimCode, ClaimVerdict
 from xpuruntime.policies.call_facts import Glob
@@ -57,22 +56,22 @@ def lock_claims(subject: Subject) -> Iterator[Claim]:
             },
         )
     elsewhere = not groups.keys().isdisjoint(MACHINE)
+    take = f"`{accept_command(str(subject.model), str(subject.lock), groups)}`"
     for code, drifts in groups.items():
         first, remaining = drifts[0], len(drifts) - _NAMED
-        take = f"`xrt lock MODEL -o {shlex.quote(str(subject.lock))} --accept {code} --why TEXT`"
-        if code == DriftCode.PLAN and DriftCode.POLICY in groups:
-            take = "as for evidence.lock.policy, from which it follows"
+        of_policy = code == DriftCode.PLAN and DriftCode.POLICY in groups
+        follows = "as for evidence.lock.policy, from which it follows" if of_policy else ""
         differs = ClaimCode.LOCK_STALE if first.validator else ClaimCode.LOCK_DIFFERS
         yield Claim(
             id=f"evidence.lock.{code}",
             section="evidence",
             requested=shown(first.before),
-            observed=shown(first.after),
+            observed=first.reason or shown(first.after),
             verdict="inconclusive" if elsewhere else "fail",
             code=ClaimCode.OTHER_MACHINE if elsewhere else differs,
             reason="; ".join(drift.text for drift in drifts[:_NAMED])
             + (f"; and {remaining} more" if remaining > 0 else ""),
-            fix=first.restore or take,
+            fix=follows or (f"{first.restore}. To take what is here: {take}" if first.restore else take),
             figures={"differences": float(len(drifts))},
             line=_line_of(first, subject.lock),
         )
