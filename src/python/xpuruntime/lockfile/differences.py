@@ -21,6 +21,7 @@ from xpuruntime.lockfile.records import (
     LockedPlan,
     LockedPolicy,
     UnitEntry,
+    Validator,
 )
 from xpuruntime.lockfile.validators import validator_drift, within_threads
 
@@ -286,8 +287,10 @@ def _with_names_of(before: Mapping[str, Validator], now: Iterable[Validator]) ->
     """Yield validators, that of a renamed model by the name it had: the name of a file is no fact of a lock."""
     named = next((validator for validator in before.values() if validator.kind == ValidatorKind.MODEL), None)
     for validator in now:
-        renamed = named is not None and validator.kind == ValidatorKind.MODEL
-        yield msgspec.structs.replace(named, expect=validator.expect) if renamed else validator
+        if named is not None and validator.kind == ValidatorKind.MODEL:
+            yield msgspec.structs.replace(named, expect=validator.expect)
+        else:
+            yield validator
 
 
 def _read_by(identity: Identity, engine: str, environment: Any) -> dict[str, str]:
