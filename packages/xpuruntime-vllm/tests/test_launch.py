@@ -112,6 +112,14 @@ def test_where_a_server_answers(options: list[str], address: str) -> None:
     assert launch._address(options, "30000") == address
 
 
+def test_ctrl_c_ends_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: Any) -> int:
+        raise KeyboardInterrupt
+
+    assert launch._told("m", ["--policy", "policy.yaml"], interrupted) == 130
+    assert capfd.readouterr().err == ""
+
+
 def test_a_list_of_plugins_is_given_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = read_policy(POLICY, "sglang", sglang._apply)
     monkeypatch.delenv("SGLANG_PLUGINS", raising=False)

@@ -219,6 +219,8 @@ def _told(model: str, rest: list[str], run: Any) -> int:
     except EngineError as error:
         sys.stderr.write(f"error: {error}" + "\n")
         return 3
+    except KeyboardInterrupt:  # the server gets Ctrl-C of a terminal, too, and has been waited for
+        return 130
     return code
 
 
