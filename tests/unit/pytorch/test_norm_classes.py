@@ -575,3 +575,10 @@ def test_rows_with_other_data_are_cast_anew():
         before = layer(rows)
         rows.data = rows.data * 2
         assert torch.equal(layer(rows), before * 2)
+
+
+def test_a_linear_layer_can_be_scripted_under_a_policy():
+    layer, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    with xt.kernel_policy(xrt.KernelPolicy(rms_norm="cpu")):
+        scripted = torch.jit.script(torch.nn.Sequential(layer))
+        assert torch.equal(scripted(x), layer(x))

@@ -19,7 +19,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn import functional
+from torch.nn import functional as F  # noqa: N812 - TorchScript looks up names of a wrapped forward here
 
 from xpuruntime.ops.torch_kernels import is_torch_kernel
 from xpuruntime.pytorch import _private_api
@@ -209,7 +209,7 @@ def _normalize(op: str, eps: float, rows: Tensor, weight: Tensor | None, bias: T
     same = weight is None or weight.dtype == rows.dtype
     cast = rows.dtype in HALVES and torch.is_autocast_enabled(rows.device.type)
     if op == "rms_norm" and same and not compiling and not cast:
-        return functional.rms_norm(rows, shape, weight, eps)  # without Python where a fast kernel serves
+        return F.rms_norm(rows, shape, weight, eps)  # without Python where a fast kernel serves
     call: Any = torch.ops.xpuruntime if compiling else norm_autograd
     if op == "rms_norm":
         return call.rms_norm(rows, None, shape, weight, eps, "", phase_of_norm())[0]
