@@ -55,6 +55,12 @@ def test_what_is_no_engine(xrt: Any, digits: str, engines: str) -> None:
     assert xrt("compare", digits, "--engines", engines).code == 2
 
 
+def test_an_engine_that_was_named_and_rejected_fails(xrt: Any, digits: str) -> None:
+    found = xrt("compare", digits, "--engines", "onnxruntime,ort@npu", "-d", "cpu", "-n", 1)
+    assert found.code == 1
+    assert "npu: rejected:" in found.out
+
+
 def test_nothing_ran(xrt: Any, digits: str) -> None:
     assert xrt("compare", digits, "--engines", "ort@npu").code == 1
 

@@ -386,3 +386,9 @@ def test_stated_lists_every_key_away_from_its_default(full_policy):
     }
     assert Policy().stated() == {}
     assert Policy.loads("mode: prefer\nexecution: {precision: model, cuda_graph: off, fallback: error}").stated() == {}
+
+
+@pytest.mark.parametrize(("word", "meant"), [("float16", "fp16"), ("half", "fp16"), ("BFloat16", "bf16")])
+def test_a_precision_by_its_name_elsewhere_is_answered_with_ours(word, meant):
+    with pytest.raises(PolicyError, match=f"did you mean '{meant}'"):
+        ExecutionPolicy(precision=word)

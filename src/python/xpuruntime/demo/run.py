@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,8 +126,9 @@ def run_demo(
     for claim in verification.of("fail"):
         tell("", escape(f"{claim.id}: {claim.reason}"))
     model = escape(str(demo_model_path()))
-    tell("Next", f"xrt explain {model} --html report.html")
-    tell("", "xrt doctor")
+    command = escape(_command())
+    tell("Next", f"{command} explain {model} --html report.html")
+    tell("", f"{command} doctor")
     return DemoResult(
         plan=plan.to_dict(),
         images=len(labels),
@@ -138,6 +142,14 @@ def run_demo(
         verified=verification.verdict != "fail",
         verification=verification.to_dict(),
     )
+
+
+def _command() -> str:
+    """Return what a shell runs `xrt` by: its path where it is not on PATH."""
+    beside = Path(sys.executable).with_name("xrt")
+    if shutil.which("xrt") is not None or not beside.is_file():
+        return "xrt"
+    return shlex.quote(str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside))
 
 
 def _lock_line(locked: Lock) -> str:

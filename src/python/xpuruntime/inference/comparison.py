@@ -94,7 +94,9 @@ class Comparison(Page, frozen=True, kw_only=True):
         if not ran:
             return "nothing ran: every engine was rejected"
         if self.agreed:
-            return "the engine agrees" if len(ran) == 1 else f"all {len(ran)} engines agree"
+            rejected = len(self.rows) - len(ran)
+            words = "the engine agrees" if len(ran) == 1 else f"all {len(ran)} engines agree"
+            return f"{words}, {rejected} {'was' if rejected == 1 else 'were'} rejected" if rejected else words
         counts = [(sum(row.status == "differs" for row in ran), "differ", "differs")]
         counts.append((sum(row.status == "failed" for row in ran), "failed", "failed"))
         counts.append((sum(row.status == "inconclusive" for row in ran), "are inconclusive", "is inconclusive"))

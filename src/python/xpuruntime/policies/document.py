@@ -197,8 +197,15 @@ def nearest(word: str, valid: Iterable[str]) -> str | None:
     if len(word) > _LONGEST_QUOTE:
         return None
     plain = {_plain(candidate): candidate for candidate in valid}
+    other = _OTHER_NAMES.get(_plain(word))
+    if other in plain:
+        return plain[other]
     matches = difflib.get_close_matches(_plain(word), plain, n=1, cutoff=0.55)
     return plain[matches[0]] if matches else None
+
+
+#: Names of precisions elsewhere.
+_OTHER_NAMES = {"float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32", "bfloat16": "bf16"}
 
 
 def did_you_mean(word: str, valid: Iterable[str], kind: str) -> str:

@@ -149,7 +149,8 @@ def compare(
         if feeds.probed:
             comparison = msgspec.structs.replace(comparison, inputs=GENERATED)
     print_and_save(comparison, {comparison.save_html: html}, as_json=json)
-    return ExitCode.OK if comparison.agreed else ExitCode.NOT_HONOURED
+    named_and_rejected = engines is not None and any(row.status == "rejected" for row in comparison.rows)
+    return ExitCode.OK if comparison.agreed and not named_and_rejected else ExitCode.NOT_HONOURED
 
 
 def _compare_folders(
