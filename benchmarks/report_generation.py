@@ -89,18 +89,23 @@ def _kl(case: dict[str, Any]) -> str:
     return f"{case['gates']['kl'][2]['kl']:.1e}"
 
 
+def _kernel_name(kernel: str) -> str:
+    return kernel.removeprefix("void ").partition("(")[0].partition("<")[0].rpartition("::")[2]
+
+
 def weights(record: dict[str, Any]) -> Section:
     plain = next((row.get("step_us") for row in record["rows"] if row["mode"] == "bf16"), None)
     rows, checks = [], []
     for row in record["rows"]:
         step = row.get("step_us")
         if row.get("refused"):
-            rows.append([f"`{row['mode']}`", *("-" * 5), row["refused"]])
+            rows.append([f"`{row['mode']}`", *("-" * 6), row["refused"]])
             continue
         gates = row.get("gates", {})
         rows.append([
             f"`{row['mode']}`",
             ", ".join(f"`{name}`" for name in row.get("operators", ())) or "-",
+            f"`{_kernel_name(next(iter(row['kernels'])))}`" if row.get("kernels") else "; ".join(row["reasons"]) or "-",
             number(step) if step else "-",
             number(step / plain) if step and plain else "-",
             f"{number(row['layers_us'])} of {number(row['floor_us'])}" if row.get("floor_us") else "-",
@@ -111,7 +116,8 @@ def weights(record: dict[str, Any]) -> Section:
             checks.append(Check("fp8 computed in fp8: a step over that of bf16", step / plain, 1.0, "times"))
     head = (
         "stored/computed",
-        "operators",
+        "operators, eager",
+        "longest kernel of a step, or why there is none",
         "µs a step",
         "of bf16",
         "µs in layers, to read bf16",
