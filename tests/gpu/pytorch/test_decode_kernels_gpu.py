@@ -38,7 +38,7 @@ def off(found, want):
     [(2048, 3072, True, False, ""), (2816, 512, False, True, "residual"), (520, 1000, True, False, "gated")],
 )
 def test_product(dtype, rows, columns, count, norm, bias, kind, way):
-    if way not in decode_kernels.ways(rows, dtype):
+    if way not in decode_kernels.ways(rows, torch.empty(0, dtype=dtype)):
         pytest.skip(f"{rows} rows of {dtype} are not computed by {way} here")
     gated = kind == "gated"
     x = torch.randn(rows, columns, dtype=dtype)
