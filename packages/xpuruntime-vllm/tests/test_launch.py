@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import sys
 from types import ModuleType, SimpleNamespace
@@ -24,12 +26,15 @@ if TYPE_CHECKING:
 
 #: Answers at a port after it has written evidence, as workers do, until there is a lock.
 _SERVER = """
-import http.server, json, os, sys, threading, time
+import http.server, json, os, pathlib, signal, sys, threading, time
 port, workers, written, kernel = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4]
 from xpuruntime_vllm.worker import evidence_of, publish
 settings = json.loads(os.environ["XPURUNTIME_VLLM_SETTINGS"])
 row = dict(module="decode", op="attention", method="-", scheme="-", kernel=kernel, weights="-", status="selected")
 facts = {"execution.cuda_graph": "NONE"}
+(pathlib.Path(sys.argv[5] + ".pid")).write_text(str(os.getpid()))
+if workers == 0:
+    os.kill(os.getppid(), signal.SIGTERM)
 for rank in written:
     publish(evidence_of(settings, [row], facts, dict(rank=rank, workers=workers, model="m", config="-")), ready=True)
 def end():
@@ -110,6 +115,16 @@ def test_options_that_hide_the_server_are_refused(
 )
 def test_where_a_server_answers(options: list[str], address: str) -> None:
     assert launch._address(options, "30000") == address
+
+
+def test_a_signal_to_the_launcher_ends_the_server(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        serve(tmp_path, workers=0, written=())
+    assert ended.value.code == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "lock.pid").read_text(encoding="utf-8")), 0)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_ctrl_c_ends_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -239,6 +240,8 @@ def _serve(command: list[str], settings: ServerSettings, lock: str | None, outpu
     """Run a server; end it where it answers and a worker has given no evidence. Writes that of the first as a lock."""
     with tempfile.TemporaryDirectory(prefix="xrt-vllm-") as folder:
         server = subprocess.Popen(command, env={**os.environ, **environment_of(settings, folder, lock)})
+        # What ends the launcher ends the server.
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
             while server.poll() is None and not _answers(address):
                 time.sleep(0.2)
@@ -254,6 +257,7 @@ def _serve(command: list[str], settings: ServerSettings, lock: str | None, outpu
                 sys.stderr.write(f"error: {line}" + "\n")
             return 1 if any(refused) else code
         finally:
+            signal.signal(signal.SIGTERM, before)
             if server.poll() is None:
                 server.terminate()
                 try:
