@@ -181,7 +181,7 @@ def test_a_rule_whose_keys_its_operation_lacks(match):
 def test_kernels_that_nobody_knows_are_refused_before_anything_runs(kernels, words):
     with pytest.raises(UnsupportedOperationError, match=rf"{words}.*Fix: "), xt.kernel_policy(strict(**kernels)):
         pass
-    with xt.kernel_policy(strict(matmul=["cpu.blass", "auto"], attention=["cpu.refrence", "torch"])):
+    with xt.kernel_policy(strict(matmul=["nobody.gemm", "auto"], attention=["nobody.attention", "torch"])):
         pass
 
 

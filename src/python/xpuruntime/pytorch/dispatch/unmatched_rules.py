@@ -133,22 +133,33 @@ def impossible_rules(policy: Policy, root: torch.nn.Module | None) -> list[tuple
 
 
 def _refuse_absent(policy: Policy) -> None:
-    """Refuse keys and rules all of whose kernels nobody knows, or lack their package, before a call is refused."""
+    """Refuse mistyped kernels; where strict, also keys and rules none of whose kernels has its package here."""
     uses = [(op, f"kernels.{op}", policy.kernels.get(op)) for op in FAMILIES]
     uses += [(rule.rule.match.op or "", rule.source, rule.rule.use) for rule in policy.kernels.compiled_rules.rules]
     for op, source, use in uses:
         kernel_names = (use,) if isinstance(use, str) else tuple(use or ())
         ops = (op,) if op else tuple(FAMILIES)
-        absent = [_absence(ops, name) for name in kernel_names]
-        if not kernel_names or not all(absent):
+        absent = {name: _absence(ops, name) for name in kernel_names}
+        mistyped = [name for name, why in absent.items() if why == _NOBODY and _of_known_package(name)]
+        none_here = policy.mode == "strict" and all(absent.values())
+        refused = kernel_names if none_here else mistyped
+        if not refused:
             continue
-        fix = "use a kernel that `xrt kernels` lists, put 'auto' last, or use mode: prefer"
-        near = nearest(kernel_names[0], [name for name, (own, _) in KERNEL_IDS.items() if set(own) & set(ops)])
-        why = " and ".join(dict.fromkeys(absent))
+        fix = "use a kernel that `xrt kernels` lists" + (
+            ", put 'auto' last, or use mode: prefer" if none_here and not mistyped else ""
+        )
+        near = nearest(refused[0], [name for name, (own, _) in KERNEL_IDS.items() if set(own) & set(ops)])
+        why = " and ".join(dict.fromkeys(absent[name] for name in refused))
         hint = f" (did you mean {near}?)" if near and why == _NOBODY else ""
         raise UnsupportedOperationError(
-            f"{source} asks for {', '.join(kernel_names)}, and {why}{hint}. Fix: {fix}", engine="torch"
+            f"{source} asks for {', '.join(refused)}, and {why}{hint}. Fix: {fix}", engine="torch"
         )
+
+
+def _of_known_package(name: str) -> bool:
+    """Whether a name is of PyTorch or of a backend that is here: one of another may come with a plugin or a build."""
+    package, dot, _ = name.partition("@")[0].partition(".")
+    return not dot or package == "torch" or any(kernel_ids(op, package) for op in FAMILIES)
 
 
 _NOBODY = "there is no such kernel"
@@ -172,9 +183,8 @@ def _absence(ops: Sequence[str], name: str) -> str:
 
 
 def refuse_impossible(active: CompiledPolicy) -> None:
-    """Warn of rules that can match no call when a policy is activated. Raises where it is strict."""
-    if active.strict:
-        _refuse_absent(active.policy)
+    """Refuse unknown kernels, and warn of rules that can match no call, which a strict policy refuses too."""
+    _refuse_absent(active.policy)
     rules = active.impossible_rules(active.root)
     if not rules or active.policy.mode == "auto":
         return
