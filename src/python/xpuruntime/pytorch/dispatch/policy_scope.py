@@ -235,9 +235,8 @@ def set_kernel_policy(
         Both are given, one of them is no policy, or the policy is strict and PyTorch cannot do what it asks for. The
         former policy stays active.
     UnsupportedOperationError
-        It names a kernel that does not exist. The former policy stays active.
-    UnsupportedOperationError
-        The former policy is strict, and rules of it for modules matched no call. It is replaced all the same.
+        It names a kernel that does not exist, and the former policy stays active. Or the former policy is strict, and
+        rules of it for modules matched no call: it is replaced all the same.
 
     Notes
     -----
