@@ -73,7 +73,7 @@ def capture_decode(
         Weights become views of joined ones until `CapturedDecode.reset`; none is held twice.
     tolerance : float, optional
         By how much results of a layer and its kernels may differ in the probe, as a share of the largest magnitude.
-        Default: four roundings of bfloat16 (2**-6), of float32 2**-16. 0 leaves what has the same bits, as joined
+        Default: five roundings of bfloat16 (5 * 2**-8), of float32 2**-16. 0 leaves what has the same bits, as joined
         products may.
     compile : bool or mapping
         Have ``torch.compile`` compile each step before it is captured, with these options. Steps that run eagerly
