@@ -86,7 +86,7 @@ def run_demo(
     images, labels = demo_images()
 
     def tell(part: str, text: str) -> None:
-        console.print(f"[bold]{part:13}[/]{text}", soft_wrap=True)
+        console.print(f"[bold]{part:14}[/]{text}", soft_wrap=True)
 
     with InferenceSession(demo_model_path(), device=device, policy=policy) as session:
         plan = session.plan
@@ -101,7 +101,7 @@ def run_demo(
         tell("Accuracy", f"{correct} of {len(labels)} held-out images recognized: {accuracy:.2%}, {mark}")
 
         latency = {str(batch): _time(session, images[:batch]) for batch in _BATCHES}
-        tell("Latency", f"{_latency_line(latency)} ({_RUNS} runs each, NumPy arrays in and out, wall time)")
+        tell("Latency", f"{_latency_line(latency)} (wall time, median of {_RUNS} runs)")
 
         report = session.explain({"image": images[: max(_BATCHES)]})
         tell("Evidence", report.headline)
@@ -155,10 +155,9 @@ def _command() -> str:
 def _lock_line(locked: Lock) -> str:
     """Return how much of the run the lock has."""
     identity = locked.identity
-    seen = sum(entry.known == "observed" for entry in identity.entries)
     return (
-        f"{len(identity.entries)} units, the kernels of {seen} observed; {len(identity.validators)} validators; "
-        f"{len(identity.outputs)} output of a probe input; {locked.digest[:19]}"
+        f"{len(identity.entries)} units, {len(identity.validators)} facts of libraries and machine, "
+        f"{len(identity.outputs)} output; {locked.digest[:19]}"
     )
 
 
@@ -200,13 +199,10 @@ def _show_images(
     for i in order:
         rows = ("".join(" ░▒▓█"[round(float(v) * 4)] * 2 for v in row) for row in images[i, 0])
         right = predicted[i] == labels[i]
-        title = f"read as {predicted[i]}" + ("" if right else f", is {labels[i]}")
+        title = f"read as {predicted[i]}, {'right' if right else f'is {labels[i]}'}"
         panels.append(Panel("\n".join(rows), title=title, border_style="green" if right else "red", expand=False))
     console.print(Columns(panels))
 
 
 def _latency_line(latency: dict[str, Latency]) -> str:
-    return "; ".join(
-        f"batch {batch}: {row.median_us:,.1f} us median, {int(batch) / row.median_us * 1e6:,.0f} images a second"
-        for batch, row in latency.items()
-    )
+    return ", ".join(f"batch {batch} in {row.median_us:,.1f} us" for batch, row in latency.items())
