@@ -14,6 +14,7 @@ import pytest
 
 import xpuruntime
 from xpuruntime.evidence.records import VerdictCode
+from xpuruntime.locks.verification.claims import ClaimCode
 from xpuruntime.runtime.doctor.facts import FindingCode
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,6 +93,7 @@ def test_every_finding_of_doctor_is_documented():
 def test_every_code_of_a_verdict_is_documented():
     page = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `([a-z_]+)` \|", page, re.M) == list(VerdictCode)
+    assert re.findall(r"^\| (XRT\d+) \| `(\w+)` \|", page, re.M) == [(code.rule, code.value) for code in ClaimCode]
 
 
 def public_surface() -> Iterator[tuple[str, str]]:
