@@ -249,3 +249,14 @@ def test_a_lock_of_a_model_that_refuses_generated_values_has_no_outputs(tmp_path
             observation for observation in session.explain(given).observations if observation.key == "execution.lock"
         )
     assert (row.status, "the lock has none" in row.reason) == ("honoured", True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [(["--only", "evidnce"], "'evidnce' is not a section"), (["--lock", "missing.lock"], "cannot read the lock")],
+)
+def test_a_wrong_argument_is_not_blamed_on_generated_inputs(
+    xrt: Any, two_inputs: str, wrong: list[str], said: str
+) -> None:
+    result = xrt("verify", two_inputs, "--device", "cpu", *wrong)
+    assert (result.code, said in result.err, "generated input" in result.err) == (2, True, False)

@@ -237,6 +237,12 @@ class TestLock:
         assert only_claim(result, "evidence.lock.cpu_isa").code == "other_machine"
         assert (result.comparable, result.exit_code) == (False, 3)
 
+        drifts = (drift, Difference(code="model", subject="digits.onnx", validator="mod-1", before="a", after="b"))
+        monkeypatch.setattr(evidence, "lock", lambda *_, **__: LockResult(lock=lock, drifts=drifts))
+        result = xrt.verify(digits, lock=path, only=["evidence"])
+        assert only_claim(result, "evidence.lock.model").verdict == "fail"  # no machine changes a file
+        assert (result.exit_code, result.headline.split(",")[0]) == (1, "1 failed")
+
 
 class TestFailures:
     def test_an_engine_that_raises_fails_the_sections_that_run_it(self, digits):

@@ -63,7 +63,8 @@ def probing(model: ModelInfo, feeds: Mapping[str, Any], *, generated: bool = Tru
         raise
     except (EngineFailed, InputError) as error:
         free = any(not isinstance(size, int) for tensor in model.inputs for size in tensor.shape or (None,))
-        if generated and (free or not all("float" in tensor.dtype for tensor in model.inputs)):
+        ran = isinstance(error, EngineFailed) or error.engine  # else it is of an argument, and not of a run
+        if generated and ran and (free or not all("float" in tensor.dtype for tensor in model.inputs)):
             raise probe_refused(model, feeds, error) from error
         raise
 

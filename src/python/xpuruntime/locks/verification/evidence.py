@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["evidence_claims", "lock_claims", "observed_claims"]
 
 _NAMED = 4
+#: Differences of files, which are the same on any machine.
+_OF_FILES = (DriftCode.MODEL, DriftCode.EXTERNAL_DATA, DriftCode.POLICY, DriftCode.CALIBRATION)
 
 
 def lock_claims(subject: Subject) -> Iterator[Claim]:
@@ -62,13 +64,14 @@ def lock_claims(subject: Subject) -> Iterator[Claim]:
         of_policy = code == DriftCode.PLAN and DriftCode.POLICY in groups
         follows = "as for evidence.lock.policy, from which it follows" if of_policy else ""
         differs = ClaimCode.LOCK_STALE if first.validator else ClaimCode.LOCK_DIFFERS
+        undecided = elsewhere and code not in _OF_FILES
         yield Claim(
             id=f"evidence.lock.{code}",
             section="evidence",
             requested=shown(first.before),
             observed=first.reason or shown(first.after),
-            verdict="inconclusive" if elsewhere else "fail",
-            code=ClaimCode.OTHER_MACHINE if elsewhere else differs,
+            verdict="inconclusive" if undecided else "fail",
+            code=ClaimCode.OTHER_MACHINE if undecided else differs,
             reason="; ".join(drift.text for drift in drifts[:_NAMED])
             + (f"; and {remaining} more" if remaining > 0 else ""),
             fix=follows or (f"{first.restore}. To take what is here: {take}" if first.restore else take),

@@ -126,7 +126,7 @@ class VerificationResult(Page, frozen=True, kw_only=True):
     @property
     def headline(self) -> str:
         """The verdict in a few words."""
-        if not self.comparable:
+        if not self.comparable and not self.of("fail"):
             return "not comparable: this is another machine than the lock's"
         if not self._anything:
             return "nothing verified"
