@@ -23,6 +23,7 @@ __all__ = ["SCHEMA", "Explanation", "ExplanationData"]
 SCHEMA = "xpuruntime.explanation/1"
 #: Rows that the message of `Explanation.require` names.
 _NAMED = 8
+_NO_POLICY = "no policy was active in the block"
 
 
 class ExplanationData(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,7 +257,7 @@ class Explanation(Shown):
         Raises
         ------
         UnsupportedOperationError
-            Names the rows that are against it, the longest first.
+            Names the rows that are against it, the longest first; or no policy was active.
         InputError
             `coverage` is not from 0 to 1.
         """
@@ -277,6 +278,8 @@ class Explanation(Shown):
             wrong += [str(setting) for setting in self.settings if setting.status == "substituted"]
         if no_unmatched:
             wrong += [*self.unmatched, *self.never_ran]
+        if self.policy is None and coverage is None and all(row.status in ("default", "other") for row in self.rows):
+            wrong.append(_NO_POLICY)
         covered = self.coverage.covered
         if coverage is not None and covered < coverage:
             wrong.append(
@@ -291,6 +294,10 @@ class Explanation(Shown):
         if len(rows) > _NAMED:
             lines.append(f"  and {len(rows) - _NAMED} more")
         fix = "Fix: add rules for these calls, or require less"
+        if wrong == [_NO_POLICY]:
+            fix = "Fix: enter one around it, with kernel_policy(...)"
+        elif no_substitution and not rows and any(setting.status == "substituted" for setting in self.settings):
+            fix = "Fix: leave PyTorch's switches to the policy inside of the block"
         raise UnsupportedOperationError("\n".join(["; ".join(wrong) + ". " + fix, *lines]), engine="torch")
 
 
