@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from xpuruntime.demo.data import demo_images, demo_model_path
+from xpuruntime.demo.data import demo_images, demo_model_path, write_demo_files
 from xpuruntime.evidence.records import Latency
 from xpuruntime.files.paths import json_text
 
@@ -68,10 +68,11 @@ def run_demo(
     device: str | None = None,
     policy: Policy | str | PathLike[str] | dict[str, Any] | None = None,
     console: Console | None = None,
+    files: str | PathLike[str] | None = None,
 ) -> DemoResult:
     """Run the shipped digits model on its held-out images: plan, accuracy, latency, evidence, lock, verification.
 
-    What is printed fits one screen; the result has all of it.
+    What is printed fits one screen; the result has all of it. `files` is a folder for `write_demo_files`.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -84,6 +85,7 @@ def run_demo(
 
     console = console or Console(quiet=True, force_jupyter=False)
     images, labels = demo_images()
+    written = [] if files is None else write_demo_files(files)
 
     def tell(part: str, text: str) -> None:
         console.print(f"[bold]{part:14}[/]{text}", soft_wrap=True)
@@ -125,8 +127,9 @@ def run_demo(
     tell("Verification", verification.headline)
     for claim in verification.of("fail"):
         tell("", escape(f"{claim.id}: {claim.reason}"))
-    model = escape(str(demo_model_path()))
-    command = escape(_command())
+    command, model = escape(_command()), escape(str(written[0] if written else demo_model_path()))
+    if written:
+        tell("Files", escape(", ".join(map(str, written))))
     tell("Next", f"{command} explain {model} --html report.html")
     tell("", f"{command} doctor")
     return DemoResult(

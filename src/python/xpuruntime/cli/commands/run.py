@@ -456,11 +456,9 @@ def demo(
     """
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import console, print_json
-    from xpuruntime.demo import run_demo, write_demo_files
+    from xpuruntime.demo import run_demo
 
-    if files is not None:
-        write_demo_files(files)
-    result = run_demo(device=device, policy=policy, console=None if json else console(markup=True))
+    result = run_demo(device=device, policy=policy, console=None if json else console(markup=True), files=files)
     if json:
         print_json(result.to_dict())
     return ExitCode.OK if result.honoured and result.accurate and result.verified else ExitCode.NOT_HONOURED
