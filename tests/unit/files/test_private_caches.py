@@ -202,7 +202,7 @@ def test_a_user_without_a_home(tmp_path: Path) -> None:
     }
     # Imported as root, since the interpreter may lie in root's home; then the user changes.
     code = (
-        "import csv, numpy, onnx, onnxruntime, packaging.requirements, xpuruntime\n"
+        "import csv, numpy, onnx, onnxruntime, packaging.requirements, xpuruntime, xpuruntime.demo\n"
         "import xpuruntime.inference.session, xpuruntime.ops, xpuruntime.ops.tuning_cache\n" + NO_HOME
     )
     done = subprocess.run(

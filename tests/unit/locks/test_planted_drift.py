@@ -469,4 +469,4 @@ def test_the_page_has_as_many_cases() -> None:
     each = [len(VALIDATORS), 3, len(KEYS) + 1, 1 + len(TYPES), len(ENTRIES) - 1, 2]
     planted = [number * len(ENGINES) for number in each]
     planted[4] += kernels
-    assert counts == [*planted, len(SETTINGS) + len(CALLS) + 1, sum(REPEATS.values()), len(ENGINES)]
+    assert counts == [*planted, len(SETTINGS) + len(CALLS) + 2, sum(REPEATS.values()), len(ENGINES)]
