@@ -104,17 +104,17 @@ LONG = "/model/layers.0/self_attn/q_proj/MatMul_" + "very_long_" * 3
 @pytest.mark.parametrize("texts", [1, 3, 5])
 @pytest.mark.parametrize("name", ["y", LONG])
 def test_numbers_statuses_and_keys_are_whole_and_columns_give_way(texts: int, name: str) -> None:
-    whole = ("evidence.execution.precision", "unobservable", "1,167.25 us", "2.36e-07")
+    solid = ("evidence.execution.precision", "unobservable", "1,167.25 us", "2.36e-07")
     columns = ("claim", "status", ">time", ">max rel", *(f"?text{index}" for index in range(texts)))
     shown = table("", columns)
-    shown.add_row(*whole, *[name] * texts)
+    shown.add_row(*solid, *[name] * texts)
     text = plain(shown, 80)
     assert max(map(len, text.splitlines())) <= 80
-    for word in (*whole, "claim", "status", "time", "max rel"):
+    for word in (*solid, "claim", "status", "time", "max rel"):
         assert any(word in line for line in text.splitlines()), word
     for index in range(texts):
         assert text.count(f"text{index}") == 1, "a column is shown, or is named as left out"
-    assert plain(shown, 1000).splitlines()[-1].split() == " ".join((*whole, *[name] * texts)).split()
+    assert plain(shown, 1000).splitlines()[-1].split() == " ".join((*solid, *[name] * texts)).split()
 
 
 def test_a_comparison_shows_each_number_in_one_piece() -> None:

@@ -257,9 +257,8 @@ class KernelKeys:
     def _idle(self, key: str, index: int, rule: KernelRule) -> None:
         """Add the control of a rule that is for no node of the model.
 
-        Where it states a path that the model lacks, it asks for a missing module; a size that the operation lacks, for
-        what never is. Other conditions may hold of other
-        models, devices and phases that the policy is for.
+        A path that the model does not have asks for a missing module, and a size that the operation does not have for
+        no call at all. Other conditions may hold for other models, devices and phases that the policy is for.
         """
         why, fix = self._policy.compiled_rules.rules[index].lacking_sizes()
         if why:

@@ -196,7 +196,7 @@ def _fitted(shown: Table, optional: AbstractSet[int], room: int) -> Table:
     ]
     left_out = [str(column.header) for index, column in enumerate(shown.columns) if index not in kept]
     if any(left_out):
-        fitted.caption = Text(f"not shown for want of width: {', '.join(filter(None, left_out))}", "dim")
+        fitted.caption = Text(f"columns that do not fit: {', '.join(filter(None, left_out))}", "dim")
     return fitted
 
 

@@ -53,7 +53,7 @@ _DEVICES = ("cpu", "cuda")
 #: Scale of a formula to what the kernels of other packages call it.
 _FORMS = {"inside": "torch", "after": "llama", "plus_one": "gemma"}
 _UNKNOWN = "it computes a norm by elementwise operators, by none of the formulas that this library knows"
-_ONE_CAST = "autocast casts the rows of a norm once for all linear layers that read them"
+_SHARED_CAST = "autocast casts the rows of a norm once for all linear layers that read them"
 _FIX = "use a norm of torch.nn, or leave {op} out of the policy"
 
 
@@ -280,7 +280,7 @@ def _offer(rows: Tensor) -> None:
     _latest.rows = None
     if active is not None and rows.requires_grad and torch.is_grad_enabled() and _is_cast(rows):
         _latest.rows = _CastRows(rows)
-        active.adapted[_ONE_CAST] = None
+        active.adapted[_SHARED_CAST] = None
 
 
 def _forward_of_linear(kind: type) -> FunctionType | None:

@@ -243,8 +243,8 @@ class Explanation(Shown):
             against `coverage`.
         no_substitution : bool
             Nothing may have run by another kernel than its rule asks for, the switches of PyTorch have to be as the
-            policy states, transformers may have replaced, dropped or
-            skipped nothing of a generation by itself, and weights have to be as the policy claims.
+            policy states, transformers may have replaced, dropped or skipped nothing of a generation by itself, and
+            weights have to be as the policy claims.
         no_unmatched : bool
             No rule for a module may have matched no call, and of no operation that the policy names a kernel for may
             there have been none, or none that could be seen.

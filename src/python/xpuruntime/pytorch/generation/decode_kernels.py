@@ -129,7 +129,7 @@ def _gate_rows(both, out, N: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.conste
 
 
 def ways(rows: int, like: torch.Tensor) -> tuple[str, ...]:
-    """Return how products of so many rows can be computed, of tensors as this one."""
+    """Return how products of so many rows can be computed, of tensors of this type and device."""
     tensor_cores = rows_product is not None and like.dtype == torch.bfloat16
     own = (_OWN,) if rows == 1 or tensor_cores else ()
     return (*own, *((_STREAMED,) if tensor_cores and arch_of(like.device) == "sm90" else ()), _LIBRARY)
