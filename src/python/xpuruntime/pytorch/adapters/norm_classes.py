@@ -4,37 +4,32 @@
 
 A class is adapted by its code, before anything is known of its instances; what a call computes is recognized from the
 instance, by its bits. A call that is not recognized, or that no policy speaks of, runs the forward of the class.
-
-Autocast casts the rows of a norm once for each linear layer that reads them, and keeps each copy for the gradient. Here
-these layers share one copy: with the same bits, also of the gradients, which are added in float32 as before.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import threading
-import weakref
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn import functional as F  # noqa: N812 - TorchScript looks up names of a wrapped forward here
+from torch.nn import functional
 
 from xpuruntime.ops.torch_kernels import is_torch_kernel
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.adapters.in_place import UNUSUAL, AdaptedClasses, is_usual
 from xpuruntime.pytorch.adapters.norm_formulas import HALVES, Formula, compute, read, reads_of, recognized
+from xpuruntime.pytorch.adapters.shared_casts import forward_of_linear, offer, sharing
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.coverage.gaps import CoverageGap, report_gaps
 from xpuruntime.pytorch.coverage.operation_table import norm_by_operators, title_of
-from xpuruntime.pytorch.dispatch.context import DTYPES, active_policy, capturing
+from xpuruntime.pytorch.dispatch.context import DTYPES, active_policy
 from xpuruntime.pytorch.dispatch.overrides import traced_norms
 from xpuruntime.pytorch.dispatch.overrides.invoke import call_native
 from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override
 from xpuruntime.pytorch.dispatch.route import Route, facts_of_call
 from xpuruntime.pytorch.ops import norm_autograd
-from xpuruntime.pytorch.ops.attention_gradient import Recorded
 from xpuruntime.pytorch.ops.norms import phase_of_norm
 from xpuruntime.pytorch.providers.bound import BoundKernel
 from xpuruntime.pytorch.providers.operators import perform
@@ -53,7 +48,6 @@ _DEVICES = ("cpu", "cuda")
 #: Scale of a formula to what the kernels of other packages call it.
 _FORMS = {"inside": "torch", "after": "llama", "plus_one": "gemma"}
 _UNKNOWN = "it computes a norm by elementwise operators, by none of the formulas that this library knows"
-_SHARED_CAST = "autocast casts the rows of a norm once for all linear layers that read them"
 _FIX = "use a norm of torch.nn, or leave {op} out of the policy"
 
 
@@ -114,7 +108,7 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
         else:
             out = compute(formula, functools.partial(_normalize, op, float(eps)), x, weight, bias, gate)
         if not torch.compiler.is_compiling():
-            _offer(out)
+            offer(out)
         return out
 
     return forward
@@ -209,95 +203,11 @@ def _normalize(op: str, eps: float, rows: Tensor, weight: Tensor | None, bias: T
     same = weight is None or weight.dtype == rows.dtype
     cast = rows.dtype in HALVES and torch.is_autocast_enabled(rows.device.type)
     if op == "rms_norm" and same and not compiling and not cast:
-        return F.rms_norm(rows, shape, weight, eps)  # without Python where a fast kernel serves
+        return functional.rms_norm(rows, shape, weight, eps)  # without Python where a fast kernel serves
     call: Any = torch.ops.xpuruntime if compiling else norm_autograd
     if op == "rms_norm":
         return call.rms_norm(rows, None, shape, weight, eps, "", phase_of_norm())[0]
     return call.layer_norm(rows, None, shape, weight, bias, eps, "", phase_of_norm())[0]
-
-
-class _CastRows:
-    """Rows of a norm that linear layers may read, and what autocast would cast them to, once they have."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = weakref.ref(rows, functools.partial(_forget, weakref.ref(self)))
-        self.made_in = self._state(rows)
-        self.cast: Tensor | None = None
-
-    @staticmethod
-    def _state(rows: Tensor) -> tuple[Any, ...]:
-        """Return what a copy holds for: the numbers of the rows, a type, and calls that run after it."""
-        kind = rows.device.type
-        stream = torch.cuda.current_stream(rows.device) if kind == "cuda" else None
-        numbers = rows.data_ptr(), _private_api.tensor_version(rows)
-        return numbers, torch.get_autocast_dtype(kind), stream, capturing()
-
-    def read(self, rows: Tensor) -> Tensor:
-        if self.cast is None:
-            self.cast = rows.detach().to(self.made_in[1])
-        shared: Tensor = _Shared.record(self.cast, rows)
-        return shared
-
-    def holds_for(self, rows: Any) -> bool:
-        return rows is self.rows() and torch.is_grad_enabled() and _is_cast(rows) and self.made_in == self._state(rows)
-
-
-def _forget(cast_rows: weakref.ref[_CastRows], _: object) -> None:
-    known = cast_rows()
-    if known is not None:
-        known.cast = None
-
-
-class _Latest(threading.local):
-    rows: _CastRows | None = None
-
-
-_latest = _Latest()
-
-
-class _Shared(Recorded):
-    """What the cast of rows leaves with autograd for one of the layers that share the result."""
-
-    @staticmethod
-    def forward(ctx: Any, cast: Tensor, rows: Tensor) -> Tensor:
-        ctx.kind = rows.dtype
-        return cast.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return None, grads[0].to(ctx.kind)
-
-
-def _is_cast(rows: Tensor) -> bool:
-    """Say whether autocast casts rows for linear layers, and keeps what it has cast."""
-    wide = rows.dtype is torch.float32 and torch.is_autocast_enabled(rows.device.type)
-    return wide and torch.is_autocast_cache_enabled() and is_usual(rows) and _private_api.dispatch_modes() == 0
-
-
-def _offer(rows: Tensor) -> None:
-    """Let the linear layers that read these rows next share what autocast casts them to."""
-    active = active_policy()
-    _latest.rows = None
-    if active is not None and rows.requires_grad and torch.is_grad_enabled() and _is_cast(rows):
-        _latest.rows = _CastRows(rows)
-        active.adapted[_SHARED_CAST] = None
-
-
-def _forward_of_linear(kind: type) -> FunctionType | None:
-    return kind.__dict__["forward"] if kind is torch.nn.Linear else None
-
-
-def _sharing(original: FunctionType) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def linear(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and not torch.compiler.is_compiling():
-            latest = _latest.rows
-            # A weight of another class, such as a quantized one, gets the rows before autocast.
-            if latest is not None and is_usual(self.weight) and latest.holds_for(args[0]):
-                return original(self, latest.read(args[0]))
-        return original(self, *args, **kwargs)
-
-    return linear  # exported programs keep frames called `forward`, and this is none of theirs
 
 
 OVERRIDES = (
@@ -305,7 +215,7 @@ OVERRIDES = (
         "forward",
         "rms_norm",
         (CLASSES,),
-        functools.partial(AdaptedClasses, _forward_of_linear, _sharing),
+        functools.partial(AdaptedClasses, forward_of_linear, sharing),
         "",
         "norm_classes",
     ),
