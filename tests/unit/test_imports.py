@@ -47,7 +47,18 @@ ALLOWED["cli"] |= {"ops"}
 ALLOWED["training"] = {"pytorch"}
 ALLOWED["testing"] = set(ORDER) - {"cli"} | {"ops", "pytorch"}
 ALLOWED["integrations"] = set(ORDER) - {"cli"} | {"ops", "pytorch"}
-SHARED = {"argument_types", "codes", "error_text", "errors", "lazy_names", "notebook", "printable", "_core", "_version"}
+SHARED = {
+    "argument_types",
+    "codes",
+    "error_text",
+    "errors",
+    "lazy_names",
+    "notebook",
+    "printable",
+    "tables",
+    "_core",
+    "_version",
+}
 
 VENDORS = {
     "onnxruntime", "onnxruntime_genai", "onnx", "torch", "tensorrt", "openvino", "cupy", "nncf", "ml_dtypes",

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderResult
     from rich.measure import Measurement
 
-__all__ = ["bytes_text", "escape_console", "printable"]
+__all__ = ["UNBOUNDED", "bytes_text", "escape_console", "printable"]
 
+#: Columns of what is no terminal, such as a pipe or the log of a job: no line of it is wrapped.
+UNBOUNDED = 100_000
 #: Compiled at the first use, as imports are in every process.
 _CONTROLS = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 

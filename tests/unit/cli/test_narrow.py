@@ -17,6 +17,7 @@ from xpuruntime.cli.output import console, error_line, on_screen, working
 from xpuruntime.cli.results import rendered
 from xpuruntime.runtime.doctor.diagnosis import diagnose
 from xpuruntime.runtime.telemetry import log_step
+from xpuruntime.tables import table
 
 KEYS = (
     "execution.determinism",
@@ -85,6 +86,22 @@ def test_colors_that_are_forced_make_no_terminal_of_a_pipe(monkeypatch: pytest.M
     assert on_screen()
 
 
+def test_a_row_in_a_pipe_is_a_line_and_long_texts_are_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+    shown_table = table("candidates", ("candidate", ">us", "reason", "place"))
+    path = "/data/models/" + "a" * 60
+    shown_table.add_row("onnxruntime@cpu", "12.5", "runs", path)
+    shown_table.add_row("tensorrt@cuda:0", "1,234.0", f"{'not found ' * 20}\nfix: pip install x", "model.onnx")
+    console().print(shown_table)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[1:3]] == [["candidates"], ["candidate", "us", "reason", "place"]]
+    assert lines[4].split() == ["onnxruntime@cpu", "12.5", "runs", path]
+    assert lines[5].split() == ["tensorrt@cuda:0", "1,234.0", "model.onnx"]
+    assert lines[6].strip() == f"reason: {'not found ' * 20}".strip()
+    assert lines[7:] == ["     fix: pip install x"]
+    assert max(map(len, lines[:6])) <= 140
+    assert not any(line.endswith(" ") for line in lines[:6])
+
+
 def test_a_plan_and_a_diagnosis_begin_with_what_was_found(digits: str) -> None:
     plan = xrt.plan(digits, device="cpu", engine="onnxruntime")
     assert shown(plan).splitlines()[0].rstrip() == "onnxruntime@cpu runs it: precision model, mode prefer"
@@ -97,6 +114,29 @@ def test_a_plan_and_a_diagnosis_begin_with_what_was_found(digits: str) -> None:
 def test_the_cpu_is_given_no_pool(digits: str, policy: dict[str, Any]) -> None:
     settings = xrt.plan(digits, policy=policy).settings
     assert (settings["pool"], settings["pool_limit"]) == ("engine", None)
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_an_error_fits_a_terminal_and_its_fix_can_be_pasted(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = "`xrt lock retrained.onnx -o model.lock --accept model --accept output --why TEXT`"
+    pasted = "pip install --no-deps 'onnxruntime-qnn==1.24.3' 'xpuruntime[openvino,tensorrt]'"
+    missing = f"  a@cpu: it {'is missing ' * 9}. Fix: use {command} there"
+    text = f"{'nothing can run it ' * 9}\n{missing}\n  b: no. Fix: {pasted}"
+    stream = _Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    error_line(text)
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()).splitlines()
+    assert lines[0].startswith("error: nothing can run it")
+    assert any(command in line for line in lines)
+    assert f"    Fix: {pasted}" in lines
+    assert all(len(line) <= columns or command in line or pasted in line for line in lines)
+    assert " ".join(" ".join(lines).split()) == f"error: {' '.join(text.split())}"
+    piped = io.StringIO()
+    monkeypatch.setattr("sys.stderr", piped)
+    error_line(text)
+    assert piped.getvalue() == f"error: {text}\n"
 
 
 def test_a_warning_does_not_end_up_behind_a_spinner(monkeypatch: pytest.MonkeyPatch) -> None:

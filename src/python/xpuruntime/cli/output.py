@@ -17,7 +17,7 @@ import msgspec
 from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.files.paths import json_bytes, kind_of, reason_of, refuse_overwriting, user_path
 from xpuruntime.files.reading import open_regular
-from xpuruntime.printable import escape_console, printable
+from xpuruntime.printable import UNBOUNDED, escape_console, printable
 from xpuruntime.runtime.telemetry import named_logger
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ __all__ = [
 ]
 
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
-#: Columns that no table of a command reaches.
-_UNBOUNDED = 100_000
 _LABELS = {"error": "bold red", "warning": "yellow", "help": "dim", "note": "dim"}
 
 
@@ -143,7 +141,7 @@ def console(*, stderr: bool = False, markup: bool = False) -> Console:
 
     terminal = Console(stderr=stderr, markup=markup, highlight=False, emoji=False, force_jupyter=False)
     if not terminal.file.isatty():
-        terminal.width = _UNBOUNDED
+        terminal.width = UNBOUNDED
     return escape_console(terminal)
 
 
@@ -153,17 +151,41 @@ def on_screen() -> bool:
 
 
 def error_line(text: str, *, label: str = "error") -> None:
-    """Print ``label: text`` on stderr."""
+    """Print ``label: text`` on stderr: on a terminal in lines that fit, in a pipe as it is."""
     text = printable(text)
     if sys.stderr.isatty():
         from rich.text import Text
 
         shown = console(stderr=True)
+        lines = "\n".join(_filled(line, shown.width) for line in f"{label}: {text}".splitlines())
         with shown.capture() as held:
-            shown.print(Text.assemble((f"{label}: ", _LABELS[label]), text), soft_wrap=True)
+            shown.print(Text.assemble((f"{label}: ", _LABELS[label]), lines[len(label) + 2 :]), soft_wrap=True)
         sys.stderr.write(held.get())  # in this way it clears what `working` shows; a console would write past that
     else:
         sys.stderr.write(f"{label}: {text}\n")
+
+
+#: Words, and commands in backquotes, which are pasted.
+_PIECES = re.compile(r"(?:`[^`\n]*`|[^\s`]|`)+")
+_COMMAND = re.compile(r"Fix: (?:pip|python|xrt|make|apt-get|export|unset)\b")
+
+
+def _filled(line: str, width: int) -> str:
+    """Return a line as lines of at most `width`, the fix on its own: what is pasted into a shell is not broken."""
+    problem, _, fix = line.partition(" Fix: ")
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    lines: list[str] = []
+    for start, text in (("", problem), (indent, f"Fix: {fix}" if fix else "")):
+        pieces = [text] if _COMMAND.match(text) else _PIECES.findall(text)
+        filled = (start or indent[2:]) + "".join(pieces[:1])
+        for piece in pieces[1:]:
+            if len(filled) + 1 + len(piece) > width:
+                lines.append(filled)
+                filled = f"{indent}{piece}"
+            else:
+                filled += f" {piece}"
+        lines += [filled] if pieces else []
+    return "\n".join(lines)
 
 
 def progress(*, as_json: bool) -> Progress:

@@ -156,7 +156,7 @@ class DeterminismTests(Document, frozen=True, kw_only=True):
         from rich.console import Group
         from rich.text import Text
 
-        from xpuruntime.evidence.render_text.tables import rows_table
+        from xpuruntime.tables import rows_table
 
         head = f"{self.headline} ({self.model} on {self.engine}@{self.device}, {self.precision}, {self.inputs})"
         rows = [

@@ -149,7 +149,7 @@ class Profile(Shown):
         from rich.console import Group
         from rich.text import Text
 
-        from xpuruntime.evidence.render_text.tables import table
+        from xpuruntime.tables import table
 
         parts: list[RenderableType] = [
             Text(f"{self.duration_us / 1000:.2f} ms; device work: {_SOURCES[self.source]}"),

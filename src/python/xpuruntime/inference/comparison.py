@@ -127,7 +127,8 @@ class Comparison(Page, frozen=True, kw_only=True):
         from rich.console import Group
         from rich.text import Text
 
-        from xpuruntime.evidence.render_text.tables import duration_text, table
+        from xpuruntime.evidence.render_text.tables import duration_text
+        from xpuruntime.tables import table
 
         shown = table(
             f"{self.model} against {self.reference}, input {self.inputs}",

@@ -152,7 +152,7 @@ class VersionBisect(Document, frozen=True, kw_only=True):
         from rich.console import Group
         from rich.text import Text
 
-        from xpuruntime.evidence.render_text.tables import rows_table
+        from xpuruntime.tables import rows_table
 
         rows = [
             (version.version, (version.verdict, _STYLE[version.verdict]), f"{version.seconds:.1f}", version.reason)

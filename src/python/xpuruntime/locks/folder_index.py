@@ -192,7 +192,7 @@ class FolderIndex(Page, frozen=True, kw_only=True):
         from rich.console import Group
         from rich.text import Text
 
-        from xpuruntime.evidence.render_text.tables import rows_table
+        from xpuruntime.tables import rows_table
 
         bad = self.odd or not all(file.same for file in self.files)
         parts: list[RenderableType] = [Text(self.headline, "bold yellow" if bad else "bold green")]

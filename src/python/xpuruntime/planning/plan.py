@@ -270,7 +270,7 @@ def plan_tables(plan: Plan) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from xpuruntime.evidence.render_text.tables import table
+    from xpuruntime.tables import table
 
     head = Table.grid(padding=(0, 2))
     head.add_column(style="bold", no_wrap=True)

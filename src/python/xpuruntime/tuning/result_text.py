@@ -7,12 +7,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.evidence.page.document import assemble
-from xpuruntime.evidence.render_text.tables import table
 from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.notebook import Badge, escaped, fragment, fragment_table
 from xpuruntime.policies import Policy
 from xpuruntime.policies.kinds import share_text
 from xpuruntime.printable import bytes_text
+from xpuruntime.tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,10 +15,10 @@ from rich.console import Console
 import xpuruntime as xrt
 from xpuruntime.engines.base import Observed
 from xpuruntime.evidence import Report, build_report
-from xpuruntime.evidence.render_text.tables import table
 from xpuruntime.evidence.render_text.terminal import plain_text
 from xpuruntime.inference.comparison import Comparison, EngineRow
 from xpuruntime.notebook import plain
+from xpuruntime.tables import table
 
 
 @pytest.fixture

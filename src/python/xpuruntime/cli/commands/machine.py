@@ -70,7 +70,7 @@ def _machine_tables(machine: Machine) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from xpuruntime.evidence.render_text.tables import table
+    from xpuruntime.tables import table
 
     devices = table("devices", ("device", "name", ">memory", "facts", "features, or types it computes in"))
     cpu = machine.cpu
@@ -143,7 +143,7 @@ def _by_kernel(listed: tuple[KernelInfo, ...]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from xpuruntime.evidence.render_text.tables import table
+    from xpuruntime.tables import table
 
     shown = table("kernels", ("kernel", "usable here", "operations"))
     for name in dict.fromkeys(kernel.id for kernel in listed):
@@ -165,7 +165,7 @@ def _listing(listed: tuple[KernelInfo, ...]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from xpuruntime.evidence.render_text.tables import table
+    from xpuruntime.tables import table
 
     listing = table("kernels", ("operation", "kernel", "usable here", "?also named", "serves"))
     missing: dict[str, list[str]] = {}

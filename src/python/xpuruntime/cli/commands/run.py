@@ -369,7 +369,8 @@ def _latency(samples: list[float]) -> Latency:
 
 
 def _table(latencies: dict[str, Latency]) -> Any:
-    from xpuruntime.evidence.render_text.tables import duration_text, table
+    from xpuruntime.evidence.render_text.tables import duration_text
+    from xpuruntime.tables import table
 
     result = table("latency", ("call", ">median", ">p90", ">p99", ">min", ">runs"))
     for name, row in latencies.items():

@@ -227,11 +227,10 @@ def _live(*, as_json: bool) -> Iterator[Callable[[TuneProgress], None] | None]:
 
 def _table(progress: TuneProgress) -> RenderableType:
     """Return the best candidates so far, what is measured, and what is left of the budget."""
-    from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     from xpuruntime.measuring.statistics import CandidateCode
+    from xpuruntime.tables import table
     from xpuruntime.tuning.result_text import changes_text
 
     left = max(0.0, progress.budget - progress.elapsed)
@@ -242,9 +241,7 @@ def _table(progress: TuneProgress) -> RenderableType:
     head = (
         f"{progress.stage}{rounds}: {len(progress.candidates)} candidates, {out} out; {left:.0f} s of the budget left"
     )
-    table = Table(box=None)
-    for column in ("id", "candidate", "gain", "state"):
-        table.add_column(column, overflow="fold")
+    shown = table(head, ("id", "candidate", "gain", "state"))
     live = set(progress.live)
     rows: list[Any] = sorted(
         progress.candidates,
@@ -253,8 +250,8 @@ def _table(progress: TuneProgress) -> RenderableType:
     for row in rows[:_ROWS]:
         state = "measured now" if row.id in live else row.code
         gain = "-" if row.gain is None else f"{row.gain} of {row.gain.against}"
-        table.add_row(Text(row.id), Text(changes_text(row.changes)), gain, state)
-    return Group(Text(head), table)
+        shown.add_row(row.id, Text(changes_text(row.changes)), gain, state)
+    return shown
 
 
 def _read_with(path: str | None) -> Iterator[tuple[str, str]]:

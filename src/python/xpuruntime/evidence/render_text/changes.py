@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.difference import listed
 from xpuruntime.evidence.render_text.sections import changed_decisions, changed_memory
-from xpuruntime.evidence.render_text.tables import arrow_text, cut_text, difference_table, rows_table
+from xpuruntime.evidence.render_text.tables import arrow_text, cut_text, difference_table
 from xpuruntime.printable import bytes_text
+from xpuruntime.tables import rows_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
 
-    from xpuruntime.evidence.render_text.tables import Cell
     from xpuruntime.evidence.report_comparison import (
         BoundaryChange,
         GroupChange,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         UnitSide,
         What,
     )
+    from xpuruntime.tables import Cell
 
 __all__ = ["arrow_text", "boundary_row", "change_text", "headline", "render", "units_text"]
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.cuda_graphs import status_text
 from xpuruntime.evidence.memory_over_time import most_by_owner, most_live
-from xpuruntime.evidence.render_text.tables import ROWS, rows_table, table
 from xpuruntime.evidence.shape_coverage import covered_text
 from xpuruntime.printable import bytes_text
+from xpuruntime.tables import ROWS, rows_table, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,10 +17,10 @@ from xpuruntime.evidence.render_text.sections import (
     shape_tables,
 )
 from xpuruntime.evidence.render_text.tables import duration_text
-from xpuruntime.evidence.render_text.tables import table as _table
 from xpuruntime.evidence.render_text.tables import time_text as _time
 from xpuruntime.notebook import plain
 from xpuruntime.printable import bytes_text
+from xpuruntime.tables import table as _table
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

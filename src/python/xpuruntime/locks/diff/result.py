@@ -11,10 +11,11 @@ import msgspec
 
 from xpuruntime.evidence.difference import Difference
 from xpuruntime.evidence.documents import Document
-from xpuruntime.evidence.render_text.tables import ROWS, difference_table
+from xpuruntime.evidence.render_text.tables import difference_table
 from xpuruntime.evidence.report_comparison import ReportComparison
 from xpuruntime.measuring.conditions import Conditions
 from xpuruntime.measuring.statistics import RatioComparison
+from xpuruntime.tables import ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

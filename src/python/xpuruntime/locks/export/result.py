@@ -13,12 +13,12 @@ import msgspec
 from xpuruntime.engines.native_export.native_config import KeyOutcome
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.documents import Document
-from xpuruntime.evidence.render_text.tables import rows_table
 from xpuruntime.inference.locked import compare_observed, compare_results, probe_at
 from xpuruntime.lockfile.drift import DriftCode, shown
 from xpuruntime.lockfile.records import utc_now
 from xpuruntime.locks.verification.claims import Claim, ClaimCode
 from xpuruntime.locks.verification.result import VerificationResult
+from xpuruntime.tables import rows_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import msgspec
 
 from xpuruntime.evidence.documents import Page
-from xpuruntime.evidence.render_text.tables import rows_table
 from xpuruntime.locks.verification.claims import VERDICTS, Claim, ClaimVerdict, place_text, worst_first
 from xpuruntime.policies.verify_policy import Inconclusive
+from xpuruntime.tables import rows_table
 
 if TYPE_CHECKING:
     import os

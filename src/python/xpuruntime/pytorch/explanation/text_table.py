@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from xpuruntime.evidence.render_text.tables import duration_text, table
+from xpuruntime.evidence.render_text.tables import duration_text
 from xpuruntime.notebook import plain
+from xpuruntime.tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -87,10 +87,10 @@ class Diagnosis(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     def rendered(self, *, libraries: bool = True) -> RenderableType:
         """Return the verdict, what is wrong, the engines, what else was found, and the libraries that are loaded."""
-        from rich.box import SIMPLE_HEAD
         from rich.console import Group
-        from rich.table import Table
         from rich.text import Text
+
+        from xpuruntime.tables import rows_table
 
         parts: list[RenderableType] = [Text(self._headline(), style="green" if self.healthy else "bold red")]
         engines = _engine_table(self.facts.machine.engines)
@@ -111,14 +111,13 @@ class Diagnosis(Shown, msgspec.Struct, frozen=True, kw_only=True):
         if not libraries:
             hint = f"For the {len(self.facts.loaded)} libraries that are loaded, pipe it into less, or add --json."
             return Group(*parts, Text(hint, style="dim"))
-        loaded = Table(
-            title="\nlibraries loaded in this process", title_justify="left", title_style="bold", box=SIMPLE_HEAD
+        loaded = rows_table(
+            "libraries loaded in this process",
+            ("library", "version", "path"),
+            [(lib.name, lib.version or "-", lib.path) for lib in self.facts.loaded],
+            most=None,
         )
-        for column in ("library", "version", "path"):
-            loaded.add_column(column, overflow="fold")
-        for lib in self.facts.loaded:
-            loaded.add_row(Text(lib.name), Text(lib.version or "-"), Text(lib.path))
-        parts.append(loaded if self.facts.loaded else Text("libraries loaded in this process: none"))
+        parts += loaded or [Text("libraries loaded in this process: none")]
         return Group(*parts)
 
     def _headline(self) -> str:
@@ -238,17 +237,15 @@ def _torch_line(torch: TorchFacts) -> str:
 
 
 def _engine_table(engines: Mapping[str, EngineFacts]) -> RenderableType:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title="engines", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    for column in ("engine", "version", "loadable", "providers"):
-        table.add_column(column, overflow="fold")
+    from xpuruntime.tables import table
+
+    shown = table("engines", ("engine", "version", "loadable", "providers"))
     for name, engine in engines.items():
         state = Text("yes", style="green") if engine.loadable else Text("no", style="red")
-        table.add_row(name, engine.version or "not installed", state, ", ".join(engine.providers))
-    return table
+        shown.add_row(name, engine.version or "not installed", state, ", ".join(engine.providers))
+    return shown
 
 
 #: Every check, in the order they run.

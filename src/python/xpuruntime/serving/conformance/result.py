@@ -85,7 +85,7 @@ class ConformanceResult(Document, frozen=True, kw_only=True):
         from rich.console import Group
         from rich.text import Text
 
-        from xpuruntime.evidence.render_text.tables import table
+        from xpuruntime.tables import table
 
         title = f"{self.server or 'server'} at {self.url or self.grpc}"
         shown = table(title, ("transport", "check", "outcome", "detail"))
