@@ -61,7 +61,7 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
         return f"{how}, a scale for each channel" if self.per_channel else how
 
 
-#: By name. Each was chosen by running it; see ``docs/guides/quantization.md`` for the figures.
+#: By name. Each was chosen by running it; see ``docs/results/small-models.md`` for the figures.
 STYLES: dict[str, Style] = {
     style.name: style
     for style in (
