@@ -309,11 +309,34 @@ ADVISORIES_INTRO = """\
 <!-- Written by tools/option_tables.py from policies/advisories.py. Do not edit. -->
 
 Rows hold for the versions and devices that they name. `xrt doctor --kernels` prints those of a machine, `auto` avoids
-them, a named kernel is passed over with a warning, and `strict` refuses it. [A file can add
-more](../guides/kernel-providers.md#advisories).
+them, a named kernel is passed over with a warning, and `strict` refuses it. [A file](#a-file-of-your-own) can add
+more.
 
 | id | kernels | what is wrong | versions and devices | instead |
 |---|---|---|---|---|
+"""
+
+ADVISORIES_END = """
+## A file of your own
+
+`XPURUNTIME_ADVISORIES` names a YAML file with further rows:
+
+```yaml
+advisories:
+  - id: mine-wrong-gradient
+    date: 2026-10-01
+    op: rms_norm                       # default: attention
+    kernels: [mine.rms_norm]           # ids, as xrt kernels and explain() print them
+    wrong: the gradient of the weight is off for more than 65,536 rows
+    reference: https://example.org/issues/7
+    packages: {my-norms: "<1.5"}       # all of these versions; torch is one of them
+    archs: [sm90]                      # cpu, sm90, ...; default: all
+    gradient: true                     # only where gradients are recorded or computed
+    fix: pip install "my-norms>=1.5"   # what xrt doctor prints; default: state auto for the operation
+```
+
+Rows of attention may also state `mask` (`boolean`, `same` or `other`, the type of the mask), `causal: false`, `queries`
+and `keys: [128, 64]`, which is 64 more than a multiple of 128.
 """
 
 
@@ -352,7 +375,7 @@ def advisories_page() -> str:
         names = ", ".join(f"`{kernel}`" for kernel in row.kernels)
         what = f"{row.wrong} ([{reference(row.reference)}]({row.reference}))"
         rows.append(f"| `{row.id}` | {names} | {what} | {'; '.join(stated)} | {instead} |")
-    return ADVISORIES_INTRO + "\n".join(rows) + "\n"
+    return ADVISORIES_INTRO + "\n".join(rows) + "\n" + ADVISORIES_END
 
 
 def span(bounds: Any) -> str:
