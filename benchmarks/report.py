@@ -47,16 +47,17 @@ INTRO = """\
 
 <!-- Written by benchmarks/report.py from benchmarks/results/*.json. Do not edit. -->
 
-Medians of the result files in `benchmarks/results`. The targets were set before the measurements, and missed targets
-are listed. Each chart links to its tables, which give the machine, the versions and the spread.
+Medians of the result files in `benchmarks/results`; [how it is measured](results/benchmarks/method.md). The targets
+were set before the measurements. Each chart links to its tables, which give the machine, the versions and the spread.
 """
 WRITTEN = "<!-- Written by benchmarks/report.py from benchmarks/results/*.json. Do not edit. -->\n"
 NOTHING = """
 There are no results in `benchmarks/results` yet, so there are no figures here.
 """
-METHOD = """
-## How it is measured
+METHOD = f"""\
+# How it is measured
 
+{WRITTEN}
 * **Rounds.** All cases of a table run in one process, in interleaved rounds: each round times every case once, so
   drift of the machine affects all of them. A round is a number of calls of one case and gives one sample, their mean.
   Medians and 10th and 90th percentiles are taken over the rounds.
@@ -95,8 +96,7 @@ make bench-training
 .venv/bin/python benchmarks/report.py
 ```
 
-All but the last write JSON with machine, versions, policies and all samples to `benchmarks/results`. The last one
-writes this page, its charts and the tables.
+All but the last write JSON to `benchmarks/results`; the last writes this page, its charts and the tables.
 
 | command | needs |
 | --- | --- |
@@ -104,7 +104,7 @@ writes this page, its charts and the tables.
 | `make bench-kernels` | an NVIDIA GPU, PyTorch and CuPy |
 | `make bench-training` | an NVIDIA GPU and PyTorch; for collectives, two GPUs and NCCL |
 | `make bench` | for batched requests, two cores and MLPerf LoadGen, which is the group `benchmarks` |
-| `bench_serving_peers.py` | the same; installs other servers into environments of their own, and measures them too |
+| `bench_serving_peers.py` | the same; installs other servers into environments of their own |
 """
 
 
@@ -335,7 +335,7 @@ def pages(records: Sequence[dict[str, Any]]) -> dict[str, str]:
             continue
         checks[title] = [check for _, section in here for check in section.checks]
         tables[f"{TABLES}/{name}.md"] = "".join([
-            f"# {title}: tables\n\n{WRITTEN}\nCharts and method: [benchmarks](../../benchmarks.md).\n",
+            f"# {title}: tables\n\n{WRITTEN}\nCharts: [benchmarks](../../benchmarks.md), [method](method.md).\n",
             *(f"\n## {section.title}\n\n{section.text}" for _, section in here),
         ])  # fmt: skip
         drawn = [chart_lines(r, name, s.title, tables) for r, s in here if r["name"] in CHARTS]
@@ -348,16 +348,18 @@ def pages(records: Sequence[dict[str, Any]]) -> dict[str, str]:
         rows = [(f"{title}: {c.what}", f"{number(c.figure)} {c.unit}", f"≤ {number(c.target)} {c.unit}", c.verdict)
                 for title, c in every]  # fmt: skip
         all_targets = f"# All targets\n\n{WRITTEN}\n## {heading}\n\n{table(('', 'figure', 'target', ''), rows)}"
-        tables[f"{TABLES}/targets.md"] = all_targets
-        short = [row for row in rows if "missed" in row[-1]]
-        parts.append(f"\n## {heading}\n\n![each figure as a share of its target]({DRAWN}/targets.svg)\n")
-        parts.append(f"\nA dot is one figure; [all of them]({TABLES}/targets.md).\n")
+        short = [row[:3] for row in rows if "missed" in row[-1]]
         if short:
-            charts.append(f"\n## Missed targets\n\n{table(('', 'figure', 'target'), [row[:3] for row in short])}")
+            all_targets += f"\n## Missed targets\n\n{table(('', 'figure', 'target'), short)}"
+        tables[f"{TABLES}/targets.md"] = all_targets
+        parts.append(f"\n## {heading}\n\n![each figure as a share of its target]({DRAWN}/targets.svg)\n")
+        missed = f", [the {len(short)} missed]({TABLES}/targets.md#missed-targets)" if short else ""
+        parts.append(f"\nA dot is one figure; [all of them]({TABLES}/targets.md){missed}.\n")
         missing = [name for name in SECTIONS if name not in made]
         if missing:
             parts.append(f"\nNot measured yet: {', '.join(f'`{name}`' for name in missing)}.\n")
-    return {**tables, "benchmarks.md": "".join([*parts, *charts, METHOD, REPRODUCE])}
+    tables[f"{TABLES}/method.md"] = METHOD
+    return {**tables, "benchmarks.md": "".join([*parts, *charts, REPRODUCE])}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
