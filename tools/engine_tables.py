@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Write the tables of ``docs/engines/index.md`` and ``docs/reference/engine-keys.md`` from what the engines answer.
 
-Facts (formats, extras, compiling, asynchronous runs) are read from the classes. What becomes of a policy key is what
+Facts (devices, formats, extras, compiling) are read from the classes. What becomes of a policy key is what
 `judge` answers, on a machine that is stated below and has every engine: planning is pure, so no vendor's package and no
 device is needed. ``python tools/engine_tables.py`` writes; ``--check`` only says whether the pages are up to date
 (``make lint``). The table of keys needs a core built with CUDA; without one it stays as it is.
@@ -10,7 +10,6 @@ device is needed. ``python tools/engine_tables.py`` writes; ``--check`` only say
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 from functools import partial
@@ -21,7 +20,6 @@ import msgspec
 import numpy as np
 
 from xpuruntime import _core
-from xpuruntime.engines.base import LoadedModel
 from xpuruntime.engines.model import ModelInfo, inspect_model, with_shapes
 from xpuruntime.engines.quantization import Calibration
 from xpuruntime.engines.registry import default_registry
@@ -257,42 +255,23 @@ def reasons_table() -> Iterator[str]:
             yield f"| {row[0]} | {'; '.join(columns)} | {word}: {text} |"
 
 
-#: Where each engine's model class is, to see whether it runs asynchronously by itself.
-CLASSES = {
-    "onnxruntime": "onnxruntime.cpu:CpuModel",
-    "openvino": "openvino.model:OpenVinoModel",
-    "qnn": "qnn.model:QnnModel",
-    "tensorrt": "tensorrt.model:TensorRtModel",
-    "tensorrt-rtx": "tensorrt.model:TensorRtModel",
-    "torch": "torch.model:TorchModel",
-    "onnxruntime-genai": "onnxruntime_genai.model:GenAiModel",
-    "openvino-genai": "openvino_genai.model:PipelineModel",
-    "null": "null:NullModel",
-}
-
-
-def asynchronous(engine: str) -> str:
-    """Say who runs asynchronously: the engine, or threads that every model has."""
-    module, name = CLASSES[engine].split(":")
-    model = getattr(importlib.import_module(f"xpuruntime.engines.{module}"), name)
-    return "xpuruntime threads" if model.stop_async is LoadedModel.stop_async else "requests of the engine"
-
-
 def facts_table() -> Iterator[str]:
     """Yield the lines of the table of facts."""
-    yield "| engine | in a policy | models | installed by | `engine: auto` | compiles | `run_async` |"
+    yield "| engine | in a policy | devices | models | installed by | `engine: auto` | compiles |"
     yield "|---|---|---|---|---|---|---|"
     for engine in default_registry():
         if engine.name not in PAGES:
             continue
         words = ", ".join(f"`{word}`" for word in (engine.name, *engine.aliases))
+        devices = ", ".join(f"`{kind}`" for kind in engine.device_kinds or ()) or "any"
         formats = {"onnx": "ONNX", "pt2": "`.pt2`", "torch": "`nn.Module`", "genai": "a folder"}
         formats |= {"transformers": "a folder of transformers", "openvino-genai": "a folder of OpenVINO"}
         yield (
-            f"| [{engine.name}]({PAGES[engine.name]}.md) | {words} | {', '.join(formats[f] for f in engine.formats)} "
+            f"| [{engine.name}]({PAGES[engine.name]}.md) | {words} | {devices} "
+            f"| {', '.join(formats[f] for f in engine.formats)} "
             f"| {f'`xpuruntime[{engine.extra}]`' if engine.extra else 'the core'} "
             f"| {'takes part' if engine.automatic else 'no, must be named'} "
-            f"| {'yes' if engine.compiles else 'no'} | {asynchronous(engine.name)} |"
+            f"| {'yes' if engine.compiles else 'no'} |"
         )
 
 
