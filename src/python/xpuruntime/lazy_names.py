@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import opcode
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import FrameType, ModuleType
+    from types import ModuleType
 
 __all__ = ["REPLACED", "import_part", "load_name", "refuse_rest"]
 
@@ -67,17 +67,32 @@ REPLACED = {
 def load_name(package: str, name: str, modules: Mapping[str, str]) -> Any:
     """Return a public name of a package, or a module in it, which the package has from then on."""
     module = modules.get(name)
-    if module is None:
-        if _has_part(package, name):
-            return import_part(f"{package}.{name}")
-        fix = REPLACED.get(f"{package}.{name}")
-        if fix and _is_from_import(sys._getframe(1)):
+    if module is not None:
+        value = getattr(import_part(f"{package}.{module}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+    if name == "__path__":  # of the core, so that Python asks `_ReplacedNames` for what is imported from it
+        return []
+    fix = REPLACED.get(f"{package}.{name}")
+    if fix is None and _has_part(package, name):
+        return import_part(f"{package}.{name}")
+    msg = f"module {package!r} has no attribute {name!r}"
+    raise AttributeError(msg if fix is None else f"{msg}: {fix}")
+
+
+class _ReplacedNames:
+    """A finder that Python asks last: it refuses ``from package import name`` with what replaced the name."""
+
+    @staticmethod
+    def find_spec(fullname: str, path: object = None, target: object = None) -> None:
+        del path, target
+        fix = REPLACED.get(re.sub(r"\.training(\.pytorch_ext)?\.", ".pytorch.", fullname))
+        if fix is not None:
+            package, _, name = fullname.rpartition(".")
             raise ImportError(f"cannot import name {name!r} from {package!r}: {fix}", name=package)
-        msg = f"module {package!r} has no attribute {name!r}"
-        raise AttributeError(f"{msg}: {fix}" if fix else msg)
-    value = getattr(import_part(f"{package}.{module}"), name)
-    setattr(sys.modules[package], name, value)
-    return value
+
+
+sys.meta_path.append(_ReplacedNames)
 
 
 def _has_part(package: str, name: str) -> bool:
@@ -85,16 +100,6 @@ def _has_part(package: str, name: str) -> bool:
     if name.startswith("__") or not hasattr(sys.modules[package], "__path__"):
         return False
     return importlib.util.find_spec(f"{package}.{name}") is not None
-
-
-def _is_from_import(frame: FrameType | None) -> bool:
-    """Say whether an attribute of a module is looked up for ``from module import name``."""
-    while frame is not None and frame.f_code.co_name == "__getattr__":
-        frame = frame.f_back
-    if frame is None:
-        return False
-    code = frame.f_code
-    return code.co_name == "_handle_fromlist" or code.co_code[frame.f_lasti] == opcode.opmap["IMPORT_FROM"]
 
 
 def import_part(module: str) -> ModuleType:

@@ -14,3 +14,5 @@ else:
     from xpuruntime.training import __dir__, __getattr__  # noqa: F401
 
 __all__ = pytorch.__all__  # noqa: PLE0605, RUF100 - the same list
+#: So that Python asks for a name of the original design that is spelled otherwise; see `lazy_names`.
+__path__: list[str] = []
