@@ -143,12 +143,13 @@ def test_ctrl_c_ends_the_wait_for_a_run_and_for_close() -> None:
         go.wait(60)
         return {"ran": True}
 
-    future = threads.submit(work)
-    thread = press_when(lambda: vars(future)["_done_callbacks"])
-    with pytest.raises(KeyboardInterrupt):
+    future, waits = threads.submit(work), threading.Event()
+    thread = press_when(waits.is_set)
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        waits.set()
         future.result()
     thread.join()
-    thread = press_when(lambda: threads.closed and threads._less._waiters)
+    thread = press_when(lambda: threads.closed)
     with pytest.raises(KeyboardInterrupt):
         threads.close()
     thread.join()

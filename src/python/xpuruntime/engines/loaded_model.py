@@ -119,9 +119,9 @@ class LoadedModel(ABC):
         the future is done at once: there `run` only queues the work, in the order of the caller's stream.
         """
         if stream is not None or _on_device(feeds):
-            from xpuruntime.engines.run_threads import RunFuture
+            from xpuruntime.engines.run_threads import InterruptibleFuture
 
-            done: Future[dict[str, Any]] = RunFuture()
+            done: Future[dict[str, Any]] = InterruptibleFuture()
             done.set_running_or_notify_cancel()
             try:
                 done.set_result(instrumented_method(self, "run")(feeds, stream))

@@ -7,15 +7,16 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import os
 import queue
 import threading
 import time
 import weakref
-from concurrent.futures import Future, InvalidStateError, TimeoutError
+from concurrent.futures import Future, InvalidStateError, TimeoutError, wait
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from xpuruntime.errors import DeadlineError, EngineError, QueueFullError, XpuRuntimeError
-from xpuruntime.runtime.interruptible_waits import LONGEST_WAIT, Latch, uninterrupted
+from xpuruntime.runtime.interruptible_waits import LONGEST_WAIT, uninterrupted
 from xpuruntime.runtime.session_registry import interpreter_ends, reset_in_child
 
 if TYPE_CHECKING:
@@ -25,10 +26,8 @@ __all__ = [
     "LINGER",
     "InterruptibleFuture",
     "QueueLimits",
-    "RunFuture",
     "RunThreads",
     "cancel",
-    "lost_in_fork",
 ]
 
 _Result = TypeVar("_Result")
@@ -44,9 +43,9 @@ class QueueLimits(NamedTuple):
 
 
 class _Job:
-    def __init__(self, number: int, call: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> None:
-        self.number, self.call, self.arguments = number, call, arguments
-        self.future = RunFuture()
+    def __init__(self, call: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> None:
+        self.call, self.arguments = call, arguments
+        self.future: InterruptibleFuture[dict[str, Any]] = InterruptibleFuture()
         self.expired = False
 
 
@@ -58,7 +57,7 @@ class RunThreads:
     reported to those who wait for it with `concurrent.futures.wait`, and an interruption of whoever submits or waits
     leaves the queue as it was.
 
-    In a child of a fork, calls that were accepted before fail.
+    In a child of a fork, calls that were accepted before have no result.
     """
 
     def __init__(self, count: int) -> None:
@@ -77,8 +76,6 @@ class RunThreads:
         #: Calls that must begin by a time, and what waits for the first of them.
         self._deadlines: list[tuple[float, int, weakref.ref[_Job]]] = []
         self._numbers = itertools.count()
-        #: Of the calls that wait or run, by number. Without a callback, which is no place for an interruption.
-        self._futures: dict[int, weakref.ref[RunFuture]] = {}
         self._earlier = threading.Condition(self._lock)
         self._watching = False
 
@@ -95,10 +92,9 @@ class RunThreads:
             raise XpuRuntimeError("this session is closed; open a new InferenceSession")
         if interpreter_ends():
             raise XpuRuntimeError("the interpreter ends, so no run is started any more; wait for runs before it does")
-        job = _Job(next(self._numbers), call, arguments)
+        job = _Job(call, arguments)
         if limits is not None and limits.queue is not None:
             self._check_room(limits.queue)
-        self._futures[job.number] = weakref.ref(job.future)
         self._jobs.put(job)
         if limits is not None and limits.timeout is not None:
             uninterrupted(self._watch, job, time.monotonic() + limits.timeout)
@@ -115,11 +111,8 @@ class RunThreads:
         self._wait_for_calls(threading.get_ident())
 
     def in_child(self) -> None:
-        """Fail what the threads had to do; see `xpuruntime.runtime.session_registry`."""
-        futures = [future for reference in self._futures.values() if (future := reference()) is not None]
+        """Have `close` wait for no thread of the parent; see `xpuruntime.runtime.session_registry`."""
         self._begin()
-        for future in futures:
-            future.lose()
 
     def _wait_for_calls(self, caller: int) -> None:
         with self._lock:
@@ -145,9 +138,7 @@ class RunThreads:
         for job in kept:
             if job is None or not job.future.done():
                 self._jobs.put(job)
-                continue
-            self._futures.pop(job.number, None)
-            if job.future.cancelled():
+            elif job.future.cancelled():
                 job.future.set_running_or_notify_cancel()
 
     def _watch(self, job: _Job, deadline: float) -> None:
@@ -221,7 +212,6 @@ class RunThreads:
             except queue.Empty:
                 break
             if job is not None:
-                self._futures.pop(job.number, None)
                 cancel(job.future)
         with self._lock:
             idle = self._idle
@@ -273,7 +263,6 @@ class RunThreads:
                 else:
                     job.future.set_exception(failure)
                 del answer, failure
-            self._futures.pop(job.number, None)
             del job
 
     def _may_begin(self, job: _Job, me: int) -> bool:
@@ -290,30 +279,12 @@ class RunThreads:
         return False
 
 
-class _LockedInOneStep(threading.Condition):
-    """A condition of the standard library whose ``with`` takes and gives back the lock in one step; not its `wait`."""
-
-    _lock: Any
-
-    @property
-    def __enter__(self) -> Any:
-        return self._lock.__enter__
-
-    @property
-    def __exit__(self) -> Any:
-        return self._lock.__exit__
-
-
 class InterruptibleFuture(Future[_Result]):
-    """A future for which a program may wait and be interrupted."""
+    """A future for which a program may wait and be interrupted; a child of a fork is told that it has no result."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        """Take a lock that is free, as in a child of a fork."""
-        self._condition = _LockedInOneStep()
+        self._process = os.getpid()
 
     def result(self, timeout: float | None = None) -> _Result:
         """Return the result, or raise what the call has raised; see `concurrent.futures.Future.result`."""
@@ -326,39 +297,17 @@ class InterruptibleFuture(Future[_Result]):
         return super().exception(0)
 
     def _wait(self, timeout: float | None) -> None:
-        if self.done():
-            return
-        latch = Latch()  # of this call alone, so that an interruption leaves nothing taken
-
-        def wake(_: Any) -> None:
-            latch.set()
-
-        self.add_done_callback(wake)
-        if not latch.wait(timeout):
-            with self._condition:
-                callbacks: list[Any] = vars(self)["_done_callbacks"]
-                if wake in callbacks:
-                    callbacks.remove(wake)
-            if not self.done():
+        if self._process != os.getpid():  # before any lock, which a thread of the parent may have held
+            raise EngineError(
+                "this run was started before the process was forked, and its result is the parent's. "
+                "Fix: start it again in this process"
+            )
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self.done():
+            left = LONGEST_WAIT if end is None else min(LONGEST_WAIT, end - time.monotonic())
+            if left <= 0:
                 raise TimeoutError
-
-
-class RunFuture(InterruptibleFuture[dict[str, Any]]):
-    """A future of a run, for which a program may wait and be interrupted."""
-
-    def lose(self) -> None:
-        """In a child of a fork: say that nobody there will have the result."""
-        self.begin_anew()
-        if not self.done():
-            self.set_exception(lost_in_fork())
-
-
-def lost_in_fork() -> EngineError:
-    """Return the error of a run that a fork has cut off from its threads."""
-    return EngineError(
-        "this run was started before the process was forked, and the threads that run it are in the parent. "
-        "Fix: start it again in this process"
-    )
+            wait([self], left)
 
 
 def cancel(future: Future[Any]) -> None:

@@ -105,14 +105,14 @@ _PATIENCE = 5.0
 
 
 _ended = threading.Event()
-# Called when the main thread has ended, before Python waits for the other threads. `Thread.is_alive` cannot be asked:
-# after one interruption inside of it, CPython 3.11 takes the main thread for ended.
-threading._register_atexit(_ended.set)  # type: ignore[attr-defined]
+atexit.register(_ended.set)
 
 
 def interpreter_ends() -> bool:
     """Say whether the main thread has ended, so that no new work may be given to threads."""
-    return _ended.is_set()
+    main = threading.main_thread()
+    # It does not ask itself: after a Ctrl-C inside of `is_alive`, CPython 3.11 would take it for ended.
+    return _ended.is_set() or (threading.current_thread() is not main and not main.is_alive())
 
 
 def _kept_out(run: Callable[..., Any]) -> Callable[..., Any]:
