@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +44,20 @@ _LONGEST_KEPT = 64 << 10
 _IN_A_ROW = 16
 
 
+class _Parser(HttpRequestParser):
+    """A parser that hands the connection what comes behind a head with which the protocol may change."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._connection = connection
+
+    def feed_data(self, data: Any) -> None:
+        try:
+            super().feed_data(data)
+        except HttpParserUpgrade as end:
+            self._connection.head_ended(end.args[0])
+
+
 class Connection(HttpToolsProtocol):
     """A connection whose heads must come in time and be short.
 
@@ -60,6 +73,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._parse_anew()
         self.logger = _logger
         self.thread = threading.get_ident()
         self.waiting: Waiting | None = None
@@ -183,18 +197,17 @@ class Connection(HttpToolsProtocol):
         """Whether the message asks to go on in another protocol, of which there is none here."""
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
-    def _unsupported_upgrade_warning(self) -> None:
+    def head_ended(self, at: int) -> None:
         """Go on in HTTP/1.1, as a server may: the parser left out the body, so the message is parsed again."""
-        error = sys.exc_info()[1]
-        if not isinstance(error, HttpParserUpgrade) or not self._other_protocol():
+        if not self._other_protocol():
             return
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
         self._parse_anew()
-        self._feed(b"\r\n".join([*lines, b"", self.fed[error.args[0] :]]))
+        self._feed(b"\r\n".join([*lines, b"", self.fed[at:]]))
 
     def _parse_anew(self) -> None:
-        self.parser = HttpRequestParser(self)
+        self.parser = _Parser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _begun(self, reply: bytes | Answer | Waiting, rest: bytes = b"") -> bool:
