@@ -103,7 +103,7 @@ _SAME = 0.5
 #: Seconds that native code may take until the signal is seen, and until the second one ends the process without that.
 _UNSEEN, _AGAIN = 10.0, 0.2
 #: Seconds until a signal comes again that was swallowed.
-_REPEAT = 0.01
+_REPEAT = 0.05
 
 
 class _Terminated(KeyboardInterrupt):
@@ -214,16 +214,8 @@ def repeat_lost(kind: type[KeyboardInterrupt], repeat: Callable[[], object]) -> 
     """
     shown = sys.unraisablehook
 
-    def in_hook() -> bool:
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        while frame is not None and frame.f_code is not hook.__code__:
-            frame = frame.f_back
-        return frame is not None
-
     def later() -> None:
-        time.sleep(_REPEAT)
-        while in_hook():  # where it would be dropped once more, with a traceback
-            time.sleep(_REPEAT)
+        time.sleep(_REPEAT)  # until the hook has ended, in which it would be dropped once more
         repeat()
 
     def hook(unraisable: Any, /) -> None:
