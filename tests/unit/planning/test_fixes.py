@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from importlib import metadata
 from typing import Any
 
@@ -82,32 +83,54 @@ def test_no_fix_names_an_engine_that_cannot_serve_the_device(what: str, device: 
     assert judged >= len(NAMED)
 
 
-@pytest.mark.parametrize("what", [name for name in MACHINES if name != "nothing"])
+def applied(part: str, engine: str, device: str) -> tuple[str, str]:
+    """Return engine and device after a fix of the device."""
+    to = re.search(r"use device ([\w:]+)", part)
+    return (named_engines(part) or [engine])[0], to[1] if to else device
+
+
+@pytest.mark.parametrize("what", MACHINES)
 @pytest.mark.parametrize("device", DEVICES[:-1])
-def test_a_fix_of_the_device_changes_the_outcome(what: str, device: str) -> None:
+def test_a_fix_of_the_device_runs_the_model_or_installs_what_does(what: str, device: str) -> None:
     machine, tried = MACHINES[what], 0
-    for engine in NAMED[:-1]:
-        before = verdicts(machine, engine, device)
-        for candidate, (code, fix) in before.items():
+    for engine in (*NAMED[:-1], "auto"):
+        for candidate, (code, fix) in verdicts(machine, engine, device).items():
             if code not in ("device_missing", "device_unsupported") or "macOS" in fix or "Windows" in fix:
                 continue
             for part in fix.split(", or "):
                 tried += 1
-                to = re.search(r"use device ([\w:]+)", part)
-                name = (named_engines(part) or [engine])[0]
-                after = verdicts(machine, name, to[1] if to else device)
-                codes = {found for found, _ in after.values()}
-                assert "accepted" in codes or not codes & {"device_missing", "device_unsupported"}, (
-                    candidate,
-                    fix,
-                    after,
-                )
+                chosen, where = applied(part, engine, device)
+                codes = {found for found, _ in verdicts(machine, chosen, where).values()}
+                installs = "pip install" in part or what == "nothing"
+                assert "accepted" in codes or (installs and "engine_missing" in codes), (candidate, fix, codes)
     assert tried or device in ("cpu", "cuda:0", "rocm:0")
+
+
+def test_a_fix_names_an_engine_that_is_here_before_one_that_is_not() -> None:
+    fixes = {name: verdicts(MACHINES[name], "tensorrt", "cuda:0")["tensorrt@cuda:0"][1] for name in ("bare", "engines")}
+    assert fixes == {
+        "bare": "use device cpu with execution.engine: onnxruntime",
+        "engines": "use device cpu with execution.engine: onnxruntime or openvino",
+    }
+    lacking = verdicts(MACHINES["nothing"], "tensorrt", "cuda:0")["tensorrt@cuda:0"][1]
+    assert lacking.startswith("use device cpu with execution.engine: onnxruntime, after pip install onnxruntime")
+
+
+@pytest.mark.parametrize("what", MACHINES)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_command_of_a_fix_is_one_that_a_shell_takes(what: str, device: str) -> None:
+    for engine in (*NAMED, "auto"):
+        for _, fix in verdicts(MACHINES[what], engine, device).values():
+            commands = re.findall(r"`([^`]+)`", fix) or ([fix] if fix.startswith("pip ") else [])
+            assert commands or "pip install" not in fix or "after pip install" in fix, fix
+            for command in commands:
+                done = subprocess.run(["bash", "-n", "-c", command], capture_output=True, check=False)
+                assert (done.returncode, done.stderr) == (0, b""), command
 
 
 @pytest.mark.parametrize("extra", ["cuda", "tensorrt", "tensorrt-rtx", "openvino", "torch", "nccl", "nncf"])
 def test_what_is_missing_is_installed_from_its_own_packages(extra: str) -> None:
-    command, _, note = install_command(extra).partition(" (")
+    command, _, note = install_command(extra).removeprefix("`").partition("` (")
     assert note == f"the extra xpuruntime[{extra}])"
     words = shlex.split(command)
     assert words[:2] == ["pip", "install"]
@@ -118,7 +141,7 @@ def test_what_is_missing_is_installed_from_its_own_packages(extra: str) -> None:
 
 @pytest.mark.parametrize(("extra", "parts"), [("ray", {"serve", "data"}), ("quack", {"cu13"})])
 def test_parts_of_a_missing_package_are_installed_with_it(extra: str, parts: set[str]) -> None:
-    words = shlex.split(install_command(extra).partition(" (")[0])
+    words = shlex.split(install_command(extra).split("`")[1])
     assert Requirement(words[2]).extras == parts
 
 

@@ -173,7 +173,7 @@ def test_when_nothing_accepts_every_verdict_is_told():
         ["b@npu:", "engine_missing:"],
         ["c@npu:", "device_unsupported:"],
     ]
-    assert lines[2].endswith('Fix: pip install "xpuruntime[bee]"')
+    assert lines[2].endswith('Fix: `pip install "xpuruntime[bee]"`')
 
 
 @pytest.mark.parametrize("name", ["tensorrt", "tensorrt-rtx", "openvino", "qnn", "torch"])

@@ -151,7 +151,7 @@ def test_an_engine_that_is_not_installed_names_its_extra(name: str) -> None:
     with pytest.raises(EngineError) as error:
         settle(SERVER, {"execution": {"engine": name}})
     assert f"{name}@auto: engine_missing" in str(error.value)
-    assert "Fix: pip install" in str(error.value)
+    assert "Fix: `pip install" in str(error.value)
     assert f"xpuruntime[{name}]" in str(error.value)
 
 

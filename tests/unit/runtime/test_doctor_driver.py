@@ -128,7 +128,7 @@ class TestAdvisories:
 class TestLibraries:
     def test_missing(self) -> None:
         found = only(facts(libraries={**FOUND, "cudnn": ()}))
-        assert (found.code, found.fix) == ("library_missing", f"python -m {install_command('cuda')}")
+        assert (found.code, found.fix) == ("library_missing", f"`python -m {install_command('cuda')[1:]}")
         assert "libcudnn.so.9" in found.what
         assert "/site/nvidia/lib (wheel)" in found.why
         assert only(facts(libraries={**FOUND, "nvrtc": ()}), "warning").code == "library_missing"

@@ -238,41 +238,48 @@ def device_fix(
 ) -> str | None:
     """Return what to change where an engine does not have the device asked for; ``None`` where nothing would help.
 
-    Only devices that the engine accepts here are named, and only engines that drive the kind of device; those that are
-    not installed where no other is. Engines that the policy leaves to the plan have verdicts of their own.
+    What it names runs the model here: a device that the engine accepts, another engine on this device, an engine on the
+    CPU; where none does, an engine with the command that installs it. Engines that the policy leaves to the plan have
+    verdicts of their own.
     """
+    free = chooses_among_all_engines(policy)
+    if free and policy.execution.device == "auto":  # every device of every engine is tried
+        return None
 
-    def code(name: str, device: str) -> str:
-        return judge(engines[name], request.on(device, policy), machine).verdict.code
+    def answer(name: str, device: str) -> Verdict:
+        return judge(engines[name], request.on(device, policy), machine).verdict
 
-    own = engines[candidate.engine]
-    kind = candidate.device.partition(":")[0]
-    here = [device for device in devices_of(own, machine) if code(candidate.engine, device) == VerdictCode.ACCEPTED]
+    here = [
+        device for device in devices_of(engines[candidate.engine], machine) if answer(candidate.engine, device).accepted
+    ]
     parts = [f"use device {' or '.join(here)}"] if here else []
-    if chooses_among_all_engines(policy):
-        if policy.execution.device == "auto":  # every device of every engine is tried
-            return None
-        return parts[0] if parts else ("use device cpu" if kind != "cpu" else None)
     stated = policy.execution.engine
-    named = {find_engine(name, engines) for name in ((stated,) if isinstance(stated, str) else stated)}
+    tried = {find_engine(name, engines) for name in ((stated,) if isinstance(stated, str) else stated)}
     others = [
         name
         for name, engine in engines.items()
-        if name not in named
+        if name not in tried
         and engine.automatic
         and request.model.format in engine.formats
         and (request.purpose != "compile" or engine.compiles)
     ]
-    codes = {name: code(name, candidate.device) for name in others if kind in kinds_of(engines[name], machine)}
-    serving = [name for name, code in codes.items() if code == VerdictCode.ACCEPTED] or [
-        name for name, code in codes.items() if code not in _NO_DEVICE
-    ]
-    if serving:
-        parts.append(f"set execution.engine: {' or '.join(serving)}")
-    if not parts and kind != "cpu":
-        elsewhere = [name for name in others if "cpu" in kinds_of(engines[name], machine)]
-        if elsewhere:
-            parts.append(f"use device cpu with execution.engine: {' or '.join(elsewhere)}")
+    for device in dict.fromkeys((candidate.device, "cpu")):
+        kind = device.partition(":")[0]
+        if (parts and (free or kind == "cpu")) or (free and device == candidate.device):
+            continue
+        answers = {name: answer(name, device) for name in others if kind in kinds_of(engines[name], machine)}
+        running = [name for name, verdict in answers.items() if verdict.accepted]
+        absent = [name for name, verdict in answers.items() if verdict.code == VerdictCode.ENGINE_MISSING]
+        names = running or absent[:1]
+        if not names:
+            continue
+        use = f"use device {device}" if device != candidate.device else ""
+        if free:
+            part = f"{use}, where {names[0]} runs the model" if running else use
+        else:
+            part = " with ".join(filter(None, (use, f"execution.engine: {' or '.join(names)}")))
+            part = part if use else f"set {part}"
+        parts.append(part if running else f"{part}, after {answers[names[0]].fix}")
     return ", or ".join(parts) or None
 
 

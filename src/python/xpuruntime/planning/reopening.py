@@ -167,4 +167,11 @@ def plan_here(
         if all(verdict.candidate.partition("@")[0] in names for verdict in tried):
             return resolution, machine
     machine = snapshot(possible)
+    try:
+        return decide(request, policy, machine, engines), machine
+    except PolicyError:
+        raise
+    except XpuRuntimeError:  # a fix names another engine only if that one runs the model here, so they are probed too
+        others = (name for name, engine in engines.items() if engine.automatic and name not in possible)
+        machine = snapshot((*possible, *others))
     return decide(request, policy, machine, engines), machine

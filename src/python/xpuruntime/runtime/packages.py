@@ -105,7 +105,7 @@ _PACKAGE = "xpuruntime"
 
 @functools.cache
 def install_command(extra: str) -> str:
-    """Return the command that installs what an extra of this package requires on this platform.
+    """Return the command that installs what an extra of this package requires on this platform, in backquotes.
 
     The packages are named themselves, because this package may have been installed from a checkout.
     """
@@ -125,7 +125,7 @@ def install_command(extra: str) -> str:
         and not requirement.marker.evaluate({"extra": ""})
     ]
     named = f"{_PACKAGE}[{extra}]"
-    return f"pip install {' '.join(texts)} (the extra {named})" if texts else f'pip install "{named}"'
+    return f"`pip install {' '.join(texts)}` (the extra {named})" if texts else f'`pip install "{named}"`'
 
 
 def _extras(extras: Collection[str]) -> str:

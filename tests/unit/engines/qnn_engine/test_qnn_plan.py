@@ -56,7 +56,7 @@ def test_no_chip_is_refused_with_what_to_state(mlp: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        (None, r"engine_missing: .*onnxruntime-qnn.*Fix: pip install"),
+        (None, r"engine_missing: .*onnxruntime-qnn.*Fix: `pip install"),
         (EngineFacts(name="qnn", reason="gone", fix="pip install it"), r"engine_missing: gone\. Fix: .*pip install it"),
         (
             EngineFacts(name="qnn", version="2.7.0", reason="libQnnHtp.so is not in /x", fix="pip install again"),

@@ -30,7 +30,7 @@ _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _PACKAGE = "onnxruntime_genai"
 _DISTRIBUTIONS = ("onnxruntime-genai", "onnxruntime-genai-cuda")
 _INSTALL = (
-    "pip install --no-deps onnxruntime-genai (xpuruntime[genai] brings onnxruntime along, which is installed over "
+    "`pip install --no-deps onnxruntime-genai` (xpuruntime[genai] brings onnxruntime along, which is installed over "
     "onnxruntime-gpu)"
 )
 

@@ -30,9 +30,9 @@ def _wide() -> bool:
 
 def missing(name: str) -> EngineFacts:
     """Return the facts of a machine without the wheel, with the command that installs it."""
-    fix = f"pip install {_WHEEL} (the extra xpuruntime[qnn])"
+    fix = f"`pip install {_WHEEL}` (the extra xpuruntime[qnn])"
     if _wide():
-        fix = f"pip install --no-deps {_WHEEL} (xpuruntime[qnn] installs it on ARM only: it brings onnxruntime along)"
+        fix = f"`pip install --no-deps {_WHEEL}` (xpuruntime[qnn] installs it on ARM only: it brings onnxruntime along)"
     return EngineFacts(name=name, reason=f"the wheel {_WHEEL} is not installed", fix=fix)
 
 

@@ -34,7 +34,7 @@ _BRANCH = {11: 450, 12: 525, 13: 580}
 
 def cuda_extra() -> str:
     """Return the command that installs the CUDA libraries which ONNX Runtime loads."""
-    return f"python -m {install_command('cuda')}"
+    return install_command("cuda").replace("pip", "python -m pip", 1)
 
 
 def _rebuild() -> str:
