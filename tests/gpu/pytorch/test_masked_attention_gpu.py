@@ -88,9 +88,20 @@ def test_results_are_those_of_float64(dtype, shape, kind, low):
     assert not results[1][hidden].any()
 
 
+@pytest.mark.parametrize("kind", ["queries", "sequence", "keys"])
+def test_added_masks_are_as_right(kind):
+    leaves, mask = operands(*SHAPES[1], torch.bfloat16), mask_of(kind, 3, 4, 200, 328)
+    grad = torch.randn(3, 4, 200, 128, device=DEVICE)
+    wanted = run([x.detach().double().requires_grad_() for x in leaves], mask, grad)
+    added = torch.zeros(mask.shape, dtype=torch.bfloat16, device=DEVICE).masked_fill_(~mask, -math.inf)
+    with xrt_torch.kernel_policy(xrt.Policy(mode="strict", kernels={"attention": WORD})):
+        assert_near(run(leaves, added, grad), wanted)
+
+
+@pytest.mark.parametrize("kind", ["sequence", "keys"])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compiled_code_has_it(dynamic):
-    leaves, mask = operands(*SHAPES[0], torch.bfloat16), mask_of("sequence", 2, 4, 256, 256)
+def test_compiled_code_has_it(dynamic, kind):
+    leaves, mask = operands(*SHAPES[0], torch.bfloat16), mask_of(kind, 2, 4, 256, 256).expand(2, 4, 256, 256)
     grad = torch.randn(2, 4, 256, 64, device=DEVICE)
     wanted = run([x.detach().double().requires_grad_() for x in leaves], mask, grad)
     policy = xrt.Policy(mode="strict", kernels={"attention": WORD})

@@ -14,6 +14,7 @@ import xpuruntime.pytorch as xrt_torch  # noqa: E402
 from xpuruntime.ops import plugins  # noqa: E402
 from xpuruntime.ops.torch_kernels import forget_torch_kernels  # noqa: E402
 from xpuruntime.policies import KernelPolicy, Policy  # noqa: E402
+from xpuruntime.pytorch.attention.call import added_mask  # noqa: E402
 from xpuruntime.pytorch.compiler.constant_masks import simplify_masks  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("no_policy_is_left", "own_tuning_cache")
@@ -171,6 +172,41 @@ class Attention(plugins.TorchKernel):
         raise NotImplementedError
 
 
+class Adding(plugins.TorchKernel):
+    """A kernel of another package that adds its mask, and keeps those that it gets."""
+
+    id = "adding.attention"
+    op = "attention"
+    distributions = ()
+    adds_masks = True
+
+    def __init__(self):
+        self.masks = []
+
+    def supports(self, call):
+        return "mask" in call.operands, "it is for calls with a mask"
+
+    def weights(self, q, k, mask):
+        self.masks.append(mask)
+        scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * q.shape[-1] ** -0.5
+        scores = scores + (added_mask(mask, q) if mask.dtype == torch.bool else mask)
+        return torch.nan_to_num(scores.softmax(-1)), scores.logsumexp(-1).float()
+
+    def forward(self, call, q, k, v, mask):
+        weights, lse = self.weights(q, k, mask)
+        return (weights @ v.repeat_interleave(q.shape[1] // v.shape[1], 1),), (lse,)
+
+    def backward(self, call, saved, grads):
+        q, k, v, mask = saved.inputs
+        groups = q.shape[1] // k.shape[1]
+        keys, values = (x.repeat_interleave(groups, 1) for x in (k, v))
+        weights, _ = self.weights(q, k, mask)
+        delta = (grads[0] * saved.outputs[0]).sum(-1, keepdim=True)
+        of_scores = weights * (grads[0] @ values.mT - delta) * q.shape[-1] ** -0.5
+        shared = (x.unflatten(1, (-1, groups)).sum(2) for x in (of_scores.mT @ q, weights.mT @ grads[0]))
+        return of_scores @ keys, *shared, None
+
+
 @pytest.fixture
 def maskless(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -179,6 +215,17 @@ def maskless(monkeypatch, tmp_path):
     yield
     forget_torch_kernels("maskless")
     plugins._sources.pop("maskless", None)
+
+
+@pytest.fixture
+def adding(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("XPURUNTIME_CANARY", "off")
+    kernel = Adding()
+    plugins.register(plugins.KernelBackend("adding", "cpu", version="1.0"), kernel)
+    yield kernel
+    forget_torch_kernels("adding")
+    plugins._sources.pop("adding", None)
 
 
 def rows_of(function, *args):
@@ -220,3 +267,55 @@ def test_auto_measures_attention_while_code_is_compiled(maskless):
     }
     assert "maskless.attention" in kernels
     assert torch.equal(before, torch.get_rng_state())
+
+
+def padded(length: int = _LENGTH) -> torch.Tensor:
+    mask = torch.rand(2, 1, 1, length, generator=torch.Generator().manual_seed(1)) < 0.5
+    mask[0, ..., 0], mask[1] = True, False  # no query of the second sequence sees a key
+    return mask
+
+
+def cut(length: int = _LENGTH) -> torch.Tensor:
+    mask = torch.rand(2, 4, length, length, generator=torch.Generator().manual_seed(2)) < 0.5
+    mask[:, :, 1] = False
+    return mask
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: cut(), (2, 4, _LENGTH, _LENGTH)),
+        (lambda: cut(16)[:, :, :_LENGTH, :_LENGTH], (2, 4, _LENGTH, _LENGTH)),
+        (lambda: padded().expand(2, 4, _LENGTH, _LENGTH), (2, 1, 1, _LENGTH)),
+        (lambda: cut()[0, 0], (_LENGTH, _LENGTH)),
+    ],
+)
+def test_compiled_layers_and_gradients_share_one_converted_mask(adding, make, shape, dynamic):
+    def layers(q, k, v, mask):
+        for _ in range(2):
+            q = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        return q
+
+    leaves, mask = [x.requires_grad_() for x in operands(2)], make()
+    wanted = layers(*leaves, mask)
+    gradients = torch.autograd.grad(wanted.sum(), leaves)
+    with xrt_torch.kernel_policy(Policy(mode="strict", kernels={"attention": "adding.attention"})):
+        out = torch.compile(layers, dynamic=dynamic)(*leaves, mask)
+        forward = list(adding.masks)
+        found = torch.autograd.grad(out.sum(), leaves)
+    torch.testing.assert_close((out, *found), (wanted, *gradients))
+    assert {(tuple(x.shape), x.dtype) for x in adding.masks} == {(shape, torch.float32)}
+    for masks in (forward, adding.masks[len(forward) :]):
+        assert len(masks) == 2
+        assert masks[0].data_ptr() == masks[1].data_ptr()
+
+
+def test_an_eager_call_keeps_no_other_copy_of_its_mask(adding):
+    leaves, mask = [x.requires_grad_() for x in operands(2)], padded()
+    wanted = functional.scaled_dot_product_attention(*leaves, attn_mask=mask, enable_gqa=True)
+    with xrt_torch.kernel_policy(Policy(mode="strict", kernels={"attention": "adding.attention"})):
+        out = functional.scaled_dot_product_attention(*leaves, attn_mask=mask, enable_gqa=True)
+        found = torch.autograd.grad(out.sum(), leaves)
+    torch.testing.assert_close((out, *found), (wanted, *torch.autograd.grad(wanted.sum(), leaves)))
+    assert all(x.data_ptr() == mask.data_ptr() for x in adding.masks)

@@ -167,6 +167,9 @@ class TorchKernel:
         why not.
     by_kind : bool
         Whether its code is made for the types and layouts of each call, so that it is compared with float64 for those.
+    adds_masks : bool
+        Whether its attention makes numbers to be added of a boolean mask, and takes such numbers as well: compiled code
+        then makes them once for all calls with that mask.
     automatic : bool or str
         Whether ``auto`` with ``best_performance`` may measure and choose it, or the type of device on which it may. The
         package is then imported for that.
@@ -185,6 +188,7 @@ class TorchKernel:
     capturable: bool | str = True
     deterministic: bool | str = True
     by_kind: bool = False
+    adds_masks: bool = False
     automatic: bool | str = True
 
     def supports(self, call: TorchCall) -> tuple[bool, str]:

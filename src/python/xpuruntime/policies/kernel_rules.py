@@ -135,7 +135,7 @@ KERNEL_IDS: dict[str, tuple[tuple[str, ...], str]] = {
     "torch.flex_flash": (("attention",), "flex_attention by FlashAttention 4, compiled"),
     "torch.layer_norm": (("layer_norm",), "PyTorch's layer norm"),
     "torch.rms_norm": (("rms_norm",), "PyTorch's RMS norm"),
-    "torch_masked.cudnn": (("attention",), "cuDNN's with a boolean mask, and 0 for queries that see no key"),
+    "torch_masked.cudnn": (("attention",), "cuDNN's with a mask, and 0 for queries that see no key"),
     "fa4.attention": (("attention",), "FlashAttention 4 (flash-attn-4), called directly"),
     "quack.rms_norm": (("rms_norm",), "quack's RMS norm, in CuTe"),
     "liger.rms_norm": (("rms_norm",), "Liger's RMS norm, in Triton"),

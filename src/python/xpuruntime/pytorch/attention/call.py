@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies.call_facts import CallFacts
 
-__all__ = ["Arguments", "AttentionCall", "last_of_range", "phase_of", "sizes_of", "traits"]
+__all__ = ["Arguments", "AttentionCall", "added_mask", "last_of_range", "phase_of", "sizes_of", "traits"]
 
 
 class Arguments(NamedTuple):
@@ -85,6 +85,17 @@ def sizes_of(x: Tensor) -> list[int]:
         return [static_size(n) for n in x.shape]
     parts = _private_api.nested_sizes(x).tolist()  # such a tensor has no shape
     return [len(parts), *(sizes[0] if len(set(sizes)) == 1 else 0 for sizes in zip(*parts, strict=True))]
+
+
+def added_mask(mask: Tensor, like: Tensor) -> Tensor:
+    """Return a boolean mask as numbers that are added to scores, in the type of `like`.
+
+    Of a mask that repeats its rows in memory, as an expanded one does, each is made once: they broadcast as well.
+    """
+    for dim, (size, step) in enumerate(zip(mask.shape[:-1], mask.stride(), strict=False)):
+        if type(step) is int and step == 0 and size != 0:
+            mask = mask.narrow(dim, 0, 1)
+    return torch.where(mask, like.new_zeros(()), like.new_full((), -torch.inf))
 
 
 def traits(x: Tensor | None) -> Any:

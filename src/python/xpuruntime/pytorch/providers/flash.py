@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from xpuruntime.ops.torch_kernels import TorchKernel
+from xpuruntime.pytorch.attention.call import added_mask
 from xpuruntime.pytorch.providers.quack import CUTE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from torch import Tensor
 
     from xpuruntime.ops.torch_kernels import Saved, TorchCall
 
@@ -66,7 +71,6 @@ class _Attention(TorchKernel):
         return True, ""
 
     def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-        import torch
         from flash_attn.cute.interface import _flash_attn_fwd
 
         q, k, v = (x.transpose(1, 2) for x in tensors)
@@ -78,7 +82,6 @@ class _Attention(TorchKernel):
         return (out,), (lse,)
 
     def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
-        import torch
         from flash_attn.cute.interface import _flash_attn_bwd
 
         gradients = [torch.empty_like(x) for x in saved.inputs]
@@ -96,21 +99,24 @@ class _MaskedCudnn(TorchKernel):
 
     id = "torch_masked.cudnn"
     op = "attention"
-    description = "cuDNN's attention as PyTorch calls it, with a boolean mask; queries that see no key get 0"
-    limits = "sm_80 and later; fp16 and bf16; with a boolean mask; no gradients of 64 more keys than a multiple of 128"
+    description = "cuDNN's attention as PyTorch calls it, with a mask; queries that see no key get 0"
+    limits = "sm_80 and later; fp16 and bf16; with a mask; no gradients of 64 more keys than a multiple of 128"
     operators = ("*_scaled_dot_product_cudnn_attention*",)
     deterministic = "its gradient adds in any order"
+    adds_masks = True
 
     def supports(self, call: TorchCall) -> tuple[bool, str]:
         if not call.device.startswith("cuda") or int((call.arch or "sm0")[2:].rstrip("af")) < 80:
             return False, f"it runs on CUDA, sm_80 and later, and the operands are on {call.arch or call.device}"
         q, k, v = (call.operands[name] for name in ("q", "k", "v"))
         mask = call.operands.get("mask")
-        if mask is None or mask.dtype != "bool" or mask.shape[-1] != k.shape[2]:
-            return False, "it is for calls with a boolean mask that has a column for each key"
+        if mask is None or mask.shape[-1] != k.shape[2]:
+            return False, "it is for calls with a mask that has a column for each key"
         if q.dtype not in _TYPES or {k.dtype, v.dtype} != {q.dtype}:
             return False, f"it computes {', '.join(_TYPES)}, and these are {q.dtype}, {k.dtype} and {v.dtype}"
-        for name in ("q", "k", "v"):
+        if mask.dtype not in ("bool", q.dtype):
+            return False, f"it takes a boolean mask or one of {q.dtype}, and this is {mask.dtype}"
+        for name in ("q", "k", "v") if mask.dtype == "bool" else ("q", "k", "v", "mask"):
             operand = call.operands[name]
             if operand.strides[-1] != 1 or operand.alignment < _ALIGNED or any(n % 8 for n in operand.strides[:-1]):
                 return False, f"the rows of {name} do not begin at multiples of {_ALIGNED} bytes"
@@ -123,8 +129,6 @@ class _MaskedCudnn(TorchKernel):
         return (False, "it takes keys in multiples of 8") if k.shape[2] % 8 else (True, "")
 
     def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-        import torch
-
         q, k, v, mask = tensors
         attended, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention.default(
             q, k, v, _added(mask, q), True, scale=call.attributes["scale"]
@@ -133,8 +137,6 @@ class _MaskedCudnn(TorchKernel):
         return (attended if attended.stride() == out.stride() else out.copy_(attended),), (lse.reshape(q.shape[:3]),)
 
     def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
-        import torch
-
         q, k, v, mask = saved.inputs
         unused = q.new_empty((), dtype=torch.int64)  # the seed of a dropout
         gradients = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default(
@@ -145,12 +147,13 @@ class _MaskedCudnn(TorchKernel):
         return (*(x if x.stride() == y.stride() else y.copy_(x) for x, y in zip(gradients, like, strict=True)), None)
 
 
-def _added(mask: Any, like: Any) -> Any:
-    """Return a boolean mask as it is added to scores, in four dimensions."""
-    import torch
+def _added(mask: Tensor, like: Tensor) -> Tensor:
+    """Return a mask as it is added to scores, in four dimensions.
 
+    A boolean one is converted in the forward and again in the backward, so that no layer keeps another copy for it.
+    """
     mask = mask[(None,) * (4 - mask.dim())]
-    return torch.where(mask, like.new_zeros(()), like.new_full((), -torch.inf))
+    return added_mask(mask, like) if mask.dtype == torch.bool else mask
 
 
 KERNELS: tuple[TorchKernel, ...] = (_Attention(), _MaskedCudnn())

@@ -20,7 +20,7 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch._private_api import lookup
 from xpuruntime.pytorch.attention.advised import may_concern
-from xpuruntime.pytorch.attention.call import Arguments, AttentionCall, traits
+from xpuruntime.pytorch.attention.call import Arguments, AttentionCall, added_mask, traits
 from xpuruntime.pytorch.attention.limits import transforms_and_tangents, xrt_call_rejection
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
 from xpuruntime.pytorch.attention.selection import find_route, four, is_lowered
@@ -147,8 +147,11 @@ def attend(
             name = route.kernel if kernel else f"{route.kernel}?"
         run = attention if plain else _operator
         q, k, v = (query, key, value) if four_already else (four(query), four(key), four(value))
+        added = mask
+        if mask is not None and mask.dtype is torch.bool and not plain and _adds_masks(route):
+            added = added_mask(mask, query)  # one node of the graph, which layers and gradients share
         try:
-            out = run(q, k, v, mask, rng, dropout_p, is_causal, scale, name, needs_grad, phase, module)[0]
+            out = run(q, k, v, added, rng, dropout_p, is_causal, scale, name, needs_grad, phase, module)[0]
         except (UnsupportedOperationError, InputError) as error:
             if route.place is None:
                 raise
@@ -170,6 +173,10 @@ def attend(
         route.quick = quick and four_already and in_rows
         out = out if four_already else out.reshape(query.shape)
         return out if in_rows else out.contiguous()  # as PyTorch's own result lies in memory then
+
+
+def _adds_masks(route: Route) -> bool:
+    return isinstance(route.place, BoundKernel) and route.place.kernel.adds_masks and is_lowered()
 
 
 def _key_of(active: CompiledPolicy, arguments: Arguments, phase: str, module: str) -> tuple[Any, int, bool, bool]:
