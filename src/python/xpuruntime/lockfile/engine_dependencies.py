@@ -5,14 +5,16 @@
 from __future__ import annotations
 
 import fnmatch
+import operator
 import os
+import platform
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.ops.torch_kernels import environment_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Mapping
+    from collections.abc import Collection, Mapping
 
 __all__ = [
     "CORE",
@@ -72,7 +74,7 @@ _OF_DEVICES = {
 
 #: Patterns of variables that every process reads; where `LD_LIBRARY_PATH` leads is compared by build of the libraries.
 _TUNABLES = "GLIBC_TUNABLES"
-_COMMON = ("LD_PRELOAD", _TUNABLES)
+_COMMON = ("LD_PRELOAD", _TUNABLES, "torch.set_flush_denormal")
 _GPU = ("CUDA_*", "NVIDIA_TF32_OVERRIDE", "CUBLAS_*", "CUBLASLT_*", "CUDNN_*")
 _OPENMP = ("OMP_*", "GOMP_*", "KMP_*")
 _VARIABLES: dict[str, tuple[str, ...]] = {
@@ -87,23 +89,71 @@ _VARIABLES: dict[str, tuple[str, ...]] = {
         "XPURUNTIME_TORCH_*", "torch.*",
     ),
 }  # fmt: skip
-#: Engine to settings that code may change in a process, and no policy sets, each with the values that change nothing.
-_SETTINGS: dict[str, dict[str, tuple[Any, ...]]] = {
-    "torch": {
-        "torch.backends.mkldnn.enabled": (True,),
-        "torch.backends.mkldnn.deterministic": (False,),
-        **{f"torch.backends.mkldnn.{op}.fp32_precision": ("none", "ieee") for op in ("matmul", "conv", "rnn")},
-    },
-}
+
+
+class _Setting(NamedTuple):
+    """What code may change of an engine in a process: the values that change nothing, and how it is read."""
+
+    usual: tuple[Any, ...] = (True,)
+    #: What reads it, where its name is a function that sets it. Whether numbers near zero become zero is read by none:
+    #: the processor is seen to do it.
+    getter: str = ""
+    #: Keys of a policy that set it.
+    keys: tuple[str, ...] = ()
+    device: str = ""
+    #: What says whether a process has it at all.
+    where: str = ""
+
+
 #: The count of threads, which a process that has not imported PyTorch cannot tell.
 _THREADS = "torch.set_num_threads"
-#: Functions of PyTorch that set what another reads, what that is in a new process, and the policy's key for it. Whether
-#: numbers near zero become zero is read by none: the processor is seen to do it.
-_SETTERS: dict[str, tuple[str, str | None, str | None]] = {
-    "torch.set_flush_denormal": ("", "False", None),
-    "torch.use_deterministic_algorithms": ("are_deterministic_algorithms_enabled", "False", "execution.determinism"),
-    "torch.set_default_dtype": ("get_default_dtype", "torch.float32", None),
-    _THREADS: ("get_num_threads", None, "execution.threads"),
+_DENORMALS = "torch.set_flush_denormal"
+_PRECISION = ("execution.tf32", "execution.precision")
+_ATTENTION = ("kernels.attention",)
+_SDPA = {"flash": "", "mem_efficient": "cuda", "math": "", "cudnn": "cuda"}
+_MATMUL = "torch.backends.cuda.matmul"
+_QUANTIZED = ("x86",) if platform.machine() in ("x86_64", "AMD64") else ("qnnpack", "none")
+#: Engine to settings that code may change in a process; those of the processor hold for every engine on a CPU.
+_SETTINGS: dict[str, dict[str, _Setting]] = {
+    "": {_DENORMALS: _Setting((False,), device="cpu")},
+    "torch": {
+        "torch.backends.mkldnn.enabled": _Setting(device="cpu"),
+        "torch.backends.mkldnn.deterministic": _Setting((False,), device="cpu"),
+        **{
+            f"torch.backends.mkldnn.{op}.fp32_precision": _Setting(("none", "ieee"), device="cpu")
+            for op in ("matmul", "conv", "rnn")
+        },
+        "torch.backends.nnpack.set_flags": _Setting(getter="torch._C._get_nnpack_enabled", device="cpu"),
+        "torch.backends.quantized.engine": _Setting(_QUANTIZED, device="cpu"),
+        "torch.backends.opt_einsum.enabled": _Setting(where="torch.backends.opt_einsum.is_available"),
+        "torch.backends.opt_einsum.strategy": _Setting(("auto", None)),
+        "torch.backends.mha.set_fastpath_enabled": _Setting(
+            getter="torch.backends.mha.get_fastpath_enabled", keys=_ATTENTION
+        ),
+        **{
+            f"torch.backends.cuda.enable_{name}_sdp": _Setting(
+                getter=f"torch.backends.cuda.{name}_sdp_enabled", keys=_ATTENTION, device=device
+            )
+            for name, device in _SDPA.items()
+        },
+        "torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp": _Setting(
+            (False,), "torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed"
+        ),
+        "torch.backends.cudnn.enabled": _Setting(device="cuda"),
+        "torch.backends.cudnn.deterministic": _Setting((False,), device="cuda"),
+        "torch.backends.cudnn.benchmark": _Setting((False,), keys=("execution.determinism",), device="cuda"),
+        "torch.backends.cudnn.conv.fp32_precision": _Setting(("tf32",), keys=_PRECISION, device="cuda"),
+        "torch.backends.cudnn.rnn.fp32_precision": _Setting(("tf32",), keys=_PRECISION, device="cuda"),
+        f"{_MATMUL}.fp32_precision": _Setting(("none", "ieee"), keys=_PRECISION, device="cuda"),
+        f"{_MATMUL}.allow_fp16_reduced_precision_reduction": _Setting(keys=_PRECISION, device="cuda"),
+        f"{_MATMUL}.allow_bf16_reduced_precision_reduction": _Setting(keys=_PRECISION, device="cuda"),
+        f"{_MATMUL}.allow_fp16_accumulation": _Setting((False,), keys=_PRECISION, device="cuda"),
+        "torch.use_deterministic_algorithms": _Setting(
+            (False,), "torch.are_deterministic_algorithms_enabled", ("execution.determinism",)
+        ),
+        "torch.set_default_dtype": _Setting(("torch.float32",), "torch.get_default_dtype"),
+        _THREADS: _Setting((), "torch.get_num_threads", ("execution.threads",), "cpu"),
+    },
 }
 #: Engine to what is read beside these where code of a model is compiled.
 _COMPILED_VARIABLES: dict[str, tuple[str, ...]] = {
@@ -111,13 +161,17 @@ _COMPILED_VARIABLES: dict[str, tuple[str, ...]] = {
 }
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "AUTH")
 #: What says the validator of the device, which devices CUDA shows and in what order, and where files and libraries are:
-#: ONNX Runtime GenAI itself sets `ORT_LIB_PATH` when it is imported. What is printed computes nothing either, nor does
-#: what lets a process have two copies of OpenMP, which scikit-learn sets when it is imported.
+#: ONNX Runtime GenAI itself sets `ORT_LIB_PATH` when it is imported. Versions, which images of containers state, are
+#: those of libraries. What is printed, built, loaded or sent to other processes computes nothing either, nor does what
+#: lets a process have two copies of OpenMP, which scikit-learn sets when it is imported.
 _ELSEWHERE = (
-    "ORT_LIB_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "CUDA_CACHE_PATH",
-    "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "KMP_SETTINGS", "KMP_VERSION", "KMP_WARNINGS", "OMP_DISPLAY_*",
-    "*_VERBOSE", "*_LOG_LEVEL", "TORCH_SHOW_*",
-    "TORCH_LOGS*", "TORCH_HOME", "TRITON_HOME", "*_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS",
+    "ORT_LIB_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_PATH", "CUDA_CACHE_PATH",
+    "*_HOME", "*_ROOT", "*_VERSION", "*_LIB_PATHS", "*_CACHE_DIR", "*_EXTENSIONS_DIR", "PYTORCH_KERNEL_CACHE_PATH",
+    "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "KMP_SETTINGS", "KMP_WARNINGS", "OMP_DISPLAY_*",
+    "*_VERBOSE*", "*_LOG_LEVEL", "*_LOGLEVEL*", "*_LOGINFO*", "*_LOGDEST*", "*_JIT_DUMP", "*_JIT_PROFILE",
+    "TORCH_SHOW_*", "TORCH_LOGS*", "TORCH_TRACE", "TORCH_COMPILE_DEBUG*", "TORCH_NCCL_*", "TORCH_DISTRIBUTED_*",
+    "TORCH_FR_*", "TORCH_FORCE_*WEIGHTS_ONLY_LOAD", "TORCH_CUDA_ARCH_LIST", "PYTORCH_BUILD_*", "PYTORCH_TEST_*",
+    "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_COMPILE_THREADS",
 )  # fmt: skip
 
 #: The BLAS that xpuruntime's kernels for the CPU call, and what a plugin's kernels may compute by: NumPy's, and OpenMP.
@@ -204,39 +258,40 @@ def variables_of(
     return variables
 
 
-def settings_of(engine: str, device: str, stated: Container[str]) -> dict[str, str]:
-    """Return what code of this process has set of an engine for the CPU, name to value, but what a policy has `stated`.
+def settings_of(engine: str, device: str, stated: Mapping[str, str]) -> dict[str, str]:
+    """Return what code of this process has set, name to value, but what the keys of a policy, those `stated`, set.
 
-    A process that has not imported the engine has set nothing.
+    A process that has not imported the engine has set nothing of it.
     """
-    module = sys.modules.get(engine)
-    if module is None or device.partition(":")[0] != "cpu":
-        return {}
     settings = {}
-    for name, usual in _SETTINGS.get(engine, {}).items():
-        value: Any = module
-        for part in name.split(".")[1:]:
-            value = getattr(value, part, usual[0])
-        if value not in usual:
-            settings[name] = str(value)
-    if engine == "torch":
-        for name, (getter, usual_text, key) in _SETTERS.items():
-            text = str(getattr(module, getter)() if getter else sys.float_info.min / 2 == 0.0)
-            if text != usual_text and key not in stated:
-                settings[name] = text
+    rules = [text for key, text in stated.items() if key.startswith("kernels.rules[")]
+    keys = {*stated, *(_ATTENTION if any('"op"' not in text or '"attention"' in text for text in rules) else ())}
+    for name, setting in {**_SETTINGS[""], **_SETTINGS.get(engine, {})}.items():
+        if setting.device not in ("", device.partition(":")[0]) or keys.intersection(setting.keys):
+            continue
+        value = str(sys.float_info.min / 2 == 0.0) if name == _DENORMALS else _read(setting.getter or name)
+        if value in (None, *map(str, setting.usual)) or (setting.where and _read(setting.where) != "True"):
+            continue
+        settings[name] = str(value)
     return settings
+
+
+def _read(name: str) -> str | None:
+    """Return the text of an attribute of a module, or of what a function there returns; ``None`` where it has none."""
+    module, _, path = name.partition(".")
+    try:
+        value = operator.attrgetter(path)(sys.modules[module])
+    except (KeyError, AttributeError):
+        return None
+    return str(value() if callable(value) else value)
 
 
 def setting_text(name: str, value: str | None) -> str:
     """Return the code that sets what `settings_of` names to a value; ``None``: to the usual one."""
-    if name in _SETTERS:
-        return f"call {name}({_SETTERS[name][1] if value is None else value})"
-    usual = next((values[name][0] for values in _SETTINGS.values() if name in values), None)
-    return (
-        f"set {name} = {usual!r}"
-        if value is None
-        else f"set {name} = {value if isinstance(usual, bool) else repr(value)}"
-    )
+    setting = next((settings[name] for settings in _SETTINGS.values() if name in settings), _Setting())
+    text = str(setting.usual[0]) if value is None and setting.usual else str(value)
+    text = text if text in ("True", "False", "None") or text.isdecimal() or "." in text else repr(text)
+    return f"call {name}({text})" if setting.getter or name == _DENORMALS else f"set {name} = {text}"
 
 
 def with_thread_counts(expected: dict[str, str], observed: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -154,6 +154,8 @@ def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tu
     if any(kind == ValidatorKind.GENERATION for kind, _ in here.facts):
         packages += ("transformers",)
     packages += quantizer_packages(here.settings) if here.calibration is not None else ()
+    if here.model is None and "opt_einsum" in sys.modules:  # which orders the products in `torch.einsum`
+        packages += ("opt_einsum", "opt-einsum")
     for name in packages:
         if name not in packages_of(here.engine) and (version := _version_of(name)) is not None:
             expected[ValidatorKind.PACKAGE, name] = version
