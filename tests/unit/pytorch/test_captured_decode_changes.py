@@ -167,9 +167,13 @@ class TestChanges:
         captured = on_stand_in(llama)
         self.same(captured, llama)
         captures = captured.report.captures
-        llama.model.layers[0].mlp.act_fn.register_buffer("shift", torch.full((1,), 9.0))
+        act = llama.model.layers[0].mlp.act_fn
+        act.register_buffer("shift", torch.full((1,), 9.0))
         self.same(captured, llama)
         assert captured.report.captures == 2 * captures
+        act.shift = act.shift.clone()
+        self.same(captured, llama)
+        assert captured.report.captures == 3 * captures, "it is in another place, though equal"
 
     def test_a_switch_of_an_adapter_and_a_hook(self, llama: Any) -> None:
         class Adapter(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]

@@ -321,7 +321,7 @@ class CapturedDecode:
                 self._recorder.order()
             positions = _moved(model_kwargs.get("position_ids"), self._device)
             lane.fused = self._fused_for(lane, not _placed or positions is None or int(positions.max()) < prompt)
-            lane.start(ids, mask, positions, choice.least)
+            lane.start(ids, mask, positions, choice)
             if _streamer is not None:
                 _streamer.put(input_ids.cpu())
             lane.prefill(ids, choice)
@@ -341,7 +341,7 @@ class CapturedDecode:
         """Choose tokens until all rows have ended, or there are `end`. Returns how many count."""
         generated, budget = 1, end - prompt
         self._eager_tokens += 1
-        surroundings = self._surroundings.now()
+        surroundings: tuple[Any, ...] = ()
         every = 1 if streamer is not None else self._check_every
         generator = _generator(self._device)
         states: dict[int, torch.Tensor] = {}
@@ -357,6 +357,7 @@ class CapturedDecode:
                 states.clear()
             lane.read_up_to(extent := self._extent_for(prompt + generated))
             batch = lane.token.shape[0]
+            surroundings = surroundings or self._surroundings.now()
             key = (batch, extent, choice.key, lane.fused is None, *surroundings)
             graph = None if self._recorder is None else self._graph_for(lane, choice, batch, extent, key)
             if graph is None:

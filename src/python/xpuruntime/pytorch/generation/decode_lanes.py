@@ -24,6 +24,7 @@ _SCALARS = (bool, int, float, str, type(None))
 #: What each module has, and which of it are hooks.
 _USUAL = frozenset(vars(torch.nn.Module()))
 _TENSORS = ("_parameters", "_buffers")
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _HOOKS = tuple(name for name in vars(torch.nn.Module()) if name.endswith("_hooks"))
 
 
@@ -38,6 +39,14 @@ def _ranged_layer() -> type[Any]:
         extent = 0
         #: Whether what comes is a prompt, which begins the text and attends to itself alone.
         begins = False
+
+        @property
+        def is_compileable(self) -> bool:
+            """Say whether the mask is made ahead of the forward; of a prompt, the forward makes it as without cache."""
+            return not self.begins
+
+        def get_seq_length(self) -> Any:
+            return 0 if self.begins else super().get_seq_length()
 
         def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
             if self.begins:
@@ -111,25 +120,34 @@ class Lane:
         for layer in self.cache.layers:
             layer.extent = extent
 
-    def start(self, ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None, least: int) -> None:
-        """Fill the tensors for a prompt. What an earlier call left, whole or broken off, is gone."""
+    def start(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor | None,
+        positions: torch.Tensor | None,
+        choice: Choice | None = None,
+    ) -> None:
+        """Fill the tensors for a prompt. What an earlier call left, whole or broken off, is gone or not read."""
         length = ids.shape[1]
         layers = [layer for layer in self.cache.layers if layer.is_initialized]
-        for name in ("keys", "values", "cumulative_length") if layers else ():
+        # Kernels of fused layers read nothing beyond the text; others give it a share of zero, which hides no NaN.
+        stale = ("cumulative_length", "keys", "values") if self.fused is None else ("cumulative_length",)
+        for name in stale if layers else ():
             _private_api.foreach_zero([getattr(layer, name) for layer in layers])
         self.mask.fill_(1)
         if mask is not None:
             self.mask[:, :length].copy_(mask)
-        # Processors see all of the history, and count no token twice: what is empty has the last token of the prompt.
-        self.history.copy_(ids[:, -1:].expand_as(self.history))
-        if mask is not None:
-            empty = torch.arange(length, device=ids.device) < padding_of(self.mask[:, :length])[:, None]
-            ids = torch.where(empty, ids[:, -1:], ids)
-        self.history[:, :length].copy_(ids)
+        if choice is not None and choice.processors:
+            # They see all of the history, and count no token twice: what is empty has the last token of the prompt.
+            self.history.copy_(ids[:, -1:].expand_as(self.history))
+            if mask is not None:
+                empty = torch.arange(length, device=ids.device) < padding_of(self.mask[:, :length])[:, None]
+                ids = torch.where(empty, ids[:, -1:], ids)
+            self.history[:, :length].copy_(ids)
         self.length.fill_(length)
         self.counted.zero_()
         self.unfinished.fill_(1)
-        self.least.fill_(least)
+        self.least.fill_(0 if choice is None else choice.least)
         self._positions = (self.mask[:, :length].cumsum(-1) - 1).clamp(min=0) if positions is None else positions
         self.position.copy_(self._positions[..., -1:])
 
@@ -161,7 +179,7 @@ class Lane:
         ids = torch.randint(self._model.config.vocab_size, (rows, extent - 1), generator=random, device=device)
         mask = torch.ones_like(ids)
         mask[0, : extent // 3] = 0
-        self.start(ids[:, :1], None, None, 0)
+        self.start(ids[:, :1], None, None)
         self._forward(ids[:, :1], self._positions, is_first_iteration=True)
         for layer in self.cache.layers:
             layer.keys.normal_(0, magnitude, generator=random)
@@ -217,7 +235,7 @@ class ModelFacts:
     def hold(self) -> bool:
         """Say whether the model is as it was."""
         with contextlib.suppress(Exception):  # such as of tensors, which are neither equal nor unequal
-            if self._parts == self._kept and self._now() == self._places:
+            if not any(self._empty) and self._parts == self._kept and self._now() == self._places:
                 return True
         before, self._facts = self._facts, self._make()
         return bool(self._facts == before)
@@ -227,19 +245,22 @@ class ModelFacts:
         self._modules = list(self._model.modules())
         owned = [vars(module) for module in self._modules]
         self._tensors = [tensors for own in owned for name in _TENSORS if (tensors := own.get(name)) is not None]
-        self._parts: list[Any] = owned + [
+        parts = [
             part
             for own in owned
             for name, part in own.items()
             if name not in _TENSORS and isinstance(part, (dict, list))
         ]
+        self._parts: list[Any] = owned + [part for part in parts if part]
+        #: Most are, such as those of hooks.
+        self._empty = [part for part in parts if not part]
         self._kept = [dict(part) if isinstance(part, dict) else list(part) for part in self._parts]
         self._places = self._now()
         return self._places, [_facts_of(module) for module in self._modules]
 
     def _now(self) -> list[Any]:
         return [
-            (name, _place(tensor), tensor.dtype, tensor.device)
+            (name, tensor.data_ptr() if type(tensor) in _PLAIN else _place(tensor), tensor.dtype, tensor.device)
             for tensors in self._tensors
             for name, tensor in tensors.items()
             if tensor is not None
