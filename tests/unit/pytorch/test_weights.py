@@ -14,6 +14,7 @@ import xpuruntime as xrt
 torch = pytest.importorskip("torch")
 
 import xpuruntime.pytorch as xt  # noqa: E402 - it needs PyTorch
+from xpuruntime.pytorch.weights import few_rows  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -210,3 +211,15 @@ def test_sessions_compare_it_with_the_graph(tmp_path: Path) -> None:
     path = models.save(models.mlp(), tmp_path)
     with pytest.raises(xrt.XpuRuntimeError, match=r"weights\.storage.*products differ"):
         xrt.InferenceSession(path, policy=policy(storage="int8"), device="cpu")
+
+
+def test_integer_products_of_few_rows_are_not_captured(torchao: Any) -> None:
+    def few(rows: int, device: str = "cuda", **stated: str) -> str:
+        model = xt.quantize(layers(2), policy(**stated))
+        return few_rows(model, rows, torch.device(device))
+
+    assert few(16, storage="int8", compute="int8") == (
+        "weights of int8 that compute in int8 need 17 rows or more on CUDA devices"
+    )
+    assert few(17, storage="int8", compute="int8") == few(1, "cpu", storage="int8", compute="int8") == ""
+    assert few(1, storage="int8") == few(1, storage="fp8") == ""

@@ -7,8 +7,10 @@ Stored bytes and computed products are two facts: int8 weights may be converted 
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -18,7 +20,8 @@ from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeW
 from xpuruntime.policies import Policy
 from xpuruntime.policies.call_facts import Glob
 from xpuruntime.printable import bytes_text
-from xpuruntime.pytorch.dispatch.context import DTYPES
+from xpuruntime.pytorch.dispatch import step_cost
+from xpuruntime.pytorch.dispatch.context import DTYPES, thread_policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +29,16 @@ if TYPE_CHECKING:
     from xpuruntime.policies.execution_policy import WeightsPolicy
     from xpuruntime.pytorch.explanation.summary import Row
 
-__all__ = ["LinearWeights", "WeightTraffic", "check_storage", "deviations", "quantize", "traffic_of", "weights_of"]
+__all__ = [
+    "LinearWeights",
+    "WeightTraffic",
+    "check_storage",
+    "deviations",
+    "few_rows",
+    "quantize",
+    "traffic_of",
+    "weights_of",
+]
 
 #: Operators of products that tell their type by name.
 _COMPUTES = {"aten::_int_mm": "int8", "aten::_weight_int4pack_mm": "float", "aten::_weight_int8pack_mm": "float"}
@@ -41,6 +53,10 @@ _MARGIN = 1.2
 _CACHES = 4
 #: Rows of a product up to which the time is that of its weights.
 _ROWS = 32
+#: Name of the rows of replays, and how often a product in bf16 is timed.
+_GRAPH, _TIMED = "CUDA graph", 11
+#: Rows that `aten::_int_mm` has at least on CUDA devices.
+_LEAST_INT8 = 17
 #: Layers of PyTorch whose parameters are no matrices of a product, nor are those of classes made of them.
 _OWN = (torch.nn.Embedding, torch.nn.EmbeddingBag, torch.nn.modules.conv._ConvNd, torch.nn.RNNBase)
 _TORCHAO = "pip install 'xpuruntime[torchao]'"
@@ -84,19 +100,24 @@ class WeightTraffic(msgspec.Struct, frozen=True, kw_only=True):
         ``"inconclusive"``: they took as long or longer, which kernels that do read less can do, too.
     reason : str
     layers_us : float
-        Work of the device inside of all counted layers in one forward, in microseconds; 0 where that is not known.
+        Work of the device inside of all counted layers in one forward, in microseconds; of a captured step, all its
+        work. 0 where that is not known.
     floor_us : float
         Reading their weights in bf16 at 1.2 times the bandwidth of a copy, measured on this device.
+    bf16_us : float
+        Where the verdict is ``"inconclusive"``: PyTorch's products by bf16 weights of these shapes, of as many rows, of
+        one beside a captured step, measured on this device.
     """
 
     verdict: Literal["proved", "inconclusive", "unobservable"]
     reason: str
     layers_us: float = 0.0
     floor_us: float = 0.0
+    bf16_us: float = 0.0
 
 
 def traffic_of(
-    claimed: WeightsPolicy, root: torch.nn.Module, rows: Iterable[Row], modules: Mapping[str, int]
+    claimed: WeightsPolicy, root: torch.nn.Module, rows: Iterable[Row], modules: Mapping[str, int], replays: int = 0
 ) -> WeightTraffic:
     """Compare the time of linear layers with the least time that bf16 weights would take.
 
@@ -108,6 +129,9 @@ def traffic_of(
         Of an explanation.
     modules : mapping of str to int
         Nanoseconds of device work that was launched inside of each module; what turns weights into floats is in it.
+    replays : int
+        How many captured steps of the model were replayed. Then they are judged, whole: the layers are those of which
+        products were seen beside them, as of the prompt.
     """
 
     def unknown(reason: str) -> WeightTraffic:
@@ -122,23 +146,54 @@ def traffic_of(
     device = next((layer.weight.device for layer in layers.values()), torch.device("cpu"))
     if device.type != "cuda":
         return unknown("only times of CUDA devices tell how much was read")
+    counts, widest, rows = dict.fromkeys(layers, 0), 0, list(rows)
+    for row in rows:
+        if row.module in counts and _compute_of(row):
+            counts[row.module] += row.count
+            widest = max(widest, _rows_of(row))
+    if replays:
+        layers = {name: layer for name, layer in layers.items() if counts[name]}
+        graphs = [row for row in rows if row.operator == _GRAPH and row.device != "cpu" and row.time_us]
+        if not layers or sum(row.count for row in graphs) != replays:
+            return unknown(
+                "beside captured steps, no product of a layer was seen, or replays of other CUDA graphs were"
+            )
     size = _BF16 * sum(layer.in_features * layer.out_features for layer in layers.values())
     cache = torch.cuda.get_device_properties(device).L2_cache_size
     if size < _CACHES * cache:
         return unknown(f"in bf16 they have {bytes_text(size)}, and the L2 cache has {bytes_text(cache)}")
-    counts = dict.fromkeys(layers, 0)
-    for row in rows:
-        if row.module in counts and _compute_of(row):
-            counts[row.module] += row.count
-            if _rows_of(row) > _ROWS:
-                return unknown(f"products have more than {_ROWS} rows, such as those of prompts")
-    if len(set(counts.values())) != 1 or not all(map(modules.get, layers)):
-        return unknown("work of the layers was not seen equally often, as in replays of CUDA graphs and compiled code")
-    spent = sum(modules[name] for name in layers) / 1e3 / next(iter(counts.values()))
+    if replays:
+        spent = sum(row.time_us for row in graphs) / replays
+        what = f"a captured step took {spent:,.1f} us with all that is in it"
+    else:
+        if widest > _ROWS:
+            return unknown(f"products have more than {_ROWS} rows, such as those of prompts")
+        if len(set(counts.values())) != 1 or not all(map(modules.get, layers)):
+            return unknown("work of the layers was not seen equally often, as in compiled code")
+        spent = sum(modules[name] for name in layers) / 1e3 / next(iter(counts.values()))
+        what = f"linear layers took {spent:,.1f} us a forward"
     floor = size / (_MARGIN * _copy_bandwidth(device, _CACHES * cache)) * 1e6
-    reason = f"linear layers took {spent:,.1f} us a forward, and reading them in bf16 takes {floor:,.1f} us or more"
-    verdict: Literal["proved", "inconclusive"] = "proved" if spent < floor else "inconclusive"
-    return WeightTraffic(verdict=verdict, reason=reason, layers_us=spent, floor_us=floor)
+    reason = f"{what}, and reading their weights in bf16 takes {floor:,.1f} us or more"
+    if spent < floor:
+        return WeightTraffic(verdict="proved", reason=reason, layers_us=spent, floor_us=floor)
+    usual = _bf16_us(layers.values(), 1 if replays else widest, device)
+    slower = "slower than bf16 here: " if spent > usual and not replays else ""
+    return WeightTraffic(
+        verdict="inconclusive", reason=f"{slower}{reason}; their products in bf16 take {usual:,.1f} us",
+        layers_us=spent, floor_us=floor, bf16_us=usual,
+    )  # fmt: skip
+
+
+def _bf16_us(layers: Iterable[torch.nn.Linear], rows: int, device: torch.device) -> float:
+    """Return what products by bf16 weights take on a device, whose cache has nothing of them."""
+    total = 0.0
+    for (outputs, inputs), count in Counter((layer.out_features, layer.in_features) for layer in layers).items():
+        weight = torch.zeros(outputs, inputs, dtype=torch.bfloat16, device=device)
+        x = weight.new_zeros(rows, inputs)
+        with torch.no_grad(), thread_policy(None):
+            product = functools.partial(torch.nn.functional.linear, x, weight)
+            total += count * step_cost.time_on_cuda(product, device, _TIMED)[1]
+    return total * 1e6
 
 
 def _rows_of(row: Row) -> int:
@@ -363,7 +418,22 @@ def quantize(model: torch.nn.Module, policy: Any) -> torch.nn.Module:
     if hasattr(config, "set_inductor_config"):  # of torch.compile for the whole process
         config.set_inductor_config = False
     quantize_(model, config, filter_fn=is_quantized)
+    on_cuda = any(tensor.is_cuda for tensor in model.parameters())
+    if on_cuda and claimed.storage == "int8" and claimed.compute != "int8":
+        msg = "int8 weights that compute in floats are slower than bf16 here: a captured step took 9.7 times as long"
+        fix = "state weights: {storage: int4}, or {storage: fp8, compute: fp8} from compute capability 8.9"
+        warnings.warn(f"{msg} on an H200; they save memory alone. Fix: {fix}", XpuRuntimeWarning, stacklevel=2)
     return model
+
+
+def few_rows(model: torch.nn.Module, rows: int, device: torch.device) -> str:
+    """Return why compiled products of a model cannot have so few rows on a device; empty where they can."""
+    if rows >= _LEAST_INT8 or device.type != "cuda":
+        return ""
+    weights = (layer.weight for layer in model.modules() if isinstance(layer, torch.nn.Linear))
+    if not any(getattr(weight, "act_quant_kwargs", None) and _stored(weight)[0] == "int8" for weight in weights):
+        return ""
+    return f"weights of int8 that compute in int8 need {_LEAST_INT8} rows or more on CUDA devices"
 
 
 def _refuse_layers(claimed: WeightsPolicy, model: torch.nn.Module, chosen: set[str]) -> None:

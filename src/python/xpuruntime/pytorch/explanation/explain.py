@@ -24,7 +24,7 @@ from xpuruntime.pytorch.dispatch.overrides.native import never_compile
 from xpuruntime.pytorch.explanation.attribution import attribute_events
 from xpuruntime.pytorch.explanation.call_recorder import CallRecorder
 from xpuruntime.pytorch.explanation.explanation import Explanation, ExplanationData
-from xpuruntime.pytorch.explanation.graph_calls import replays_so_far, rows_of_replays
+from xpuruntime.pytorch.explanation.graph_calls import replays_of, replays_so_far, rows_of_replays
 from xpuruntime.pytorch.explanation.summary import build_rows
 from xpuruntime.pytorch.explanation.timeline import MODULE, RANGE
 from xpuruntime.pytorch.profiling.kineto_recording import Profiler, refuse_a_second
@@ -141,7 +141,8 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
         wrong = () if self._claimed.storage is None else deviations(self._claimed, weights, ran=not partial)
         traffic = None
         if self._claimed.storage is not None and self._root is not None and not partial:
-            traffic = traffic_of(self._claimed, self._root, rows, attribution.modules)
+            replays = replays_of(self._root, self._replays)
+            traffic = traffic_of(self._claimed, self._root, rows, attribution.modules, replays)
         notes = [*unmatched, *never_ran, *generation.switches, *wrong, *recorder.asking.adapted()]
         notes += () if partial else recorder.asking.met_no_call(rows)
         if attribution.kind == "cpu" and any(row.device.startswith("cuda") for row in rows):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.route import Route
     from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
 
-__all__ = ["GraphCalls", "replays_so_far", "rows_of_replays", "watched_capture"]
+__all__ = ["GraphCalls", "replays_of", "replays_so_far", "rows_of_replays", "watched_capture"]
 
 _REPLAYED = "chosen at capture; the time of the replays is in the row of the graph"
 _graphs: weakref.WeakSet[GraphCalls] = weakref.WeakSet()
@@ -34,8 +34,9 @@ _graphs: weakref.WeakSet[GraphCalls] = weakref.WeakSet()
 class GraphCalls:
     """Calls of operations that a policy decided while a graph was captured, and how often it was replayed since."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: torch.nn.Module) -> None:
         self.replays = 0
+        self.root = weakref.ref(root)
         self._calls: list[tuple[RecordedCalls, int, str]] = []
 
     @contextlib.contextmanager
@@ -104,7 +105,7 @@ def watched_capture(
     Without a policy nothing is watched. Hooks that tell modules are not put into code that is compiled, which would
     then be compiled anew.
     """
-    calls = GraphCalls()
+    calls = GraphCalls(root)
     if active_policy() is None:
         yield calls, contextlib.nullcontext()
         return
@@ -121,6 +122,12 @@ def watched_capture(
 def replays_so_far() -> dict[GraphCalls, int]:
     """Return how often each graph was replayed."""
     return {calls: calls.replays for calls in list(_graphs)}
+
+
+def replays_of(root: torch.nn.Module, before: Mapping[GraphCalls, int]) -> int:
+    """Return how many graphs of a model were replayed since."""
+    now = replays_so_far()
+    return sum(replays - before.get(calls, 0) for calls, replays in now.items() if calls.root() is root)
 
 
 def rows_of_replays(before: Mapping[GraphCalls, int]) -> list[Row]:

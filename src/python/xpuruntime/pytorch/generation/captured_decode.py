@@ -37,6 +37,7 @@ from xpuruntime.pytorch.generation.decode_calls import (
 from xpuruntime.pytorch.generation.decode_lanes import Lane, ModelFacts
 from xpuruntime.pytorch.generation.fused_decoder import FusedDecoder, NotFusedError, kernels_for
 from xpuruntime.pytorch.generation.joined_products import JoinedProducts
+from xpuruntime.pytorch.weights import few_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -397,6 +398,9 @@ class CapturedDecode:
         while len(self._graphs) >= self._max_graphs:
             self._drop(next(iter(self._graphs)))
         try:
+            if self._compile is not False and (few := few_rows(self._model, batch, self._device)):
+                fix = "quantize to fp8 that computes in fp8, or generate more rows at once"
+                raise UnsupportedOperationError(few, fix=fix)
             recording, calls = self._record(lane, choice)
         except Exception as error:
             reason = f"the step of {batch} rows and {extent} positions cannot be captured: {error_line(error)}"

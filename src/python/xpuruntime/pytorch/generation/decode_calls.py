@@ -57,7 +57,7 @@ class Choice:
     depends on in it.
     """
 
-    processors: Callable[..., Any]
+    processors: Any
     sample: bool
     eos: torch.Tensor | None
     pad: int
