@@ -43,6 +43,7 @@ RECORDS = {
     "generations": ("generations()", "the same bits"),
     "history": ("history()", "abc"),
     "folder_index": ("folder_index()", "odd"),
+    "locked": ("xrt.lock(model, {'execution': {'device': 'cpu', 'precision': 'fp16'}})", "1 deviation from the policy"),
 }
 TORCH_RECORDS = {
     "explanation": ("explained()", "by default"),
@@ -243,6 +244,9 @@ def check_executed(folder: Path, setup: list[str], records: dict[str, tuple[str,
         assert word in text, f"str({name}) is {text!r}"
         (result,) = (one for one in shown if one.output_type == "execute_result")
         assert word in read(result.data["text/html"]).text, f"the HTML of {name}"
+        told = result.data["text/plain"]
+        assert "\n" not in told, f"repr({name}) is {told}"
+        assert len(told) <= 200, f"repr({name}) is {told}"
 
 
 def test_a_notebook_shows_every_record(tmp_path: Path):
@@ -285,7 +289,7 @@ def test_every_record_is_executed_in_a_notebook():
     shown = {
         "Artifact", "CaptureReport", "Comparison", "ConformanceResult", "Decisions", "DecodeReport", "DeterminismTests",
         "DeviceMemoryReport", "Diagnosis", "Diff", "Explanation", "ExportResult", "Exported", "FolderIndex",
-        "GateReport", "GenerationComparison", "LockHistory", "MemoryReport", "Parity",
+        "GateReport", "GenerationComparison", "LockHistory", "LockResult", "MemoryReport", "Parity",
         "Plan", "Profile", "Report", "ReportComparison", "TuneResult", "TunedStep", "VerificationResult",
         "VersionBisect", "profile",
     }  # fmt: skip

@@ -28,6 +28,7 @@ __all__ = [
     "fragment_lines",
     "fragment_style",
     "fragment_table",
+    "one_line",
     "plain",
     "rich_fragment",
 ]
@@ -36,6 +37,17 @@ __all__ = [
 _CLASSES = {"green": "xrt-honoured", "red": "xrt-substituted", "yellow": "xrt-unobservable"}
 #: Longer text is colored, but is no badge, which does not wrap.
 _BADGE = 24
+#: Characters of a headline in a `repr`.
+_LINE = 100
+
+
+def one_line(record: object) -> str:
+    """Return the `repr` of a record: its kind, the model that it is of, and its headline, else how its text begins."""
+    told = getattr(record, "headline", None) or next(filter(str.strip, str(record).splitlines()), "").strip()
+    model = getattr(record, "model", "")
+    of = model if isinstance(model, str) else getattr(model, "path", "")
+    told = told if len(told) <= _LINE else f"{told[: _LINE - 3]}..."
+    return printable(f"<{type(record).__name__}{f' of {of}' if of else ''}: {told}>")
 
 
 class Badge(str):
@@ -57,6 +69,9 @@ class Shown:
 
     def __str__(self) -> str:
         return plain(self.__rich__(), self.WIDTH)
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     def _repr_html_(self) -> str:
         return rich_fragment(self.__rich__())

@@ -316,6 +316,20 @@ def test_the_command(case: Case, command: Callable[..., Result]) -> None:
     assert "not a lock" in done.stderr
 
 
+def test_deviations_are_those_of_explain(case: Case, command: Callable[..., Result]) -> None:
+    words = ("model.onnx", "-d", "cpu", "-e", "onnxruntime", "--precision", "fp16")
+    explained = json.loads(command("explain", *words, "--json").stdout)
+    (deviation,) = [seen for seen in explained["observations"] if seen["status"] == "substituted"]
+    done = command("lock", *words, "-o", "fp16.lock")
+    assert done.stdout.splitlines()[0] == "fp16.lock: written, with 1 deviation from the policy"
+    told = f"deviation: {deviation['key']}: requested fp16; the lock holds what ran, {deviation['observed']}"
+    assert told in done.stdout
+    assert f"{len(explained['units'])} units (" in done.stdout
+    again = command("lock", "model.onnx", "-o", "fp16.lock", "--check", "--json")
+    assert again.returncode == 0
+    assert [seen["key"] for seen in json.loads(again.stdout)["deviations"]] == ["execution.precision"]
+
+
 def test_the_statement(case: Case, command: Callable[..., Result]) -> None:
     folder = case.model.parent
     case.path.unlink()

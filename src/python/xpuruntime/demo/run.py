@@ -157,11 +157,8 @@ def _command() -> str:
 
 def _lock_line(locked: Lock) -> str:
     """Return how much of the run the lock has."""
-    identity = locked.identity
-    return (
-        f"{len(identity.entries)} units, {len(identity.validators)} facts of libraries and machine, "
-        f"{len(identity.outputs)} output; {locked.digest[:19]}"
-    )
+    facts = len(locked.identity.validators)
+    return f"{locked.identity.counts}; {facts} facts of libraries and machine; {locked.digest[:19]}"
 
 
 def _predict(run: Callable[..., dict[str, Any]], images: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -118,6 +118,10 @@ class Binding(ABC):
     #: "captured", "off", or the reason why no CUDA graph was captured.
     graph: str
 
+    def __repr__(self) -> str:
+        held = (f"{what} {name!r}" for what in ("input", "output") for name in self.__dict__.get(what, ()))
+        return f"<{type(self).__name__}: {', '.join(held) or 'closed'}>"
+
     @property
     def inputs(self) -> Mapping[str, Any]:
         """The buffers of inputs; ``inputs[name] = array`` binds another array on the CPU, and is refused on CUDA."""

@@ -142,13 +142,7 @@ def observations(
 
 def computing(units: Iterable[Unit]) -> list[Unit]:
     """Return the units that ran and compute something of the model: no inserted copies, casts or layout changes."""
-    return [
-        u
-        for u in units
-        if u.relation != "folded"
-        and (u.time is not None or u.status != "unobservable")
-        and (u.source_nodes or u.serves or u.relation == "opaque")
-    ]
+    return [u for u in units if u.computes]
 
 
 class _Comparison:

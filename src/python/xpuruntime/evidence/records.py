@@ -199,6 +199,12 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     device_kernels: tuple[DeviceKernel, ...] = ()
     phase: str = ""
 
+    @property
+    def computes(self) -> bool:
+        """Whether it ran and computes something of the model: it is no inserted copy, cast or layout change."""
+        ran = self.relation != "folded" and (self.time is not None or self.status != "unobservable")
+        return ran and bool(self.source_nodes or self.serves or self.relation == "opaque")
+
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of time in one instrumented run, on a thread of the host or a stream of a device.

@@ -129,6 +129,11 @@ class Report(Page, frozen=True, kw_only=True):
     determinism: DeterminismTests | None = None
 
     @property
+    def model(self) -> str:
+        """The model as the plan names it; empty in a report without a plan."""
+        return str(self.plan.get("model", {}).get("path", ""))
+
+    @property
     def deviations(self) -> tuple[Observation, ...]:
         """The policy keys that were not honoured: something else ran, or the engine does not support them."""
         return tuple(o for o in self.observations if o.status in ("substituted", "unsupported"))

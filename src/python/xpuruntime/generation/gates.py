@@ -13,6 +13,7 @@ import numpy as np
 
 from xpuruntime.errors import InputError
 from xpuruntime.generation.logprobs import greedy_tokens, normalized, read_texts, token_ids
+from xpuruntime.notebook import one_line
 from xpuruntime.policies.kinds import share_text
 from xpuruntime.policies.verify_policy import VerifyGeneration
 from xpuruntime.printable import printable
@@ -77,6 +78,8 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
         lines += [f"  {gate.name:10}  {gate.verdict:12}  {gate.observed} ({gate.requested})" for gate in self.gates]
         lines += [f"  {gate.name}: {gate.reason}" for gate in self.gates if gate.verdict != "pass"]
         return printable("\n".join(lines))
+
+    __repr__ = one_line
 
     def _repr_html_(self) -> str:
         from xpuruntime.notebook import Badge, fragment, fragment_lines, fragment_table

@@ -15,6 +15,7 @@ from xpuruntime.files.paths import json_text
 from xpuruntime.generation.gates import GateReport, check_gates
 from xpuruntime.generation.logprobs import normalized, read_texts, token_ids
 from xpuruntime.inference.generation import GenerationSession
+from xpuruntime.notebook import one_line
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class GenerationComparison(msgspec.Struct, frozen=True, kw_only=True):
         first = f", first by more than {self.atol:g} in {self.first}" if self.first else ""
         lines = [f"{self.candidate}", f"against {self.reference}, on {self.texts}", str(self.gates)]
         return printable("\n".join([*lines, f"{self.logprobs} logprobs: {bits}{first}"]))
+
+    __repr__ = one_line
 
     def _repr_html_(self) -> str:
         from xpuruntime.notebook import fragment, fragment_lines

@@ -13,6 +13,7 @@ import msgspec
 
 from xpuruntime.lockfile.drift import DriftCode, ValidatorKind
 from xpuruntime.lockfile.measured import Measured
+from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -280,6 +281,16 @@ class Identity(_Record, frozen=True, kw_only=True):
         return ", ".join(dict.fromkeys(repr(output.name) for output in self.outputs if output.grade == "random"))
 
     @property
+    def counts(self) -> str:
+        """The numbers of units, calls and outputs; of the units that the engine inserted, how many they are."""
+        inserted = sum(entry.relation == "inserted" for entry in self.entries)
+        parts = [(len(self.entries), "unit"), (len(self.calls), "call"), (len(self.outputs), "output")]
+        told = [f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in parts if number]
+        if inserted:
+            told[0] += f" ({inserted} inserted by the engine)"
+        return ", ".join(told) or "nothing observed"
+
+    @property
     def unobservable(self) -> int:
         """The number of units whose kernel the engine does not report."""
         return sum(entry.known == "unobservable" for entry in self.entries)
@@ -410,6 +421,12 @@ class Lock(_Record, frozen=True, kw_only=True):
             measured_digest=digest_of_part(measured),
             provenance=provenance or Provenance(),
         )
+
+    def __repr__(self) -> str:
+        identity = self.identity
+        of = identity.model.name if identity.model is not None else identity.subject
+        where = f" on {identity.plan.engine}@{identity.plan.device}" if identity.plan is not None else ""
+        return printable(f"<Lock of {of}{where}: {identity.counts}, {self.digest[:19]}>")
 
     @property
     def sealed(self) -> bool:

@@ -31,6 +31,7 @@ from xpuruntime.runtime.telemetry import log_step, traced
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from xpuruntime.evidence.records import Observation
     from xpuruntime.lockfile.records import CallEntry, LockedOutput
 
 __all__ = ["create_lock"]
@@ -40,8 +41,8 @@ _DEPENDENCIES = ("uv.lock", "pylock.toml", "conda-lock.yml", "poetry.lock", "req
 _TIMES, _ROUNDS, _CALLS = 3, 9, 5
 
 
-def _facts_of(lock: Lock) -> dict[str, Any]:
-    return {"digest": lock.digest}
+def _facts_of(made: tuple[Lock, tuple[Observation, ...]]) -> dict[str, Any]:
+    return {"digest": made[0].digest}
 
 
 @traced("lock", _facts_of)
@@ -59,8 +60,8 @@ def create_lock(
     call: str = "run",
     folder: str = "",
     **options: Any,
-) -> Lock:
-    """Return the lock of a model under a policy."""
+) -> tuple[Lock, tuple[Observation, ...]]:
+    """Return the lock of a model under a policy, and the keys of the policy that were not honoured in its run."""
     options.pop("lock", None)
     batches = check_batches(batches)
     stated = None if policy is None else without_lock(Policy.coerce(policy))
@@ -113,11 +114,8 @@ def create_lock(
             calls=call_entries(report.decisions, validators),
             outputs=outputs,
         )
-    return Lock.of(
-        identity,
-        measured=measured,
-        provenance=Provenance.now(command, dependencies=_dependencies(model)),
-    )
+    provenance = Provenance.now(command, dependencies=_dependencies(model))
+    return Lock.of(identity, measured=measured, provenance=provenance), observed.deviations
 
 
 def _preferred(calls: tuple[CallEntry, ...], pins: Sequence[CallEntry]) -> tuple[CallEntry, ...]:

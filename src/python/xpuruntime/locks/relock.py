@@ -20,11 +20,16 @@ from xpuruntime.lockfile.drift import DriftCode, ValidatorKind, drift_error, lac
 from xpuruntime.lockfile.records import AcceptedDrift, Lock, utc_now
 from xpuruntime.lockfile.rules import policy_of
 from xpuruntime.locks.create import create_lock
+from xpuruntime.notebook import Shown
 from xpuruntime.policies.document import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from rich.console import RenderableType
+
+    from xpuruntime.evidence.records import Observation
 
 __all__ = ["LockResult", "lock"]
 
@@ -41,7 +46,7 @@ _OF_PACKAGES = (
 _FOLLOWS = frozenset(DriftCode).difference(ValidatorKind, (DriftCode.SHAPES,))
 
 
-class LockResult(msgspec.Struct, frozen=True, kw_only=True):
+class LockResult(Shown, msgspec.Struct, frozen=True, kw_only=True):
     """A lock, what differs from the one before, and whether it was written.
 
     Attributes
@@ -57,6 +62,8 @@ class LockResult(msgspec.Struct, frozen=True, kw_only=True):
     written : bool
     changed : bool
         Whether the file is another one now, or would be without ``dry_run``.
+    deviations : tuple of Observation
+        The keys of the policy that were not honoured in the run that was locked, as ``xrt explain`` shows them.
     """
 
     lock: Lock
@@ -65,6 +72,52 @@ class LockResult(msgspec.Struct, frozen=True, kw_only=True):
     lacking: tuple[Difference, ...] = ()
     written: bool = False
     changed: bool = False
+    deviations: tuple[Observation, ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """The file and what became of it in a few words; that the policy was not honoured, where it was not."""
+        outcome = "does not hold" if self.drifts else "holds"
+        if self.changed:
+            outcome = "written" if self.written else "would be written"
+        number = len(self.deviations)
+        told = f", with {number} deviation{'' if number == 1 else 's'} from the policy" if number else ""
+        return f"{self.path}: {outcome}{told}" if self.path else f"locked{told}"
+
+    def __rich__(self) -> RenderableType:
+        """Return what became of the lock, what it has, and what differs."""
+        from rich.text import Text
+
+        identity, measured = self.lock.identity, self.lock.measured
+        lines = [
+            self.headline,
+            f"  {self.lock.digest}",
+            f"  {identity.counts}; they depend on {len(identity.validators)} facts of libraries and machine",
+            *(
+                f"  deviation: {seen.key}: requested {seen.requested}; the lock holds what ran, {seen.observed}"
+                for seen in self.deviations
+            ),
+        ]
+        if measured.batches:
+            listed = ", ".join(f"{time_.rows} in {time_.median_us:,.0f} us" for time_ in measured.batches)
+            lines.append(f"  batches: {listed}")
+        if identity.unobservable:
+            lines.append(
+                f"  unobservable: the kernels of {identity.unobservable} unit(s) are not reported; only these facts "
+                "stand for them"
+            )
+        if identity.random_outputs:
+            lines.append(f"  not locked: values of {identity.random_outputs}, which depend on random numbers")
+        lines += [f"  {doubt}" for doubt in measured.doubts]
+        lines += [f"  {drift.text if self.changed else drift}" for drift in self.drifts]
+        lines += [
+            f"  not in the lock: {missing.code} {missing.subject}, {missing.after}; --upgrade adds it"
+            for missing in self.lacking
+        ]
+        if self.drifts and not self.changed:
+            codes = " ".join(f"--accept {code}" for code in dict.fromkeys(drift.code for drift in self.drifts))
+            lines.append(f"  take what is here with --upgrade, or with {codes} --why TEXT")
+        return Text("\n".join(lines))
 
 
 def lock(
@@ -166,11 +219,12 @@ def lock(
     if old is None:
         if check:
             raise InputError(f"there is no lock '{path}' to check. Fix: make it with `xrt lock`")
-        provenance = create_lock(
+        provenance, deviations = create_lock(
             model, policy, shapes=shapes, inputs=inputs, command=command, batches=batches, call=call or "run",
             folder=folder, **options,
         )  # fmt: skip
-        return _written(_with_provenance(provenance, note=note), path, (), dry_run=dry_run)
+        provenance = _with_provenance(provenance, note=note)
+        return _written(LockResult(lock=provenance, deviations=deviations), path, dry_run=dry_run)
     if old.identity.subject != "inference" or old.identity.policy is None:
         raise InputError(f"'{path}' is a lock of {old.identity.subject}, not of inference. Fix: give another file")
     if policy is None and not any(options.get(name) is not None for name in ("device", "engine", "precision")):
@@ -183,7 +237,7 @@ def lock(
     if check and batches:
         raise InputError("check writes nothing, so no batches are timed: leave one of the two out")
     sizes = batches or [batch.rows for batch in old.measured.batches]
-    provenance = create_lock(
+    provenance, deviations = create_lock(
         model,
         policy,
         shapes=shapes,
@@ -203,7 +257,7 @@ def lock(
     drifts = tuple(drift for drift in compared if drift not in unlocked)
     measured = provenance.measured.ratios or provenance.measured.memory_peak is not None or provenance.measured.batches
     if check or (not drifts and not (upgrade and (measured or unlocked or not old.sealed)) and not batches):
-        return LockResult(lock=old, path=str(path), drifts=drifts, lacking=unlocked)
+        return LockResult(lock=old, path=str(path), drifts=drifts, lacking=unlocked, deviations=deviations)
     refused = [] if upgrade else [
         drift for drift in drifts if not _allowed(drift, drifts, old, upgrade_units, upgrade_packages, accept)
     ]  # fmt: skip
@@ -227,7 +281,7 @@ def lock(
             if d.code in accept
         )
         provenance = _with_provenance(provenance, accepted=(*old.provenance.accepted, *accepted))
-    return _written(provenance, path, drifts, dry_run=dry_run)
+    return _written(LockResult(lock=provenance, drifts=drifts, deviations=deviations), path, dry_run=dry_run)
 
 
 def _check_codes(accept: Sequence[str], why: str) -> None:
@@ -263,13 +317,13 @@ def _with_provenance(relocked: Lock, **changes: Any) -> Lock:
     return msgspec.structs.replace(relocked, provenance=msgspec.structs.replace(relocked.provenance, **changes))
 
 
-def _written(relocked: Lock, path: Path | None, drifts: tuple[Difference, ...], *, dry_run: bool) -> LockResult:
-    if path is None or dry_run:
-        return LockResult(
-            lock=relocked, path="" if path is None else str(path), drifts=drifts, changed=path is not None
-        )
-    save_lock(relocked, path)
-    return LockResult(lock=relocked, path=str(path), drifts=drifts, written=True, changed=True)
+def _written(result: LockResult, path: Path | None, *, dry_run: bool) -> LockResult:
+    written = path is not None and not dry_run
+    if path is not None and written:
+        save_lock(result.lock, path)
+    return msgspec.structs.replace(
+        result, path="" if path is None else str(path), written=written, changed=path is not None
+    )
 
 
 def _with_parts(names: Sequence[str]) -> list[str]:

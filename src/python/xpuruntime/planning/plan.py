@@ -164,6 +164,11 @@ class Plan(Shown, msgspec.Struct, frozen=True, kw_only=True):
     schema: str = SCHEMA
 
     @property
+    def headline(self) -> str:
+        """The choice in a few words."""
+        return f"{self.candidate} runs it: precision {self.precision}, mode {self.mode}"
+
+    @property
     def candidate(self) -> str:
         """The choice as ``"engine@device"``."""
         return f"{self.engine}@{self.device}"
@@ -285,8 +290,7 @@ def plan_tables(plan: Plan) -> RenderableType:
             reason = _reason(verdict.reason, verdict.fix)
             tried.add_row(Text(verdict.candidate), Text(verdict.code, style=colour), reason)
 
-    headline = f"{plan.candidate} runs it: precision {plan.precision}, mode {plan.mode}"
-    parts: list[RenderableType] = [Text(headline, "bold green"), head, tried]
+    parts: list[RenderableType] = [Text(plan.headline, "bold green"), head, tried]
     after = [verdict.candidate for verdict in plan.verdicts if verdict.code == VerdictCode.NOT_TRIED]
     if after:
         parts.append(Text(f"not tried, because {plan.candidate} comes before: {', '.join(after)}", style="dim"))

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xpuruntime._core import Buffer, MemoryManager, MemoryPool, MemoryStats
+from xpuruntime.notebook import one_line
 from xpuruntime.printable import bytes_text, printable
 from xpuruntime.runtime.device import DeviceLike
 
@@ -57,6 +58,8 @@ class MemoryReport:
         rows = [_COLUMNS, *self._rows()]
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         return printable("\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows))
+
+    __repr__ = one_line
 
     def _repr_html_(self) -> str:
         from xpuruntime.notebook import fragment, fragment_lines, fragment_table

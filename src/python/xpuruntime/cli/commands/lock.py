@@ -77,8 +77,6 @@ StatementOption = Annotated[
     output_option("--statement", help="Also write an unsigned in-toto statement of model and lock."),
 ]
 
-_COUNTED = {"entries": "unit", "validators": "validator", "outputs": "output"}
-
 
 @with_session_options
 def lock(
@@ -108,7 +106,7 @@ def lock(
     from pathlib import Path
 
     from xpuruntime.cli.exit_codes import ExitCode
-    from xpuruntime.cli.output import check_outputs, print_json, refuse_other_kinds, working
+    from xpuruntime.cli.output import check_outputs, console, print_json, refuse_other_kinds, working
     from xpuruntime.cli.results import check_target
     from xpuruntime.cli.session import prepare
     from xpuruntime.evidence.documents import write_whole
@@ -149,7 +147,7 @@ def lock(
     if json:
         print_json(_record(result))
     else:
-        _show(result, check=check)
+        console().print(result)
     return ExitCode.NOT_HONOURED if check and result.drifts else ExitCode.OK
 
 
@@ -190,44 +188,8 @@ def _record(result: LockResult) -> dict[str, Any]:
         "doubts": result.lock.measured.doubts,
         "drifts": result.drifts,
         "lacking": result.lacking,
+        "deviations": result.deviations,
     }
-
-
-def _many(rows: Sequence[Any], word: str) -> str:
-    return f"{len(rows)} {word}{'' if len(rows) == 1 else 's'}"
-
-
-def _show(result: LockResult, *, check: bool) -> None:
-    from xpuruntime.cli.output import console
-
-    identity = result.lock.identity
-    blind = identity.unobservable
-    outcome = "does not hold" if result.drifts else "holds"
-    if result.changed:
-        outcome = "written" if result.written else "would be written"
-    lines = [
-        f"{result.path}: {outcome}",
-        f"  {result.lock.digest}",
-        "  " + ", ".join(_many(getattr(identity, field), word) for field, word in _COUNTED.items()),
-    ]
-    if times := result.lock.measured.batches:
-        listed = ", ".join(f"{time_.rows} in {time_.median_us:,.0f} us" for time_ in times)
-        lines.append(f"  batches: {listed}")
-    if blind:
-        lines.append(f"  unobservable: the kernels of {blind} unit(s) are not reported; only validators stand for them")
-    if identity.random_outputs:
-        lines.append(f"  not locked: values of {identity.random_outputs}, which depend on random numbers")
-    lines += [f"  {doubt}" for doubt in result.lock.measured.doubts]
-    lines += [f"  {drift.text if result.changed else drift}" for drift in result.drifts]
-    lines += [
-        f"  not in the lock: {missing.code} {missing.subject}, {missing.after}; --upgrade adds it"
-        for missing in result.lacking
-    ]
-    if check and result.drifts:
-        codes = " ".join(f"--accept {code}" for code in dict.fromkeys(drift.code for drift in result.drifts))
-        lines.append(f"  take what is here with --upgrade, or with {codes} --why TEXT")
-    for line in lines:
-        console().print(line, soft_wrap=True)
 
 
 #: Engines that are not listed one by one.

@@ -282,10 +282,14 @@ def _accounting(report: Report) -> RenderableType:
             words.append(f"{count[relation]} {'unit' if count[relation] == 1 else 'units'} inserted")
         elif count[relation]:
             words.append(f"{nodes[relation]} {relation}")
-    text = f"\n{total} source {'node' if total == 1 else 'nodes'}: {', '.join(words)}"
+    ran = sum(count.values()) - count["folded"]
+    text = f"\n{total} source {'node' if total == 1 else 'nodes'} ran as {ran} units: {', '.join(words)}"
     run = _instrumented(report)
     if "coverage" in run:
         text += f"; their times are {run['coverage']:.0%} of an instrumented run ({duration_text(run['run_us'])})"
+    computes = sum(unit.computes and unit.phase != "decode" for unit in report.units)
+    if computes < ran:
+        text += f". The keys count the {computes} that compute, not those that only move or convert data"
     return Text(text)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from xpuruntime._core import DeviceManager, Dispatcher, MemoryManager
 from xpuruntime.errors import InputError, XpuRuntimeError
+from xpuruntime.notebook import one_line
 from xpuruntime.printable import bytes_text, printable
 from xpuruntime.pytorch.allocator.api import allocator_stats
 from xpuruntime.pytorch.allocator.torch_pools import all_bridges
@@ -103,6 +104,8 @@ class DeviceMemoryReport:
         widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         return printable("\n".join([*lines, *self._remarks()]))
+
+    __repr__ = one_line
 
     def _repr_html_(self) -> str:
         from xpuruntime.notebook import fragment, fragment_lines, fragment_table

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import InputError
+from xpuruntime.notebook import one_line
 from xpuruntime.printable import bytes_text, printable
 from xpuruntime.pytorch._private_api import pytree
 from xpuruntime.pytorch.capture.captured_state import hyperparameters
@@ -298,6 +299,8 @@ class CaptureReport:
         lines = [self._headline()]
         lines += [f"  graph {graph.key}: {bytes_text(graph.bytes)}, {graph.hits} calls" for graph in self.graphs]
         return printable("\n".join([*lines, *(f"  {line}" for line in self._remarks())]))
+
+    __repr__ = one_line
 
     def _repr_html_(self) -> str:
         from xpuruntime.notebook import fragment, fragment_lines, fragment_table

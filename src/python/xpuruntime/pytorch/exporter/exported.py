@@ -17,6 +17,7 @@ import torch
 import xpuruntime
 from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.lockfile.canonical import ExportLock, locked_kernels
+from xpuruntime.notebook import one_line
 from xpuruntime.policies import ExecutionPolicy, Policy
 from xpuruntime.policies.call_facts import NameSet
 from xpuruntime.policies.kernel_rules import FAMILIES
@@ -82,6 +83,8 @@ class Exported:
         ]
         lines += [f"  {node}: {', '.join(kernels)}" for node, kernels in self.pinned.items()]
         return printable("\n".join([*lines, *(f"  note: {note}" for note in self.notes)]))
+
+    __repr__ = one_line
 
     def _repr_html_(self) -> str:
         from xpuruntime.notebook import fragment, fragment_lines

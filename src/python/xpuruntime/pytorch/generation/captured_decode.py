@@ -17,6 +17,7 @@ import torch
 
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.notebook import one_line
 from xpuruntime.printable import bytes_text, printable
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.capture.api import compiled_by
@@ -97,6 +98,8 @@ class DecodeReport:
             *(f"  note: {note}" for note in self.notes),
         ]
         return printable("\n".join(lines))
+
+    __repr__ = one_line
 
     def _repr_html_(self) -> str:
         from xpuruntime.notebook import fragment, fragment_lines

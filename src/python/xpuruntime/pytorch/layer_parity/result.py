@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from xpuruntime.notebook import one_line
 from xpuruntime.printable import printable
 
 __all__ = ["LayerParity", "LogprobParity", "Parity"]
@@ -170,6 +171,8 @@ class Parity:
             *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows),
         ]
         return printable("\n".join([*lines, *self._missing()]))
+
+    __repr__ = one_line
 
     def _repr_html_(self) -> str:
         from xpuruntime.notebook import Badge, fragment, fragment_lines, fragment_table

@@ -14,6 +14,7 @@ import torch
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.tolerances import LOSS_TOLERANCES
 from xpuruntime.measuring.statistics import CandidateCode, RatioVerdict
+from xpuruntime.notebook import one_line
 from xpuruntime.printable import bytes_text, printable
 from xpuruntime.pytorch._private_api import pytree
 from xpuruntime.pytorch.dispatch.policy_scope import kernel_policy
@@ -332,6 +333,8 @@ class TunedStep:
             f"  {name:<40} {code:<11} {time:>12} {size:>10}  {why}" for name, code, time, size, why in self._rows()
         ]
         return printable("\n".join([self.headline, *lines, *(f"  note: {note}" for note in self.notes)]))
+
+    __repr__ = one_line
 
     def _repr_html_(self) -> str:
         from xpuruntime.notebook import fragment, fragment_lines, fragment_table

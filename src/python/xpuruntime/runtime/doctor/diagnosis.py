@@ -68,7 +68,7 @@ class Diagnosis(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         """Return plain text."""
-        lines = [self._headline()]
+        lines = [self.headline]
         for finding in self.findings:
             lines.append(f"{finding.severity}: {finding.code}: {finding.what}")
             lines.append(f"  why: {finding.why}")
@@ -92,7 +92,7 @@ class Diagnosis(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
         from xpuruntime.tables import rows_table
 
-        parts: list[RenderableType] = [Text(self._headline(), style="green" if self.healthy else "bold red")]
+        parts: list[RenderableType] = [Text(self.headline, style="green" if self.healthy else "bold red")]
         engines = _engine_table(self.facts.machine.engines)
         for finding in sorted(self.findings, key=lambda finding: finding.severity == "info"):
             if finding.severity == "info" and engines not in parts:
@@ -120,7 +120,9 @@ class Diagnosis(Shown, msgspec.Struct, frozen=True, kw_only=True):
         parts += loaded or [Text("libraries loaded in this process: none")]
         return Group(*parts)
 
-    def _headline(self) -> str:
+    @property
+    def headline(self) -> str:
+        """The verdict in a few words."""
         count = {kind: sum(finding.severity == kind for finding in self.findings) for kind in _ORDER}
         if not count["error"] and not count["warning"]:
             return "no problem found"
