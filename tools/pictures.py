@@ -37,7 +37,7 @@ _RUNS: dict[str, list[tuple[tuple[int, ...], str]]] = {
     "report": [((1,), "explain model.onnx --device cpu --precision fp16 --html report.html")],
     "verification": [
         ((0,), "lock model.onnx --policy policy.yaml -o model.lock"),
-        ((1,), "verify retrained.onnx --lock model.lock --only evidence --out html=verification.html"),
+        ((1,), "verify retrained.onnx --lock model.lock --only evidence --html verification.html"),
     ],
     "search": [((0, 4), "tune model.onnx --input samples.npz --device cpu --budget 30s --html search.html")],
     "drift": [((1,), "compare model.onnx --engines onnxruntime,openvino,null --device cpu --html drift.html")],

@@ -42,11 +42,16 @@ OTHERS = {
 }
 
 
+def to(verification: str, path: str) -> tuple[str, str]:
+    """Return the option of `xrt verify` that writes a format to a file."""
+    return ("--html", path) if verification == "html" else ("--output", f"{verification}={path}")
+
+
 @pytest.fixture
 def own(xrt: Xrt, digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[bytes]]:
     """What the commands write, by its kind."""
     monkeypatch.chdir(tmp_path)
-    outs = [word for verification in VERIFICATIONS for word in ("--out", f"{verification}=v.{verification}")]
+    outs = [word for verification in VERIFICATIONS for word in to(verification, f"v.{verification}")]
     for command in (
         ("explain", digits, "-d", "cpu", "-o", "report", "--html", "page"),
         ("run", digits, "-d", "cpu", "-o", "a.npz"),
@@ -101,7 +106,7 @@ OPTIONS = [
     ("profile", "--trace", "there.json"), ("compare", "--html", "there"), ("bench", "--html", "there"),
     ("lock", "--statement", "there"),
     ("tune", "-o", "there"), ("tune", "--lock", "there"), ("tune", "--html", "there"), ("tune", "--journal", "there"),
-    *(("verify", "--out", f"{verification}=there") for verification in VERIFICATIONS),
+    *(("verify", *to(verification, "there")) for verification in VERIFICATIONS),
 ]  # fmt: skip
 
 

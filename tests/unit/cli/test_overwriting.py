@@ -110,12 +110,12 @@ def test_what_a_search_reads_is_no_output(xrt: Xrt, inputs: dict[str, Path], wha
 
 @pytest.mark.parametrize(
     ("command", "options"),
-    [("explain", ["-o"]), ("explain", ["--html"]), ("run", ["-o"]), ("verify", ["--out"])],
+    [("explain", ["-o"]), ("explain", ["--html"]), ("run", ["-o"]), ("verify", ["--html"]), ("verify", ["-o"])],
 )
 def test_a_lock_is_no_output(xrt: Xrt, inputs: dict[str, Path], command: str, options: list[str]) -> None:
     lock = inputs["policy"].with_name("lock.npz")
     lock.write_text("{}")
-    target = f"junit={lock}" if command == "verify" else lock
+    target = f"junit={lock}" if (command, options) == ("verify", ["-o"]) else lock
     result = xrt(command, inputs["model"], "-d", "cpu", "--lock", lock, *options, target)
     assert lock.read_text() == "{}"
     assert result.code == 2
@@ -126,7 +126,7 @@ def test_metrics_and_sides_are_no_outputs(xrt: Xrt, inputs: dict[str, Path]) -> 
     metric = inputs["policy"].with_name("metric.py")
     metric.write_text("def worst(run, inputs): return 1.0\n")
     before = metric.read_text()
-    result = xrt("verify", inputs["model"], "-d", "cpu", "--metric", f"{metric}:worst=0", "--out", f"junit={metric}")
+    result = xrt("verify", inputs["model"], "-d", "cpu", "--metric", f"{metric}:worst=0", "--output", f"junit={metric}")
     assert (result.code, metric.read_text()) == (2, before)
     assert "would replace the file of a metric" in result.err
     one, two = (inputs["policy"].with_name(name) for name in ("one.json", "two.json"))

@@ -5,17 +5,18 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import shutil
 import xml.etree.ElementTree as ET
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 
 from xpuruntime.evidence.documents import schema_of
 from xpuruntime.locks.verification.result import VerificationResult
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Xrt = Any
 CPU = "execution: {engine: onnxruntime, device: cpu}\n"
@@ -73,7 +74,7 @@ def test_an_inconclusive_claim(xrt: Xrt, policy: Path, tmp_path: Path, word: str
 def test_outputs(xrt: Xrt, digits: str, policy: Path, tmp_path: Path) -> None:
     policy.write_text(DEVIATING)
     formats = ("json", "md", "junit", "sarif", "openmetrics", "html", "intoto")
-    options = [word for name in formats for word in ("--out", f"{name}={name}.out")]
+    options = ["--html", "html.out", *(w for name in formats if name != "html" for w in ("-o", f"{name}={name}.out"))]
     assert xrt("verify", digits, "-p", "policy.yaml", "--only", "evidence", "--gitlab", *options).code == 1
     assert ET.parse(tmp_path / "junit.out").getroot().get("failures") == "1"
     place = json.loads((tmp_path / "sarif.out").read_text())["runs"][0]["results"][0]["locations"][0]
@@ -104,12 +105,13 @@ def test_github(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--out", "xml=a"), "'xml' is not a format"),
-        (("--out", "junit"), "write FORMAT=FILE"),
-        (("--out", "junit=nowhere/a.xml"), "the folder"),
-        (("--out", "junit=a", "--out", "sarif=a"), "name the same file"),
-        (("--out", "md=policy.yaml"), "would replace the policy"),
-        (("--lock", "policy.yaml", "--out", "md=./policy.yaml"), "would replace the policy"),
+        (("-o", "xml=a"), "'xml' is not a format"),
+        (("-o", "junit.xml"), "Fix: --output junit=junit.xml"),
+        (("-o", "html=a.html"), "Fix: --html a.html"),
+        (("-o", "junit=nowhere/a.xml"), "the folder"),
+        (("-o", "junit=a", "-o", "sarif=a"), "name the same file"),
+        (("-o", "md=policy.yaml"), "would replace the policy"),
+        (("--lock", "policy.yaml", "-o", "md=./policy.yaml"), "would replace the policy"),
         (("--lock", "nowhere.lock"), "nowhere.lock"),
         (("--only", "evidnce"), "did you mean 'evidence'?"),
         (("--budget", "60"), "no unit is given"),
@@ -125,7 +127,7 @@ def test_refusals(xrt: Xrt, digits: str, policy: Path, options: tuple[str, ...],
 
 
 def test_an_output_that_cannot_be_written_is_told_after_the_result(xrt: Xrt, digits: str, policy: Path) -> None:
-    found = xrt("verify", digits, "-p", policy, "--only", "evidence", "--out", "md=/dev/full")
+    found = xrt("verify", digits, "-p", policy, "--only", "evidence", "-o", "md=/dev/full")
     assert found.code == 2
     assert found.out.startswith("verified: ")
     assert "/dev/full" in found.err
@@ -149,3 +151,47 @@ def test_a_metric_does_not_decide_the_exit_code(
     found = xrt("verify", digits, "-p", policy, *options)
     assert found.code == found.json()["exit_code"] == code
     assert found.json()["claims"][-1]["code"] == claim_code
+
+
+def test_a_lock_in_place_of_the_model(xrt: Xrt, digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("model.onnx", "other.onnx"):
+        shutil.copy(digits, name)
+    assert xrt("lock", "model.onnx", "-d", "cpu", "-e", "onnxruntime").code == 0
+    found = xrt("verify", "model.lock", "--only", "evidence", "--json")
+    assert (found.code, found.json()["model"], found.json()["lock"]) == (0, "model.onnx", "model.lock")
+    Path("model.onnx").unlink()
+    lonely = xrt("verify", "model.lock")
+    assert lonely.code == 2
+    assert "'model.onnx' is not beside model.lock. Fix: xrt verify MODEL --lock model.lock" in lonely.err
+
+
+def test_files_in_the_wrong_place_give_the_command_that_is_meant(
+    xrt: Xrt, digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.onnx", "b.onnx"):
+        shutil.copy(digits, name)
+    Path("policy.yaml").write_text("execution: {device: cpu, engine: onnxruntime}\n")
+    assert xrt("lock", "a.onnx", "-p", "policy.yaml").code == 0
+    meant = {
+        ("plan", "a.onnx", "policy.yaml"): ["xrt plan a.onnx --policy policy.yaml"],
+        ("verify", "a.onnx", "--only", "evidence", "a.lock"): ["xrt verify a.onnx --only evidence --lock a.lock"],
+    }
+    for command in ("compare", "explain", "diff"):
+        text = xrt(command, "a.onnx", "b.onnx").err
+        meant[command, "a.onnx", "b.onnx"] = re.findall(r"`(xrt [^`]*)`", text)
+    for slip, commands in meant.items():
+        found = xrt(*slip)
+        assert found.code == 2
+        assert commands, slip
+        for command in commands:
+            assert command in found.err
+            for one in re.split(r"&&|;", command):
+                assert xrt(*shlex.split(one)[1:]).code == 0, one
+    for command, wrong, words in (
+        ("run", "a.lock", "a lock of xpuruntime. Fix: name the model, and this file with --lock"),
+        ("plan", "policy.yaml", "a policy of xpuruntime. Fix: name the model, and this file with --policy"),
+        ("lock", "first.json", "a report of xpuruntime"),
+    ):
+        assert words in xrt(command, wrong).err

@@ -89,7 +89,7 @@ def test_the_command_writes_a_page_with_links(fleet: Path, tmp_path: Path, capfd
     assert "packages.onnxruntime-gpu" in capfd.readouterr().out
     assert '"./machine3.json"' in (fleet / "index.html").read_text()
     page = fleet.parent / "index.html"
-    assert run(["index", str(fleet), "-o", str(page), "--json"]) == 1
+    assert run(["index", str(fleet), "--html", str(page), "--json"]) == 1
     assert json.loads(capfd.readouterr().out)["schema"] == "xpuruntime.index/1"
     assert '"./all%20of%20them/machine3.json"' in page.read_text()
     (tmp_path / "one.json").write_bytes((fleet / "machine1.json").read_bytes())

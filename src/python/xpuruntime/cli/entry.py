@@ -8,6 +8,8 @@ import contextlib
 import errno
 import io
 import os
+import re
+import shlex
 import sys
 import warnings
 from pathlib import Path
@@ -118,11 +120,27 @@ def _call(arguments: list[str], interrupts: Interrupts | None) -> int:
         if "--json" in arguments:
             print_json(_error_record("UsageError", text, ExitCode.BAD_INPUT))
         if text:  # without arguments, the help has been shown already
-            error_line(text)
+            error_line(_with_option(text, arguments, command))
             error_line(f"`{command} --help` lists what it takes", label="help")
         return ExitCode.BAD_INPUT
     results().flush()
     return int(result) if isinstance(result, int) else ExitCode.OK
+
+
+#: Options by the ending of a file that is given without its option.
+_OPTIONS = {".lock": "--lock", ".yaml": "--policy", ".yml": "--policy", ".json": "--policy", ".npz": "--input @"}
+
+
+def _with_option(text: str, arguments: list[str], command: str) -> str:
+    """Return a usage error with the command line that is meant, where a file lacks its option."""
+    extra = re.fullmatch(r"Got unexpected extra arguments? \((\S+)\)", text.replace("argument(s)", "argument"))
+    option = _OPTIONS.get(os.path.splitext(extra[1])[1]) if extra else None  # noqa: PTH122 - of an argument
+    if extra is None or option is None or extra[1] not in arguments:
+        return text
+    place = arguments.index(extra[1])
+    stated = [option, extra[1]] if option[-1] != "@" else [*option.split()[:1], f"@{extra[1]}"]
+    words = [*command.split()[:1], *arguments[:place], *arguments[place + 1 :], *stated]
+    return f"{extra[1]} is a file without an option. Fix: {shlex.join(words)}"
 
 
 def _report(error: BaseException, code: ExitCode, as_json: bool) -> ExitCode:

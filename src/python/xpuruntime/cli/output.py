@@ -351,7 +351,7 @@ def refuse_other_kinds(outputs: Mapping[str, tuple[str | None, str]]) -> None:
                 f"{option} {path}: the file that is there cannot be read: {reason_of(error)}. Fix: name another file"
             ) from error
         if other:
-            named = option if option.endswith(f"={path}") else f"{option} {path}"
+            named = option if option.endswith(path) else f"{option} {path}"
             raise InputError(
                 f"{named} would replace a file that is not {kind.words}. Fix: name another file, or remove it"
             )

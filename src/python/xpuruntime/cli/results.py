@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArraySummary",
+    "are_models",
     "check_output_path",
     "check_target",
     "given_reports",
@@ -33,6 +34,7 @@ __all__ = [
     "save_outputs",
     "show_reports",
     "summarise",
+    "two_models",
 ]
 
 #: Arrays up to this many elements are printed whole in JSON.
@@ -186,6 +188,8 @@ def given_reports(paths: Sequence[str], baseline: str | None) -> bool:
             )
     if len(paths) == 1:
         return schemas[0] is not None
+    if len(paths) == 2 and are_models(*paths):
+        raise two_models("explain", *paths)
     for path, schema in zip(paths, schemas, strict=True):
         if schema is None:
             what = "is no xpuruntime report" if kind_of(path) == "file" else "is no file"
@@ -195,6 +199,23 @@ def given_reports(paths: Sequence[str], baseline: str | None) -> bool:
                 fix="give what `xrt explain MODEL --json` printed, or one model alone",
             )
     return True
+
+
+def two_models(command: str, first: str, second: str) -> InputError:
+    """Return the error for two models where a command takes one, or what was saved of them."""
+    import shlex
+
+    a, b = shlex.quote(first), shlex.quote(second)
+    computes = f"`xrt lock {a} -o first.lock && xrt verify {b} --lock first.lock`"
+    ran = f"`xrt explain {a} -o first.json; xrt explain {b} -o second.json; xrt explain first.json second.json`"
+    return InputError(
+        f"xrt {command} does not compare two models", fix=f"compare what they compute, {computes}, or what ran, {ran}"
+    )
+
+
+def are_models(*paths: str) -> bool:
+    """Whether all of the arguments are files of models, by their names."""
+    return all(os.path.splitext(path)[1] in (".onnx", ".pt2") and kind_of(path) == "file" for path in paths)  # noqa: PTH122 - as they were given
 
 
 def rendered(report: Report, *, summary: bool) -> RenderableType:

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,12 +28,31 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Feeds",
+    "locked_model",
     "open_session",
     "parse_dims",
     "prepare",
     "read_feeds",
     "report_probe_inputs",
 ]
+
+
+def locked_model(lock: str) -> str | None:
+    """Return the model of a lock that is given in place of a model; ``None`` where it is no lock."""
+    from xpuruntime.engines.model.file import looks_like
+    from xpuruntime.files.paths import kind_of
+    from xpuruntime.lockfile.canonical import load_lock, model_beside
+
+    if kind_of(lock) != "file":
+        return None
+    with open_regular(lock) as file:
+        known = looks_like(file.read(4096))
+    if known is None or not known[0].startswith("a lock"):
+        return None
+    try:
+        return str(model_beside(load_lock(lock), Path(lock)))
+    except InputError as error:
+        raise InputError(error.reason, fix=f"xrt verify MODEL --lock {shlex.quote(lock)}") from None
 
 
 def prepare(
@@ -81,8 +102,6 @@ def open_session(
 
 def _probes_with(session_options: SessionOptions, feeds: Feeds) -> bool:
     """Whether the first calibration input, which is to be the one given, is a probe and nothing else here."""
-    from pathlib import Path
-
     from xpuruntime.policies import Policy
 
     if feeds.probed or not feeds.arrays or session_options.calibration is not None:

@@ -155,7 +155,7 @@ def model_beside(lock: Lock, where: Path) -> Path:
     path = where.parent / Path(model.name).name
     if kind_of(path) != "file":
         raise InputError(
-            f"the locked model {path.name!r} is not beside {where}. Fix: name it with --model, or the argument model"
+            f"the locked model {path.name!r} is not beside {where}", fix="name it with --model, or the argument model"
         )
     return path
 

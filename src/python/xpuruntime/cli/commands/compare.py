@@ -113,11 +113,13 @@ def compare(
 
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import check_outputs, print_and_save, refuse_other_kinds, working
-    from xpuruntime.cli.results import check_target
+    from xpuruntime.cli.results import are_models, check_target, two_models
     from xpuruntime.cli.session import prepare, report_probe_inputs
     from xpuruntime.engines.accuracy import GENERATED
     from xpuruntime.inference import compare_engines
 
+    if other is not None and are_models(model, other):
+        raise two_models("compare", model, other)
     if other is not None:
         stated = {
             "--engines": engines, "--input": input, "--precision": precision, "--calibration": calibration,
@@ -211,13 +213,15 @@ def diff(
     differs, and with 4 when only time does, or could not be decided.
     """
     from xpuruntime.cli.output import check_outputs, print_and_save, refuse_other_kinds, working
-    from xpuruntime.cli.results import check_target
+    from xpuruntime.cli.results import are_models, check_target, two_models
     from xpuruntime.cli.session import prepare, report_probe_inputs
     from xpuruntime.files.paths import kind_of, refuse_overwriting
     from xpuruntime.locks.diff.diffing import compare_environments
     from xpuruntime.locks.environments import LockSide, read_side
     from xpuruntime.policies.kinds import read_duration
 
+    if are_models(before, after):
+        raise two_models("diff", before, after)
     check_target("--output", output)
     seconds = read_duration(budget, "--budget")
     feeds = None

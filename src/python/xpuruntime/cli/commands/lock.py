@@ -18,6 +18,7 @@ from xpuruntime.cli.options import (
     SessionOptions,
     TrustOption,
     flag_option,
+    html_option,
     output_option,
     text_option,
     with_session_options,
@@ -215,13 +216,10 @@ def log(lock: LockArgument, *, limit: LimitOption = 20, json: JsonOption = False
 FolderArgument = Annotated[
     str, typer.Argument(metavar="FOLDER", help="With reports, locks and verifications.", show_default=False)
 ]
-IndexOption = Annotated[
-    str | None,
-    output_option("--output", "-o", help="The page. Default: index.html in the folder."),
-]
+IndexOption = Annotated[str | None, html_option("The page. Default: index.html in the folder.")]
 
 
-def index(folder: FolderArgument, *, output: IndexOption = None, json: JsonOption = False) -> int:
+def index(folder: FolderArgument, *, html: IndexOption = None, json: JsonOption = False) -> int:
     """Write one page over many reports, locks and verifications, and find the odd one out.
 
     Exits with 1 when a file differs from most others of its kind and model, or cannot be read.
@@ -232,11 +230,11 @@ def index(folder: FolderArgument, *, output: IndexOption = None, json: JsonOptio
     from xpuruntime.cli.results import check_target
     from xpuruntime.locks.folder_index import index_folder
 
-    page = str(Path(folder, "index.html")) if output is None else output
+    page = str(Path(folder, "index.html")) if html is None else html
     with working("reading", as_json=json):
         index_of_files = index_folder(folder, page=page)
-    check_target("--output", page)
-    refuse_other_kinds({"--output": (page, "page")})
+    check_target("--html", page)
+    refuse_other_kinds({"--html": (page, "page")})
     print_and_save(index_of_files, {index_of_files.save_html: page}, as_json=json)
     return 1 if index_of_files.odd else 0
 

@@ -18,6 +18,7 @@ from xpuruntime.cli.options import (
     ModelArgument,
     SessionOptions,
     flag_option,
+    html_option,
     text_option,
     with_session_options,
 )
@@ -33,6 +34,14 @@ __all__ = [
     "verify",
 ]
 
+VerifiedArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="An ONNX file, a .pt2 file, an artifact, or a folder with genai_config.json; or a lock beside its model.",
+        show_default=False,
+    ),
+]
 OnlyOption = Annotated[
     str | None,
     text_option("--only", metavar="A,B", help="Sections with commas, such as evidence,accuracy."),
@@ -68,14 +77,16 @@ MetricMemoryOption = Annotated[
         "Default: 90% of the available memory.",
     ),
 ]
-OutOption = Annotated[
+OutputOption = Annotated[
     list[str] | None,
     text_option(
-        "--out",
+        "--output",
+        "-o",
         metavar="FORMAT=FILE",
-        help="Also write the result: json, md, junit, sarif, openmetrics, html or intoto. May be repeated.",
+        help="Also write the result: json, md, junit, sarif, openmetrics or intoto. May be repeated.",
     ),
 ]
+HtmlOption = Annotated[str | None, html_option("Also write the result as one HTML page.")]
 GitHubOption = Annotated[
     bool,
     flag_option("--github", "Print annotations for GitHub Actions, and append to $GITHUB_STEP_SUMMARY."),
@@ -97,7 +108,7 @@ InconclusiveOption = Annotated[
 
 @with_session_options
 def verify(
-    model: ModelArgument,
+    model: VerifiedArgument,
     *,
     input: InputOption = None,
     session_options: SessionOptions,
@@ -108,7 +119,8 @@ def verify(
     metric_timeout: MetricTimeoutOption = "10m",
     metric_memory: MetricMemoryOption = None,
     against: AgainstOption = None,
-    out: OutOption = None,
+    output: OutputOption = None,
+    html: HtmlOption = None,
     github: GitHubOption = False,
     gitlab: GitLabOption = False,
     budget: BudgetOption = None,
@@ -123,23 +135,27 @@ def verify(
 
     from xpuruntime.cli.output import check_outputs, print_and_save, refuse_other_kinds, working
     from xpuruntime.cli.results import check_target
-    from xpuruntime.cli.session import prepare
+    from xpuruntime.cli.session import locked_model, prepare
     from xpuruntime.files.paths import refuse_overwriting
     from xpuruntime.locks.verification.formats import FORMATS, GITLAB_REPORTS
     from xpuruntime.locks.verification.verify import verify as verified
     from xpuruntime.policies.kinds import read_duration
     from xpuruntime.policies.memory_and_artifacts import read_size
 
-    outputs = _outputs(out, tuple(FORMATS))
+    if lock is None and (of_lock := locked_model(model)) is not None:
+        model, lock = of_lock, model
+    outputs = _outputs(output, tuple(FORMATS))
+    if html is not None:
+        outputs.append(("html", html))
     if gitlab:
         outputs += GITLAB_REPORTS.items()
-    named = {f"--out {format}={path}": path for format, path in outputs}
+    named = {_option(format, path): path for format, path in outputs}
     for option, path in named.items():
         check_target(option, path)
     check_outputs(named, model, session_options, input)
     read = [("the file of a metric", f"{source.partition('.py:')[0]}.py") for source in metric or ()]
     refuse_overwriting(named, read if lock is None else [*read, ("the lock", lock)])
-    refuse_other_kinds({f"--out {kind}={path}": (path, f"verification as {kind}") for kind, path in outputs})
+    refuse_other_kinds({_option(kind, path): (path, f"verification as {kind}") for kind, path in outputs})
     seconds = None if budget is None else read_duration(budget, "--budget")
     feeds = prepare(model, input, dim, trust=session_options.trust)[1]
     with working("verifying", as_json=json), feeds.running():
@@ -165,19 +181,33 @@ def verify(
     return result.exit_code
 
 
-def _outputs(out: Sequence[str] | None, formats: Sequence[str]) -> list[tuple[str, str]]:
+def _option(format: str, path: str) -> str:
+    return f"--html {path}" if format == "html" else f"--output {format}={path}"
+
+
+def _outputs(output: Sequence[str] | None, formats: Sequence[str]) -> list[tuple[str, str]]:
     """Read ``FORMAT=FILE``."""
     from xpuruntime.policies.document import did_you_mean
 
     outputs = []
-    for value in out or ():
+    for value in output or ():
         format, equals, path = value.partition("=")
         if not equals or not path:
-            raise InputError(f"--out {value}: write FORMAT=FILE, such as junit=verify.xml")
+            raise InputError(f"--output {value}: no format is named", fix=f"--output {_format_of(value)}={value}")
+        if format == "html":
+            raise InputError("--output has no format html: the page has an option of its own", fix=f"--html {path}")
         if format not in formats:
-            raise InputError(f"--out {value}: {format!r} is not a format{did_you_mean(format, formats, 'formats')}")
+            raise InputError(f"--output {value}: {format!r} is not a format{did_you_mean(format, formats, 'formats')}")
         outputs.append((format, path))
     return outputs
+
+
+#: Formats by the ending of a file.
+_ENDINGS = {".xml": "junit", ".md": "md", ".sarif": "sarif", ".txt": "openmetrics"}
+
+
+def _format_of(path: str) -> str:
+    return _ENDINGS.get(os.path.splitext(path)[1], "json")  # noqa: PTH122 - of a path as it was given
 
 
 def _github(result: VerificationResult, *, as_json: bool) -> None:

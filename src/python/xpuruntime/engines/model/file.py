@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import sys
 import threading
 from importlib.machinery import ModuleSpec, PathFinder
@@ -75,6 +76,20 @@ _MAGIC: tuple[tuple[bytes, str, str], ...] = (
         "write it as protobuf: onnx.save(onnx.parser.parse_model(text), path)",
     ),
 )
+#: Files of xpuruntime, by how they begin; keys of a lock are sorted, and those of a policy may be in any order.
+_OURS = (
+    (rb'^\{\s*"digest": "sha256:', "a lock of xpuruntime", "name the model, and this file with --lock (lock=)"),
+    (
+        rb'^\{\s*"schema"\s*:\s*"xpuruntime\.report',
+        "a report of xpuruntime",
+        "name the model that ran; `xrt explain` alone takes reports",
+    ),
+    (
+        rb'(?m)^(?:\{\s*")?(?:schema"?\s*:\s*"?xpuruntime\.policy/|(?:execution|kernels)"?\s*:)',
+        "a policy of xpuruntime",
+        "name the model, and this file with --policy (policy=)",
+    ),
+)
 
 
 def generation_folder(model: Any, config: str = GENERATION_CONFIG) -> Path | None:
@@ -112,6 +127,9 @@ def looks_like(head: bytes) -> tuple[str, str] | None:
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32:
         return "a safetensors file", "it holds weights without a graph: export the model to ONNX"
     text = head.lstrip()
+    for pattern, what, fix in _OURS:
+        if re.search(pattern, text):
+            return what, fix
     if text[:1] in (b"{", b"["):
         return "a JSON file", "an ONNX model in JSON form must be written as protobuf first (onnx.save)"
     if text[:9].lower() == b"<!doctype" or text[:5].lower() == b"<html":
