@@ -77,10 +77,11 @@ def test_ends(llama: Any, make: Any, every: int) -> None:
         for ids in (PROMPT[:1], PROMPT):
             options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": ends}
             assert torch.equal(captured.generate(ids, **options), llama.generate(ids, **options))
-    for least in ({"min_new_tokens": 4}, {"min_length": 9}, {"min_new_tokens": 9}):
+    for least in ({"min_new_tokens": 4}, {"min_length": 9}, {"min_new_tokens": 9, "min_length": 7}):
         options = {**least, "max_new_tokens": 12, "do_sample": False, "eos_token_id": [first, *ending(llama, PROMPT)]}
         for ids in (PROMPT[:1], PROMPT, PROMPT[:, :3]):
             assert torch.equal(captured.generate(ids, **options), llama.generate(ids, **options))
+    assert not any("logits processor" in reason for reason in captured.report.reasons), captured.report
     captured.generate(PROMPT[:1], max_new_tokens=20, eos_token_id=first)
     assert captured.report.host_reads <= 18 + 17 * 20 // every
 
@@ -256,7 +257,6 @@ LEFT: dict[str, dict[str, Any]] = {
     "beam": {"num_beams": 2, "do_sample": False},
     "NoRepeatNGram": {"no_repeat_ngram_size": 2},
     "NoBadWords": {"bad_words_ids": [[5]]},
-    "the logits processor MinNewTokensLength": {"min_new_tokens": 3, "min_length": 7, "eos_token_id": 5},
     "return_dict_in_generate": {"return_dict_in_generate": True, "output_scores": True},
     "MaxTime": {"max_time": 1e6},
     "cache_implementation": {"cache_implementation": "dynamic"},

@@ -38,6 +38,7 @@ class TestBadInput:
             (PROMPT, MASK[:1], "attention_mask has shape"),
             (PROMPT, MASK.tolist(), "attention_mask is a list"),
             (PROMPT.float(), None, r"these are a torch.float32 tensor of shape \[2, 5\]"),
+            (PROMPT.short(), None, "these are a torch.int16 tensor"),
             (PROMPT[0], None, r"of shape \[rows, tokens\]"),
             ([[1, 2]], None, "these are list"),
             (PROMPT[:, :0], None, "Fix: give at least one token a row"),

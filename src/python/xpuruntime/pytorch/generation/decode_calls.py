@@ -73,8 +73,11 @@ def choice_of(processors: Any, criteria: Any, config: Any, mask: torch.Tensor | 
     held, least = None, 0
     for logits_processor in processors:
         name = type(logits_processor).__name__
-        if name in _MINIMA and held is None:
-            held, least = logits_processor.eos_token_id.reshape(-1).to(device), _MINIMA[name](logits_processor)
+        if name in _MINIMA:
+            ends = logits_processor.eos_token_id.reshape(-1).to(device)
+            if held is not None and not torch.equal(held, ends):
+                raise NotCapturedError("two least lengths hold other tokens back")
+            held, least = ends, max(least, _MINIMA[name](logits_processor))
             continue
         if isinstance(logits_processor, ForcedTokens):
             kept.append(logits_processor)
@@ -92,12 +95,12 @@ def choice_of(processors: Any, criteria: Any, config: Any, mask: torch.Tensor | 
             eos = criterion.eos_token_id.to(device)
         elif name != "MaxLengthCriteria":
             raise NotCapturedError(f"the stopping criterion {name} runs on the host")
-    ends = () if eos is None else tuple(eos.reshape(-1).tolist())
+    stops = () if eos is None else tuple(eos.reshape(-1).tolist())
     pad = config.pad_token_id
-    pad = (ends[0] if ends else 0) if pad is None else int(pad)
+    pad = (stops[0] if stops else 0) if pad is None else int(pad)
     sample = bool(config.do_sample)
     minimum = None if held is None else tuple(held.tolist())
-    return Choice(kept, sample, eos, pad, held, least, (tuple(keys), sample, ends, pad, minimum))
+    return Choice(kept, sample, eos, pad, held, least, (tuple(keys), sample, stops, pad, minimum))
 
 
 def _without_padding(processor: Any, mask: torch.Tensor | None) -> Any:
@@ -150,11 +153,11 @@ def check_prompt(options: dict[str, Any]) -> None:
     ids = options.get("inputs") if options.get("inputs") is not None else options.get("input_ids")
     if ids is None:
         return
-    if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
+    if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
         what = (
             f"a {ids.dtype} tensor of shape {list(ids.shape)}" if isinstance(ids, torch.Tensor) else type(ids).__name__
         )
-        raise InputError(f"token ids are a tensor of integers of shape [rows, tokens], and these are {what}")
+        raise InputError(f"token ids are a tensor of int64 or int32 of shape [rows, tokens], and these are {what}")
     if not ids.numel():
         raise InputError(f"the prompt has shape {list(ids.shape)}. Fix: give at least one token a row")
     mask = options.get("attention_mask")
