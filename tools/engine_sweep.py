@@ -5,7 +5,9 @@
 ``python tools/engine_sweep.py openvino`` makes its models of the single-node test cases of the `onnx` package and of
 `RECURRENT`: each with every element type that the operator's schema allows, in every version of the operator from opset
 13 on, with static and open sizes, with operands that are inputs or constants, and with the case's own and with edge
-values. It fails on a difference that no row of the engine's ``known_errors.json`` is about, and on a row that no case
+values. Those of `contrib_operators` have one type and version, and static and open sizes.
+
+It fails on a difference that no row of the engine's ``known_errors.json`` is about, and on a row that no case
 shows. Cases run in processes of their own, so that one which ends its process costs only itself.
 """
 
@@ -31,6 +33,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import onnx
 import onnx.reference
+from contrib_operators import UNITS as CONTRIB_UNITS
+from contrib_operators import operators
 from onnx import defs, helper, numpy_helper
 from onnx_backend_suite import DEVICES, cases, directly, load, version
 
@@ -78,7 +82,7 @@ NO_EDGES = {
     *("QuantizeLinear", "Range", "Resize", "RoiAlign", "SoftmaxCrossEntropyLoss", *RECURRENT),
 }
 #: Results that are rounded to an integer: one unit apart, they are equal.
-UNITS = {"DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "QuantizeLinear", "Resize"}
+UNITS = {"DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "QuantizeLinear", "Resize", *CONTRIB_UNITS}
 #: Of a float outside of the range of an integer, ONNX does not define the cast.
 CASTS = {"Cast", "CastLike"}
 #: ONNX's reference ignores their input sequence_lens: it computes only what ONNX Runtime refuses.
@@ -202,6 +206,29 @@ def variants(ops: Collection[str] = (), *, static: bool = False) -> Iterator[Cas
                                 words += ["constants"] * fixed + ["open"] * opened + ["edge values"] * edge
                                 words += [_text(one) for one in node.attribute]
                                 yield Case(" | ".join(words), model, feeds_)
+    for operator in operators():
+        if not ops or operator.name in ops:
+            yield from _contrib(operator, static=static)
+
+
+def _contrib(operator: Any, *, static: bool) -> Iterator[Case]:
+    """Yield an operator of another domain with fixed and open sizes."""
+    feeds = {name: np.asarray(value) for name, value in operator.feeds.items() if value is not None}
+    names = [name if name in feeds else "" for name in operator.feeds]
+    node = helper.make_node(operator.op, names, operator.outputs, "node", domain=operator.domain)
+    node.attribute.extend(helper.make_attribute(*both) for both in sorted(operator.attributes.items()))
+    types = ", ".join(str(feeds[name].dtype) for name in names if name)
+    tensors = [numpy_helper.from_array(feeds.pop(name), name) for name in operator.constants]
+    outputs = [onnx.ValueInfoProto(name=name) for name in operator.outputs if name]
+    imports = [helper.make_opsetid("", _newest()), helper.make_opsetid(operator.domain, 1)]
+    for opened in (False,) if static else (False, True):
+        inputs = [
+            helper.make_tensor_value_info(k, _code(v.dtype), _sizes(k, v.shape, opened=opened))
+            for k, v in feeds.items()
+        ]
+        graph = helper.make_graph([node], "g", inputs, outputs, tensors)
+        words = [operator.name, "opset 1", types, *["open"] * opened, *map(_text, node.attribute)]
+        yield Case(" | ".join(words), helper.make_model(graph, opset_imports=imports, ir_version=10), feeds)
 
 
 def _signature(model: Any, feeds: dict[str, Any]) -> str:
@@ -405,7 +432,7 @@ def wrong(engine: str, case: Case) -> str | None:
         pairs = list(zip(*_defined(case, want, got), strict=False))
         if engine in FINITE:
             pairs = [_finite(*pair) for pair in pairs]
-        unit = int(case.model.graph.node[0].op_type in UNITS)
+        unit = int(case.name.split(" | ")[0] in UNITS)
         said = next((text for value, result in pairs if (text := difference(value, result, half, unit))), "")
         if not said:
             return ""
@@ -514,7 +541,8 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("xpuruntime.steps").setLevel(logging.INFO)
     known = {base.model.graph.node[0].op_type for base in bases()}
-    ops = {op for op in known if _opsets(op) and (not options.ops or op in options.ops)}
+    ops = {op for op in known if _opsets(op)} | {operator.name for operator in operators()}
+    ops = ops.intersection(options.ops or ops)
     failed = False
     with Path(options.json or os.devnull).open("w", encoding="utf-8") as file:
         for engine in options.engines:

@@ -104,6 +104,10 @@ def _read(folder: Path, role: str, types: Sequence[Any]) -> list[Any]:
     return values
 
 
+#: fp32, where OpenVINO would choose another type, also for the operands of compressed weights.
+_OPENVINO = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+
+
 def directly(engine: str, model: Any) -> Callable[[list[Any]], list[Any]]:
     """Open a model on an engine as its own documentation does, in fp32 where the engine would choose another type."""
     data = model.SerializeToString()
@@ -118,7 +122,7 @@ def directly(engine: str, model: Any) -> Callable[[list[Any]], list[Any]]:
         import openvino as ov
 
         core = ov.Core()
-        compiled = core.compile_model(core.read_model(data), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        compiled = core.compile_model(core.read_model(data), "CPU", _OPENVINO)
         taken = [port.names for port in compiled.inputs]
 
         def infer(values: list[Any]) -> list[Any]:

@@ -138,6 +138,50 @@ def attention(keys: int, *, past: int = 0, open_: bool = False, **attributes: An
 
 #: The input of models whose values matter, by the model.
 VALUES: dict[bytes, Any] = {}
+
+
+def contrib(
+    op: str, fed: dict[str, Any], constants: dict[str, Any], *outputs: str, open_: bool = False, **more: Any
+) -> Any:
+    """Return a model of one operator of ONNX Runtime's own domain; what is fed comes before the constants."""
+    node = h.make_node(op, [*fed, *constants], ["y", *outputs], name="node", domain="com.microsoft", **more)
+    code = h.np_dtype_to_tensor_dtype
+    infos = [
+        h.make_tensor_value_info(k, code(v.dtype), ["n", *v.shape[1:]] if open_ else v.shape) for k, v in fed.items()
+    ]
+    values = [onnx.ValueInfoProto(name=name) for name in ("y", *outputs)]
+    tensors = [nh.from_array(np.asarray(value), name) for name, value in constants.items()]
+    graph = h.make_graph([node], "g", infos, values, tensors)
+    imports = [h.make_opsetid("", 21), h.make_opsetid("com.microsoft", 1)]
+    model = h.make_model(graph, opset_imports=imports, ir_version=10)
+    VALUES[model.SerializeToString()] = fed
+    return model
+
+
+def quantized(op: str, kind: Any, point: int, scale: float, *, open_: bool = False, **more: Any) -> Any:
+    """Return a model of an operator of one quantized input; its zero points are `point`."""
+    low, high = np.iinfo(kind).min, np.iinfo(kind).max
+    x = np.linspace(low, high, 32).astype(kind).reshape(1, 2, 4, 4)
+    parts = {"scale": np.float32(0.02), "point": kind(point), "result": np.float32(scale), "zero": kind(point)}
+    return contrib(op, {"x": x}, parts, open_=open_, **more)
+
+
+def added(op: str, kind: Any, *, open_: bool = False) -> Any:
+    """Return a model of an operator of two quantized inputs, one of them constant, whose results are beyond 8 bits."""
+    high, scale, zero = np.iinfo(kind).max, np.float32(0.02), kind(0)
+    parts = {"x_scale": scale, "x_zero": zero, "by": np.array([[high, high]], kind), "by_scale": scale, "by_zero": zero}
+    parts |= {"result": np.float32(0.01), "zero": zero}
+    return contrib(op, {"x": np.array([[high, high - 50]], kind)}, parts, open_=open_)
+
+
+def grouped(past: int) -> Any:
+    """Return a model of grouped attention of five new tokens, whose sizes are fixed."""
+    fed = {"x": floats(1, 5, 64), "k": floats(1, 5, 32), "v": floats(1, 5, 32)}
+    fed |= {"pk": floats(1, 2, past, 16), "pv": floats(1, 2, past, 16)}
+    fed |= {"last": np.int32([4]), "total": np.array(5, np.int32)}
+    return contrib("GroupQueryAttention", fed, {}, "key", "value", num_heads=4, kv_num_heads=2)
+
+
 U8, S8, LARGE = np.arange(1, 9, dtype=np.uint8), np.int8([-7, -5, 5, 7]), [777777777, 1900000001, 33554435, 3]
 WIDE = [np.array(LARGE, kind) for kind in (np.int32, np.int64)]
 TIES = (np.arange(192, dtype=np.float32) % 3).reshape(3, 64)
@@ -248,6 +292,24 @@ OPENVINO: dict[str, Callable[[], list[Any]]] = {
     "products-of-integers-in-fp32": lambda: [integers("MatMul", x, np.eye(4)) for x in WIDE],
     "shrink-of-integers": lambda: [integers("Shrink", x, bias=1.5, lambd=1.5) for x in (S8, WIDE[0])],
     "space-to-depth-crd": lambda: [one("SpaceToDepth", floats(1, 2, 4, 6), 28, blocksize=2, mode="CRD")],
+    "qlinear-with-fixed-sizes": lambda: [
+        *(added(op, kind) for op in ("QLinearAdd", "QLinearMul") for kind in (np.uint8, np.int8)),
+        quantized("QLinearSigmoid", np.int8, 0, 1 / 256),
+    ],
+    "qlinear-leaky-relu": lambda: [
+        quantized("QLinearLeakyRelu", np.uint8, 100, 0.02, open_=open_, alpha=0.1) for open_ in (False, True)
+    ],
+    "qlinear-average-pool": lambda: [
+        quantized("QLinearAveragePool", np.int8, -128, 0.01, open_=open_, kernel_shape=[2, 2])
+        for open_ in (False, True)
+    ],
+    "qlinear-sigmoid-of-int8": lambda: [
+        quantized("QLinearSigmoid", np.int8, -128, 1 / 256, open_=open_) for open_ in (False, True)
+    ],
+    "fused-attention-scale": lambda: [
+        contrib("Attention", {"x": floats(2, 5, 16)}, {"w": floats(16, 48), "b": floats(48)}, num_heads=2, scale=0.9)
+    ],
+    "group-query-attention-of-an-empty-past": lambda: [grouped(0)],
     "other-integers-in-fp32": lambda: [
         integers(op, np.int32([[777777777, -3], [3, -16777219]])) for op in ("ReduceMax", "ReduceMin", "ReduceSum")
     ],
@@ -286,6 +348,11 @@ RIGHT: list[Callable[[], Any]] = [
     lambda: typed("Gemm", [np.int16([[1, 2], [3, 5]]).astype(np.float32), floats(2, 2)], alpha=0.5),
     lambda: integers("Sub", WIDE[0], 5),
     lambda: integers("Mul", np.int16([300, -181]), 3),
+    *(
+        lambda op=op: added(op, np.uint8, open_=True)  # type: ignore[misc]
+        for op in ("QLinearAdd", "QLinearMul")
+    ),
+    lambda: contrib("Attention", {"x": floats(2, 5, 16)}, {"w": floats(16, 48), "b": floats(48)}, num_heads=2),
 ]
 
 

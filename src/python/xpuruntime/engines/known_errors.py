@@ -59,7 +59,7 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ----------
     id : str
     ops : tuple of str
-        Operators of the ONNX standard.
+        Operators: those of another domain than the standard's with it, such as ``"com.microsoft.QLinearAdd"``.
     wrong : str
         What the engine computes, as the end of a sentence that opens with the node.
     first, last : str
@@ -70,7 +70,7 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         First and last version of the ONNX standard.
     attributes : dict of str to list
         Attributes and the values with which they are wrong, all where none is listed; one that is left out of a node
-        is right.
+        is the operator's default.
     other_than : dict of str to int
         Attributes of which one must be there with an element other than this.
     inputs, outputs : tuple of int
@@ -97,8 +97,10 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Whether its first input must be what a DequantizeLinear makes: the engine computes it in integers.
     types : tuple of str
         Element types of the first input, such as ``"int8"``; empty: all.
-    open : bool
-        Whether the first input must have a size that the graph leaves open.
+    open, fixed : bool
+        Whether the first input must have a size that the graph leaves open; or must not, as far as is known.
+    empty : tuple of int
+        Inputs that must have a size of 0.
     large : bool
         Whether only values beyond 2**24 are wrong. Values computed of sizes and small constants alone are below.
     simulator : bool
@@ -137,6 +139,8 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     dequantized: bool = False
     types: tuple[str, ...] = ()
     open: bool = False
+    fixed: bool = False
+    empty: tuple[int, ...] = ()
     large: bool = False
     simulator: bool = False
     saturates: bool = False
@@ -194,7 +198,7 @@ def nodes_with_errors(
     model: ModelInfo, errors: tuple[KnownError, ...], features: Collection[str] = ()
 ) -> list[tuple[str, KnownError]]:
     """Return the nodes of a model that rows are about, by name, with their row."""
-    ops = {name.rpartition(":")[2] for name in model.ops}
+    ops = {name.replace(":", ".") for name in model.ops}
     saturating = [error for error in errors if error.saturates] if saturates_on(features) else []
     saturated = [(name, error) for error in saturating for name in saturating_nodes(model)]
     wanted = [error for error in errors if not error.saturates and (model.functions or ops.intersection(error.ops))]
@@ -216,9 +220,7 @@ def nodes_with_errors(
         (str(node.name), error)
         for node, inside, values in nodes
         for error in wanted
-        if node.op_type in error.ops
-        and not normal_domain(node.domain)
-        and _concerns(error, node, opset, values, inside)
+        if _operator(node) in error.ops and _concerns(error, node, opset, values, inside)
         if not error.dequantized or node.input[0] in integers
     ]
 
@@ -275,7 +277,9 @@ def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mappi
     if error.types and first.kind not in error.types:
         return False
     fixed = first.dims is not None and all(isinstance(dim, int) for dim in first.dims)
-    if error.open and fixed:
+    if (error.open and fixed) or (error.fixed and _is_open(node, values)):
+        return False
+    if not all(0 in (values.get(node.input[index], _UNKNOWN).dims or ()) for index in error.empty):
         return False
     if error.large and all(values.get(name, _UNKNOWN).lies_in(_EXACT) for name in node.input if name):
         return False
@@ -297,7 +301,8 @@ def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mappi
         return False
     attributes = {attribute.name: attribute for attribute in node.attribute}
     for name, wrong in error.attributes.items():
-        if name not in attributes or (wrong and _value(attributes[name]) not in wrong):
+        value = _value(attributes[name]) if name in attributes else _default(node, name) if wrong else None
+        if value is None or (wrong and value not in wrong):
             return False
     right = error.other_than
     if right and not any(
@@ -346,6 +351,29 @@ def _ends_with(wanted: str, attributes: Mapping[str, onnx.AttributeProto], dims:
         if any(rest and (wanted == "outside") == (rest <= stride + after - covered) for rest in rests):
             return True
     return False
+
+
+def _is_open(node: onnx.NodeProto, values: Mapping[str, _Value]) -> bool:
+    """Whether the first input of a node that is no scalar is known to have an open size."""
+    sizes = (values.get(name, _UNKNOWN).dims for name in node.input)
+    dims = next((one for one in sizes if one != ()), ())
+    return dims is not None and not all(isinstance(dim, int) for dim in dims)
+
+
+def _default(node: onnx.NodeProto, name: str) -> int | float | str | None:
+    """Return what an attribute is that a node leaves out; ``None`` where the operator does not say."""
+    import onnx
+
+    with contextlib.suppress(onnx.defs.SchemaError):
+        attributes = onnx.defs.get_schema(node.op_type, normal_domain(node.domain)).attributes
+        if name in attributes and attributes[name].default_value.type:
+            return _value(attributes[name].default_value)
+    return None
+
+
+def _operator(node: onnx.NodeProto) -> str:
+    domain = normal_domain(node.domain)
+    return f"{domain}.{node.op_type}" if domain else node.op_type
 
 
 def _there(names: Sequence[str], index: int) -> bool:
