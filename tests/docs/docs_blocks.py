@@ -99,9 +99,10 @@ _WHOLE_NUMBERS = re.compile(r"[\[(]?\d[\d, ]*[\])]?")
 
 
 def shape(text: str) -> str:
-    """Return a text without figures, bars, rules and runs of blanks, which differ from run to run."""
+    """Return a text without figures, units of time, bars, rules and runs of blanks, which differ from run to run."""
     text = re.sub(r"[─━#]+", " ", text)
-    return re.sub(r"\s+", " ", re.sub(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?%?", "N", text))
+    text = re.sub(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?%?", "N", text)
+    return re.sub(r"\s+", " ", re.sub(r"\bN (?:[nuµm]s|s)\b", "N s", text))
 
 
 def not_printed(shown: str, printed: str) -> list[str]:
