@@ -19,6 +19,8 @@ import pytest
 import yaml
 from docs_blocks import ROOT, blocks
 
+import xpuruntime as xrt
+
 JOBS = [yaml.safe_load(block.body) for block in blocks(ROOT / "docs" / "in-ci.md") if block.language == "yaml"]
 
 
@@ -45,13 +47,16 @@ def run(commands: list[str], folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def lock(folder: Path, policy: str) -> None:
+    (folder / "policy.yaml").write_text(policy)
+    xrt.lock(folder / "model.onnx", folder / "policy.yaml", folder / "model.lock")
+
+
 @pytest.fixture
 def folder(reader_folder: Path) -> Path:
-    """The reader's folder, with a policy that has claims of speed."""
-    (reader_folder / "policy.yaml").write_text(
-        "execution: {engine: onnxruntime, device: cpu, precision: fp32}\n"
-        "verify: {speed: {max_slowdown: 50%, budget: 5s}, start: 60s}\n"
-    )
+    """The reader's folder, with a policy that has claims of speed, and a lock."""
+    speed = "verify: {speed: {max_slowdown: 50%, budget: 5s}, start: 60s}\n"
+    lock(reader_folder, f"execution: {{engine: onnxruntime, device: cpu, precision: fp32}}\n{speed}")
     return reader_folder
 
 
@@ -77,8 +82,8 @@ def test_the_job_of_gitlab(folder: Path):
 
 def test_a_command_that_fails_stops_the_job(folder: Path):
     commands, _ = jobs()["gitlab"]
-    (folder / "policy.yaml").write_text("execution: {engine: onnxruntime, device: cpu, layout: nchw}\n")
-    with pytest.raises(AssertionError, match=r"evidence\.execution\.layout"):
+    (folder / "retrained.onnx").replace(folder / "model.onnx")
+    with pytest.raises(AssertionError, match=r"evidence\.lock\.model"):
         run(commands, folder)
 
 
