@@ -470,12 +470,14 @@ class CapturedDecode:
             self._notes[self._fused] = None
             return None
         rows = lane.token.shape[0]
-        with warnings_of_torch():
-            why = self._fused.prove(lane, self._tolerance)
-        said = f"layers by five kernels each, {rows} rows: "
-        self._notes[said + (f"not used, since {why}" if why else f"in {len(lane.cache.layers)} layers")] = None
-        if not why:
-            self._notes[self._fused.products(rows)] = None
+        why = self._fused.verdicts.get(rows)
+        if why is None:
+            with warnings_of_torch():
+                why = self._fused.prove(lane, self._tolerance)
+            said = f"layers by five kernels each, {rows} rows: "
+            self._notes[said + (f"not used, since {why}" if why else f"in {len(lane.cache.layers)} layers")] = None
+            if not why:
+                self._notes[self._fused.products(rows)] = None
         return None if why else self._fused
 
     def _is_free(self) -> bool:

@@ -113,7 +113,8 @@ class FusedDecoder:
             raise NotFusedError("a layer has a sliding window")
         if any(map(_is_changed, model.modules())):
             raise NotFusedError("a module has hooks, or a forward of its own")
-        self._proved: dict[int, str] = {}
+        #: By rows, the reason against the layers, or nothing.
+        self.verdicts: dict[int, str] = {}
         #: By rows, how each kind of product is computed.
         self._ways: dict[int, dict[str, str]] = {}
         self._rejected: dict[int, str] = {}
@@ -170,21 +171,21 @@ class FusedDecoder:
         """
         rows = lane.token.shape[0]
         if rows > _MOST_ROWS:
-            return f"it is more than {_MOST_ROWS} rows"
-        if rows not in self._proved:
-            limit = _TOLERANCES[self._embedding.dtype] if tolerance is None else tolerance
-            heads = rows * max(layer.kv_heads for layer in self._layers)
-            most = max(heads, *(tensor.shape[0] for tensor in self._tensors()))
-            self._arrived[rows] = torch.zeros(most, dtype=torch.int32, device=self._embedding.device)
-            ways = self._kernels.ways(rows, self._embedding)
-            for number, first in enumerate(ways):
-                self._ways[rows] = dict.fromkeys(_PRODUCTS, first)
-                self._proved[rows] = why = self._why_wrong(lane, limit)
-                if not why:
-                    self._choose(lane, limit, ways[number:])
-                    break
-                self._reject(rows, f"by {first}", why)
-        return self._proved[rows]
+            self.verdicts[rows] = f"it is more than {_MOST_ROWS} rows"
+            return self.verdicts[rows]
+        limit = _TOLERANCES[self._embedding.dtype] if tolerance is None else tolerance
+        heads = rows * max(layer.kv_heads for layer in self._layers)
+        most = max(heads, *(tensor.shape[0] for tensor in self._tensors()))
+        self._arrived[rows] = torch.zeros(most, dtype=torch.int32, device=self._embedding.device)
+        ways = self._kernels.ways(rows, self._embedding)
+        for number, first in enumerate(ways):
+            self._ways[rows] = dict.fromkeys(_PRODUCTS, first)
+            self.verdicts[rows] = why = self._why_wrong(lane, limit)
+            if not why:
+                self._choose(lane, limit, ways[number:])
+                break
+            self._reject(rows, f"by {first}", why)
+        return self.verdicts[rows]
 
     def products(self, rows: int) -> str:
         """Return how the products of so many rows are computed."""
