@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.engines.run_threads import RunThreads
+from xpuruntime.engines.run_threads import InterruptibleFuture, RunThreads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -168,3 +168,40 @@ def test_a_call_of_the_parent_fails_in_a_child_at_once() -> None:
     assert _forked(child) == 0
     threads.go.set()
     assert future.result(30) == {"ran": True}
+
+
+def interrupted(future: InterruptibleFuture[int], instruction: int) -> bool:
+    """Wait for a future, interrupted at an instruction of what waits; whether there were so many."""
+    count = 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            count += 1
+            if count == instruction:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        future.result(0.001)
+    except (KeyboardInterrupt, TimeoutError, concurrent.futures.TimeoutError) as error:
+        return isinstance(error, KeyboardInterrupt)
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_an_interruption_of_who_waits_keeps_no_lock_of_the_thread_that_runs() -> None:
+    for instruction in range(1, 2000):
+        future: InterruptibleFuture[int] = InterruptibleFuture()
+        more = interrupted(future, instruction)
+        thread = threading.Thread(target=future.set_result, args=(instruction,), daemon=True)
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive(), instruction
+        assert future.result(30) == instruction
+        if not more:
+            break
+    assert 50 < instruction < 2000

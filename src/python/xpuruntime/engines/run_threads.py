@@ -12,11 +12,11 @@ import queue
 import threading
 import time
 import weakref
-from concurrent.futures import Future, InvalidStateError, TimeoutError, wait
+from concurrent.futures import Future, InvalidStateError, TimeoutError
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from xpuruntime.errors import DeadlineError, EngineError, QueueFullError, XpuRuntimeError
-from xpuruntime.runtime.interruptible_waits import LONGEST_WAIT, uninterrupted
+from xpuruntime.runtime.interruptible_waits import LONGEST_WAIT, Latch, uninterrupted
 from xpuruntime.runtime.session_registry import interpreter_ends, reset_in_child
 
 if TYPE_CHECKING:
@@ -285,6 +285,10 @@ class InterruptibleFuture(Future[_Result]):
     def __init__(self) -> None:
         super().__init__()
         self._process = os.getpid()
+        #: Set before any other callback. Who waits takes no lock of the future, which an interruption might not give
+        #: back: the thread that runs the call would wait for it for ever.
+        self._latch = latch = Latch()
+        self.add_done_callback(lambda _: latch.set())
 
     def result(self, timeout: float | None = None) -> _Result:
         """Return the result, or raise what the call has raised; see `concurrent.futures.Future.result`."""
@@ -302,12 +306,8 @@ class InterruptibleFuture(Future[_Result]):
                 "this run was started before the process was forked, and its result is the parent's. "
                 "Fix: start it again in this process"
             )
-        end = None if timeout is None else time.monotonic() + timeout
-        while not self.done():
-            left = LONGEST_WAIT if end is None else min(LONGEST_WAIT, end - time.monotonic())
-            if left <= 0:
-                raise TimeoutError
-            wait([self], left)
+        if not self._latch.wait(timeout):
+            raise TimeoutError
 
 
 def cancel(future: Future[Any]) -> None:
