@@ -19,6 +19,8 @@ PACKAGES = {
     "xpuruntime.pytorch": ("ops.fused_attention", "ops.fused_layernorm", "allocator.set_allocator"),
     "xpuruntime.pytorch.ops": (),
     "xpuruntime.training": (),
+    "xpuruntime.ops": (),
+    "xpuruntime.distributed": (),
 }
 
 
@@ -64,15 +66,22 @@ def test_results_have_the_types_of_what_goes_in(tmp_path: Path) -> None:
     text = """
 import numpy as np
 import xpuruntime as xrt
+import xpuruntime.distributed
 import xpuruntime.pytorch as xrt_torch
 x = np.ones((2, 2), np.float32)
 def step(rows: int) -> float: ...
-def run(session: xrt.InferenceSession, buffers: dict[str, memoryview]) -> None:
+def run(session: xrt.InferenceSession, buffers: dict[str, memoryview], ranks: xrt.distributed.Communicator) -> None:
     reveal_type(session.run({"x": x})["y"])
     reveal_type(session.run(buffers)["y"])
+    reveal_type(ranks.all_reduce(x))
+reveal_type(xrt.ops.attention(x, x, x, is_causal=True))
+reveal_type(xrt.ops.layer_norm(x, residual=x))
+reveal_type(xrt.ops.rms_norm(x, return_stats=True))
 reveal_type(xrt.ops.matmul(x, x))
 reveal_type(xrt.ops.conv2d(x, x))
 reveal_type(xrt_torch.capture_graph(step, [1])(1))
 """
     kinds = re.findall(r'Revealed type is "([\w.]*)', check(tmp_path, text))
-    assert [kind.rpartition(".")[2] for kind in kinds] == ["ndarray", "memoryview", "ndarray", "ndarray", "float"]
+    assert [kind.rpartition(".")[2] for kind in kinds] == [
+        "ndarray", "memoryview", "ndarray", "ndarray", "ndarray", "tuple", "ndarray", "ndarray", "float",
+    ]  # fmt: skip

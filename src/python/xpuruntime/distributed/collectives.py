@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from xpuruntime._core import ArrayView, Stream
 from xpuruntime.distributed.call import Call, launch
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from xpuruntime.distributed.nccl import Nccl
 
 __all__ = ["Collectives"]
+
+ArrayT = TypeVar("ArrayT")
 
 
 class Collectives:
@@ -35,7 +37,7 @@ class Collectives:
     device: str
     _library: Nccl
 
-    def all_reduce(self, x: Any, op: str = "sum", out: Any = None, stream: Any = None) -> Any:
+    def all_reduce(self, x: ArrayT, op: str = "sum", out: Any = None, stream: Any = None) -> ArrayT:
         """Return the reduction over all ranks, on every rank.
 
         Parameters
@@ -58,9 +60,9 @@ class Collectives:
             "all_reduce", (view.data_ptr, target.data_ptr, view.size, dtype, number),
             (view,), (target,), order, view.size,
         )  # fmt: skip
-        return target.array
+        return cast("ArrayT", target.array)
 
-    def reduce(self, x: Any, op: str = "sum", root: int = 0, out: Any = None, stream: Any = None) -> Any:
+    def reduce(self, x: ArrayT, op: str = "sum", root: int = 0, out: Any = None, stream: Any = None) -> ArrayT | None:
         """Return the reduction over all ranks on rank `root`, ``None`` on the others.
 
         Parameters
@@ -95,9 +97,9 @@ class Collectives:
             "reduce", (view.data_ptr, target.data_ptr, view.size, dtype, number, root),
             (view,), (target,), order, view.size,
         )  # fmt: skip
-        return target.array
+        return cast("ArrayT", target.array)
 
-    def broadcast(self, x: Any, root: int = 0, out: Any = None, stream: Any = None) -> Any:
+    def broadcast(self, x: ArrayT, root: int = 0, out: Any = None, stream: Any = None) -> ArrayT:
         """Return the array of rank `root`, on every rank.
 
         Parameters
@@ -121,9 +123,9 @@ class Collectives:
             "broadcast", (view.data_ptr, target.data_ptr, view.size * parts, dtype, root),
             (view,), (target,), order, view.size,
         )  # fmt: skip
-        return target.array
+        return cast("ArrayT", target.array)
 
-    def all_gather(self, x: Any, out: Any = None, stream: Any = None) -> Any:
+    def all_gather(self, x: ArrayT, out: Any = None, stream: Any = None) -> ArrayT:
         """Return the arrays of all ranks joined along the first dimension, on every rank.
 
         Parameters
@@ -147,9 +149,9 @@ class Collectives:
             "all_gather", (view.data_ptr, target.data_ptr, view.size * parts, dtype),
             (view,), (target,), order, view.size,
         )  # fmt: skip
-        return target.array
+        return cast("ArrayT", target.array)
 
-    def reduce_scatter(self, x: Any, op: str = "sum", out: Any = None, stream: Any = None) -> Any:
+    def reduce_scatter(self, x: ArrayT, op: str = "sum", out: Any = None, stream: Any = None) -> ArrayT:
         """Return this rank's part, along the first dimension, of the reduction over all ranks.
 
         Parameters
@@ -178,7 +180,7 @@ class Collectives:
             "reduce_scatter", (view.data_ptr, target.data_ptr, target.size, dtype, number), (view,), (target,), order,
             target.size,
         )  # fmt: skip
-        return target.array
+        return cast("ArrayT", target.array)
 
     def send(self, x: Any, peer: int, stream: Any = None) -> None:
         """Send an array to rank `peer`, which has to `recv` one of the same shape and dtype from this rank.
@@ -199,7 +201,7 @@ class Collectives:
             view.size,
         )  # fmt: skip
 
-    def recv(self, out: Any, peer: int, stream: Any = None) -> Any:
+    def recv(self, out: ArrayT, peer: int, stream: Any = None) -> ArrayT:
         """Receive into an array what rank `peer` sends to this rank, and return the array.
 
         Parameters

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from xpuruntime.evidence.records import Observation
+    from xpuruntime.inference.session_arguments import PolicyLike
 
 __all__ = ["LockResult", "lock"]
 
@@ -121,8 +122,8 @@ class LockResult(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lock(
-    model: Any,
-    policy: Any = None,
+    model: str | os.PathLike[str],
+    policy: PolicyLike | None = None,
     output: str | os.PathLike[str] | None = None,
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,

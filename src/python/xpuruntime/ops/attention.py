@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from xpuruntime import _core
 from xpuruntime.argument_types import FLAG, check_types
@@ -19,6 +19,29 @@ ArrayT = TypeVar("ArrayT")
 _RESULTS = {"return_lse": FLAG}
 
 
+class _Options(TypedDict, total=False):
+    """Keywords of `attention` that do not decide what it returns."""
+
+    mask: Any
+    is_causal: bool | str
+    scale: float | None
+    dropout_p: float
+    rng: Any
+    out: Any
+    kernel: str | Sequence[str] | None
+    policy: Any
+    stream: Any
+    phase: str | None
+
+
+@overload
+def attention(
+    q: ArrayT, k: Any, v: Any, *, return_lse: Literal[False] = False, **options: Unpack[_Options]
+) -> ArrayT: ...
+@overload
+def attention(
+    q: ArrayT, k: Any, v: Any, *, return_lse: Literal[True], **options: Unpack[_Options]
+) -> tuple[ArrayT, ArrayT]: ...
 def attention(
     q: Any,
     k: Any,

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from xpuruntime import _core
 from xpuruntime.argument_types import FLAG, check_types
@@ -18,8 +18,54 @@ __all__ = ["layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"]
 
 _RESULTS = {"return_sum": FLAG, "return_stats": FLAG}
 _BIAS = {"has_bias": FLAG}
+ArrayT = TypeVar("ArrayT")
 
 
+class _Options(TypedDict, total=False):
+    """Keywords of norms that do not decide what they return."""
+
+    eps: float
+    out: Any
+    sum_out: Any
+    kernel: str | Sequence[str] | None
+    policy: Any
+    stream: Any
+    phase: str | None
+
+
+@overload
+def layer_norm(
+    x: ArrayT,
+    weight: Any = None,
+    bias: Any = None,
+    residual: Any = None,
+    *,
+    return_sum: Literal[False] = False,
+    return_stats: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> ArrayT: ...
+@overload
+def layer_norm(
+    x: ArrayT,
+    weight: Any = None,
+    bias: Any = None,
+    residual: Any = None,
+    *,
+    return_sum: Literal[True],
+    return_stats: bool = False,
+    **options: Unpack[_Options],
+) -> tuple[ArrayT, ...]: ...
+@overload
+def layer_norm(
+    x: ArrayT,
+    weight: Any = None,
+    bias: Any = None,
+    residual: Any = None,
+    *,
+    return_sum: bool = False,
+    return_stats: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[ArrayT, ...]: ...
 def layer_norm(
     x: Any,
     weight: Any = None,
@@ -75,6 +121,36 @@ def layer_norm(
     )  # fmt: skip
 
 
+@overload
+def rms_norm(
+    x: ArrayT,
+    weight: Any = None,
+    residual: Any = None,
+    *,
+    return_sum: Literal[False] = False,
+    return_stats: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> ArrayT: ...
+@overload
+def rms_norm(
+    x: ArrayT,
+    weight: Any = None,
+    residual: Any = None,
+    *,
+    return_sum: Literal[True],
+    return_stats: bool = False,
+    **options: Unpack[_Options],
+) -> tuple[ArrayT, ...]: ...
+@overload
+def rms_norm(
+    x: ArrayT,
+    weight: Any = None,
+    residual: Any = None,
+    *,
+    return_sum: bool = False,
+    return_stats: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[ArrayT, ...]: ...
 def rms_norm(
     x: Any,
     weight: Any = None,

@@ -204,7 +204,7 @@ class Plan(Shown, msgspec.Struct, frozen=True, kw_only=True):
         return _hash("execution", *chosen, self.settings, self.kernels, self.execution)
 
     @property
-    def kernels(self) -> Any:
+    def kernels(self) -> dict[str, Any] | None:
         """What the policy says of kernels, such as ``{"matmul": "cublas.matmul_lt@3"}``, as plain values."""
         return self.policy.get("kernels")
 

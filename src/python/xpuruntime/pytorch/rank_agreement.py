@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
 
 import torch
 from torch import distributed
@@ -47,6 +47,7 @@ _OF_COLLECTIVES = re.compile(
 )
 
 _entered = itertools.count()
+ValueT = TypeVar("ValueT")
 
 
 def several_ranks() -> bool:
@@ -205,7 +206,7 @@ class RankAgreement:
         if self._failure is not None:
             raise self._error()
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: ValueT) -> list[ValueT]:
         """Return the values of all ranks. Raises EngineError where a rank is gone."""
         if self.count == 1:
             return [value]
@@ -217,7 +218,7 @@ class RankAgreement:
         self._wait_for(keys, range(self.count))
         return [pickle.loads(self._store.get(key)) for key in keys]
 
-    def share(self, value: Any) -> Any:
+    def share(self, value: ValueT) -> ValueT:
         """Return the value of the first rank. Raises EngineError where it is gone."""
         if self.count == 1:
             return value
@@ -229,7 +230,7 @@ class RankAgreement:
             self._set(key, pickle.dumps(value))
             return value
         self._wait_for([key], [0])
-        return pickle.loads(self._store.get(key))
+        return cast("ValueT", pickle.loads(self._store.get(key)))
 
     def check_same(self, facts: Mapping[str, str]) -> None:
         """Refuse ranks that differ in facts. Raises InputError on all of them, which names those of a minority."""
