@@ -158,7 +158,7 @@ def test_a_qnn_process_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Killed(instrumented_run.SessionWorker):
         def run(self, *given: Any) -> Any:
-            os.kill(self._link.process.pid, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
             return super().run(*given)
 
     with xrt.InferenceSession(exported("convnet"), policy=policy("qnn")) as session:

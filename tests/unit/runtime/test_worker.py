@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from xpuruntime import runtime
 from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.runtime.worker import FailureKind, Worker, WorkerFailure
 
@@ -207,9 +208,7 @@ def test_the_environment_is_what_was_asked(monkeypatch):
         assert environment["environment"]["SECRET_OF_THE_PARENT"] == "1"
         assert str(HERE) in environment["path"]
         assert "" not in environment["path"]
-        assert not any(
-            Path(path) == Path(sys.modules["xpuruntime.measuring"].__path__[0]) for path in environment["path"]
-        )
+        assert not any(Path(path) == Path(runtime.__path__[0]) for path in environment["path"])
     with start(clean=True, environment={"OMP_NUM_THREADS": "1", "LANG": None}) as worker:
         environment = worker.call(F + "where")["environment"]
         assert "SECRET_OF_THE_PARENT" not in environment

@@ -43,8 +43,6 @@ _START = (
 )
 #: Seconds until a worker has started, between two looks at its memory, and until a process that closed its pipe ends.
 _START_SECONDS, _LOOK, _END_SECONDS = 60.0, 0.05, 2.0
-#: Bytes of output that are kept, and of one answer.
-_KEPT, _LONGEST = 1 << 16, 1 << 26
 _FIX = "Fix: give the path of a Python interpreter, 3.11 or later, such as VENV/bin/python"
 #: Where Python finds modules; of no use to another interpreter.
 _PATHS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
@@ -76,12 +74,14 @@ class Worker:
         timeout: float = 600.0,
         folder: str | os.PathLike[str] | None = None,
         cores: Collection[int] = (),
+        output_bytes: int = 1 << 16,
+        answer_bytes: int = 1 << 26,
     ) -> None:
         self.python = os.fspath(python if python is not None else sys.executable)
         if not (Path(self.python).is_file() and os.access(self.python, os.X_OK)):
             raise InputError(f"{self.python} is not an executable file. {_FIX}")
         self.timeout = timeout
-        self._limit = memory_limit
+        self._limit, self._kept, self._longest, self._owner = memory_limit, output_bytes, answer_bytes, os.getpid()
         self._number = 0
         self._failure: WorkerFailure | None = None
         self._output = bytearray()
@@ -111,7 +111,7 @@ class Worker:
 
     @property
     def output(self) -> str:
-        """The last 64 KiB that the worker wrote to stdout and stderr."""
+        """The end of what the worker wrote to stdout and stderr: `output_bytes` at most."""
         return bytes(self._output).decode(errors="replace")
 
     def call(
@@ -174,7 +174,7 @@ class Worker:
         process, self._process = self._process, None
         fds, self._fds = self._fds, {}
         try:
-            if process is not None:
+            if process is not None and self._owner == os.getpid():  # not in a child of a fork
                 # Before the exit status is collected, so that the group's number is still this one's.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -270,14 +270,14 @@ class Worker:
         """Take what is there, and return whether there may be more."""
         data = _read(self._fds["answers"])
         self._received += data or b""
-        if len(self._received) > _LONGEST:
-            self._end(FailureKind.PROTOCOL, f"an answer of the worker has more than {_LONGEST >> 20} MiB")
+        if len(self._received) > self._longest:
+            self._end(FailureKind.PROTOCOL, f"an answer of the worker has more than {self._longest >> 20} MiB")
         return data != b""
 
     def _read_output(self) -> bool:
         while data := _read(self._fds["output"]):
             self._output += data
-            del self._output[:-_KEPT]
+            del self._output[: -self._kept]
         return data is None
 
     def _check(self, what: str) -> None:

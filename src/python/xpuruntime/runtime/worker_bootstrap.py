@@ -50,7 +50,7 @@ class Pipes:
     """The two pipes to the parent, line by line."""
 
     def __init__(self, requests: object, answers: object) -> None:
-        self._requests, self._answers, self._rest = requests, answers, b""
+        self._requests, self._answers, self._rest = requests, answers, bytearray()
         self._asking, self._process = threading.Lock(), os.getpid()
 
     def send(self, text: str) -> None:
@@ -61,12 +61,15 @@ class Pipes:
 
     def receive(self) -> bytes:
         """Return the next line without its end; nothing once the parent has closed its end."""
-        while b"\n" not in self._rest:
+        searched = 0
+        while (end := self._rest.find(b"\n", searched)) < 0:
+            searched = len(self._rest)
             data = self._requests.read(1 << 20)  # type: ignore[attr-defined]
             if not data:
                 return b""
             self._rest += data
-        line, _, self._rest = self._rest.partition(b"\n")
+        line = bytes(self._rest[:end])
+        del self._rest[: end + 1]
         return line
 
     def ask(self, value: object) -> object:

@@ -189,7 +189,7 @@ def test_killed_in_the_middle_of_a_build(conv: Path, tmp_path: Path, monkeypatch
         real(self, *arguments)  # whatever was faster: the process is gone now
 
     monkeypatch.setattr(SessionWorker, "compile", killed)
-    with pytest.raises(xrt.EngineError, match="killed by signal 9"):
+    with pytest.raises(xrt.EngineError, match="by SIGKILL"):
         xrt.compile_model(conv, tmp_path / "out.xrt", device="npu", engine="qnn", policy=chip())
     assert [path for path in tmp_path.iterdir() if path.suffix != ".lock"] == []
 

@@ -185,9 +185,9 @@ def _reasons(source: ModelSource, opening: Opening) -> tuple[list[Any], list[str
     with ScratchFolder("qnn") as folder:
         telling = {"enable_framework_op_trace": "1", "framework_op_trace_dir": folder}
         opening = msgspec.structs.replace(opening, options={**opening.options, **telling}, severity=0)
-        worker = SessionWorker()
+        worker = SessionWorker(log_bytes=_LOG)
         try:
-            worker.open(source.model, opening)
+            worker.drop(worker.open(source.model, opening)[0])  # the trace is written as the session ends
         except (WorkerFailed, EngineError):
             pass  # as expected: the reasons are in the log
         finally:
@@ -196,6 +196,10 @@ def _reasons(source: ModelSource, opening: Opening) -> tuple[list[Any], list[str
         written = trace.read_text(encoding="utf-8", errors="replace") if trace.is_file() else ""
     log = worker.log()
     return rejected_in_trace(written) or rejected_in_log(log), faults_in_log(log)
+
+
+#: Bytes of a verbose log that are read.
+_LOG = 1 << 26
 
 
 def _verify(placed: Sequence[Placed], source: ModelSource, opening: Opening, settings: QnnSettings) -> None:
