@@ -33,6 +33,7 @@ from xpuruntime.errors import (
     XpuRuntimeError,
     XpuRuntimeWarning,
 )
+from xpuruntime.lazy_names import import_msgspec as _import_msgspec
 from xpuruntime.lazy_names import import_part as _import_part
 from xpuruntime.lazy_names import load_name as _load_name
 
@@ -130,6 +131,8 @@ if TYPE_CHECKING:
     from xpuruntime.tuning.spec.tune_spec import TuneSpec as TuneSpec
     from xpuruntime.tuning.tune import tune
     from xpuruntime.tuning.tune_result import TuneResult
+
+_import_msgspec()
 
 __version__ = "0.1.0"
 

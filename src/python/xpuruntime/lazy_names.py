@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import _thread
 import importlib
 import importlib.util
 import re
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import ModuleType
 
-__all__ = ["REPLACED", "import_part", "load_name", "refuse_rest"]
+__all__ = ["REPLACED", "import_msgspec", "import_part", "load_name", "refuse_rest"]
 
 _ONE_MODULE = "the core is one module without parts; use xpuruntime._core"
 #: Names of the original design that are spelled otherwise, and how.
@@ -100,6 +101,31 @@ def _has_part(package: str, name: str) -> bool:
     if name.startswith("__") or not hasattr(sys.modules[package], "__path__"):
         return False
     return importlib.util.find_spec(f"{package}.{name}") is not None
+
+
+class _WithoutExtensions:
+    """Importer that says, to the thread that makes it, that there is no `typing_extensions`."""
+
+    def __init__(self) -> None:
+        self._thread = _thread.get_ident()
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "typing_extensions" and _thread.get_ident() == self._thread:
+            raise ModuleNotFoundError(name)
+
+
+def import_msgspec() -> None:
+    """Import msgspec without `typing_extensions`, which takes as long as the rest of it.
+
+    msgspec wants three names of it and else takes those of `typing`; from Python 3.11 on they are the same.
+    """
+    if "msgspec" in sys.modules:
+        return
+    sys.meta_path.insert(0, hidden := _WithoutExtensions())
+    try:
+        importlib.import_module("msgspec")
+    finally:
+        sys.meta_path.remove(hidden)
 
 
 def import_part(module: str) -> ModuleType:
