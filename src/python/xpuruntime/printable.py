@@ -27,6 +27,8 @@ _CONTROLS = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\
 
 def printable(text: str) -> str:
     r"""Return text in which control characters are escapes, such as ``\u001b``; tab and newline stay."""
+    if text.isprintable():  # as nearly all is, and compiling the pattern takes a while
+        return text
     return re.sub(_CONTROLS, lambda match: f"\\u{ord(match.group()):04x}", text)
 
 

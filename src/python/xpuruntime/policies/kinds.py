@@ -54,7 +54,7 @@ _CONTROL = "[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]"
 
 def refuse_control_characters(text: str) -> None:
     """Raise `Refused` for text that could not be written to a file, or shown, as it is."""
-    if (match := re.search(_CONTROL, text)) is not None:
+    if not text.isprintable() and (match := re.search(_CONTROL, text)) is not None:
         raise Refused(f"{quote(text)} holds the character U+{ord(match[0]):04X}, which a policy cannot hold")
 
 
