@@ -265,6 +265,33 @@ def test_a_session_loads_no_more_than_it_runs(engine: str):
     assert len([name for name in loaded if name.startswith("xpuruntime")]) <= MOST_MODULES
 
 
+def test_a_first_opening_builds_no_schemas_of_onnx(tmp_path: Path):
+    """A later one does not even parse the model: it reads its facts from the cache."""
+    pytest.importorskip("onnxruntime")
+    code = (
+        "import xpuruntime as xrt\n"
+        "from xpuruntime.engines.model import file\n"
+        "xrt.InferenceSession(xrt.demo_model_path(), device='cpu').close()\n"
+        "print(*file._PARTS._loaded)\n"
+    )
+    first, later = (run_python(code, XDG_CACHE_HOME=str(tmp_path)).split() for _ in range(2))
+    assert (first, later) == (["onnx.onnx_ml_pb2"], [])
+
+
+def test_msgspec_comes_without_typing_extensions():
+    code = (
+        "import sys, xpuruntime\n"
+        "assert 'msgspec' in sys.modules and 'typing_extensions' not in sys.modules\n"
+        "import typing_extensions, typing, msgspec\n"
+        "assert msgspec._utils.Required is typing_extensions.Required is typing.Required\n"
+        "class Kind(typing_extensions.TypedDict):\n"
+        "    need: int\n"
+        "    may: typing_extensions.NotRequired['str']\n"
+        "assert msgspec.convert({'need': 1}, Kind) == {'need': 1}\n"
+    )
+    run_python(code)
+
+
 #: Modules of this package that opening and running a small model loads; each costs a third of a millisecond.
 MOST_MODULES = 126
 

@@ -6,17 +6,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import onnx
 import precision_models as zoo
 import pytest
+from odd_models import ODD
 
+import xpuruntime as xrt
 from xpuruntime.engines.model import info as model_info
 from xpuruntime.engines.model import inspect_model
-from xpuruntime.errors import ModelError
+from xpuruntime.errors import ModelError, XpuRuntimeError
 from xpuruntime.files import digests
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no private folders")
@@ -36,9 +40,9 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     paths: list[str] = []
     check = model_info.check_graph
 
-    def counted(model, where):
+    def counted(model, where, **how):
         paths.append(where)
-        return check(model, where)
+        return check(model, where, **how)
 
     monkeypatch.setattr(model_info, "check_graph", counted)
     return paths
@@ -209,3 +213,59 @@ def test_the_variable_turns_it_off(kept, checks, tmp_path, monkeypatch):
     inspect_model(path)
     assert len(checks) == 2
     assert not kept.exists()
+
+
+def _plain(*nodes: onnx.NodeProto, opset: int = 18) -> onnx.ModelProto:
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in "xy"]
+    graph = onnx.helper.make_graph(nodes, "plain", values[:1], values[1:])
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=8)
+
+
+#: Models whose nodes are left to ONNX Runtime at first, and what the ONNX checker has against each.
+LEFT = {
+    "sound": (_plain(onnx.helper.make_node("Relu", ["x"], ["y"])), None),
+    "too few inputs": (_plain(onnx.helper.make_node("Add", ["x"], ["y"])), "has input size 1 not in range"),
+    "unknown attribute": (_plain(onnx.helper.make_node("Relu", ["x"], ["y"], odd=1)), "Unrecognized attribute: odd"),
+    "unknown input": (_plain(onnx.helper.make_node("Add", ["x", "z"], ["y"])), "input 'z' of node"),
+    "unknown operator": (_plain(onnx.helper.make_node("Reloo", ["x"], ["y"])), "did you mean 'Relu'?"),
+    "later operator": (_plain(onnx.helper.make_node("Gelu", ["x"], ["y"])), "first in opset 20"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_a_session_refuses_what_the_checker_refuses(kept, tmp_path, name):
+    pytest.importorskip("onnxruntime")
+    model, reason = LEFT[name]
+    path = zoo.save(model, tmp_path / "m.onnx")
+    left = inspect_model(path, defer=True)
+    assert left.deferred
+    if reason is None:
+        with xrt.InferenceSession(path, device="cpu") as session:
+            assert session.model.deferred
+        assert session.model == left
+        checked = inspect_model(path)
+        assert not checked.deferred, "what was left before is checked where no engine does"
+        assert checked == msgspec.structs.replace(left, deferred=False)
+        assert inspect_model(path, defer=True) == checked
+        return
+    with pytest.raises(XpuRuntimeError, match=re.escape(reason)) as planned:
+        xrt.plan(path, engine="onnxruntime", device="cpu")
+    with pytest.raises(type(planned.value)) as opened:
+        xrt.InferenceSession(path, engine="onnxruntime", device="cpu")
+    assert str(opened.value) == str(planned.value)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_left_to_an_engine_is_as_the_checker_finds_it(kept, tmp_path, name):
+    """ONNX Runtime runs each of these: where nodes are left to it, the checker has nothing against them either."""
+    path = zoo.save(ODD[name](), tmp_path / "m.onnx")
+    left = inspect_model(path, defer=True)
+    assert inspect_model(path) == msgspec.structs.replace(left, deferred=False)
+
+
+def test_models_of_other_engines_are_checked_before(kept, tmp_path):
+    path = zoo.save(LEFT["unknown attribute"][0], tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match="Unrecognized attribute"):
+        xrt.InferenceSession(path, engine="null", device="cpu")
+    with pytest.raises(ModelError, match="Unrecognized attribute"):  # the graph is converted first
+        xrt.InferenceSession(path, engine="onnxruntime", device="cpu", precision="fp16")

@@ -56,13 +56,13 @@ def locked_model(lock: str) -> str | None:
 
 
 def prepare(
-    model: str, values: list[str] | None, dims: list[str] | None, *, trust: bool = False
+    model: str, values: list[str] | None, dims: list[str] | None, *, trust: bool = False, defer: bool = False
 ) -> tuple[ModelInfo, Feeds]:
-    """Read the model's facts and its inputs."""
+    """Read the model's facts and its inputs; `defer` where a session is opened next, which refuses the model."""
     from xpuruntime.artifacts.manifest import artifact_model
     from xpuruntime.engines.registry import read_model
 
-    info = artifact_model(model) or read_model(model, trust=trust)
+    info = artifact_model(model) or read_model(model, trust=trust, defer=defer)
     return info, read_feeds(info, values, dims)
 
 

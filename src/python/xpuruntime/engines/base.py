@@ -138,6 +138,14 @@ class Engine(ABC, Generic[SettingsT]):
     def load(self, request: Request, judgement: Judgement[SettingsT], machine: Machine) -> LoadedModel:
         """Load the model. Slow; raises an `XpuRuntimeError` and leaves nothing behind when it fails."""
 
+    def compares_nodes(self, judgement: Judgement[SettingsT]) -> bool:
+        """Say whether `load` has each node of the model's own graph compared with its schema, as the ONNX checker does.
+
+        Pure. Such a check is not made before. It is where this is false, the default, or where `load` fails.
+        """
+        del judgement
+        return False
+
     def exporter(self) -> type[NativeExporter] | None:
         """Return what writes sessions of this engine as native configuration, or ``None``, the default."""
         return None

@@ -145,15 +145,19 @@ def default_registry() -> EngineRegistry:
 
 
 def read_model(
-    model: Any, example_inputs: Mapping[str, Any] | Sequence[Any] | None = None, *, trust: bool = False
+    model: Any,
+    example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
+    *,
+    trust: bool = False,
+    defer: bool = False,
 ) -> ModelInfo:
-    """Return what is known of a model before any engine judges it."""
+    """Return what is known of a model before any engine judges it; `defer` is that of `inspect_model`."""
     for engine in default_registry():
         if (info := engine.read(model, example_inputs, trust=trust)) is not None:
             return info
     if example_inputs is not None:
         raise InputError("example_inputs describe a torch module; a model says itself what it takes. Leave them out")
-    return inspect_model(model)
+    return inspect_model(model, defer=defer)
 
 
 #: Entry points of this group have the engine's name and point at its class, or at a function that returns it.

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +13,7 @@ import msgspec
 
 from xpuruntime.argument_types import MACHINE, check_types
 from xpuruntime.engines.registry import known_engines
-from xpuruntime.errors import InputError, LockError, PolicyError, XpuRuntimeWarning
+from xpuruntime.errors import InputError, LockError, PolicyError, XpuRuntimeError, XpuRuntimeWarning
 from xpuruntime.files.paths import kind_of, with_home
 from xpuruntime.inference.session_arguments import SessionArguments, settle_policy
 from xpuruntime.runtime.telemetry import traced
@@ -102,16 +103,40 @@ def plan_session(
     example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
     calibration: Any = None,
     purpose: Literal["run", "compile", "search"] = "run",
+    defer: bool = False,
 ) -> PlannedModel:
-    """Read a model, settle its policy and plan it."""
+    """Read a model, settle its policy and plan it; with `defer`, the engine that is chosen may check nodes itself."""
     from xpuruntime.artifacts.manifest import find_artifact
     from xpuruntime.engines.registry import read_model
-    from xpuruntime.inference.embedded_policy import check_export_lock
 
     _check_machine(machine)
     arguments = arguments.checked()
     artifact = find_artifact(model) if purpose != "compile" else None
-    info = artifact.manifest.model if artifact is not None else read_model(model, example_inputs, trust=arguments.trust)
+    read = functools.partial(read_model, model, example_inputs, trust=arguments.trust)
+    planned_of = functools.partial(_planned, arguments, artifact, registry, machine, calibration, purpose)
+    if artifact is not None:
+        return planned_of(artifact.manifest.model)
+    info = read(defer=defer)
+    if info.deferred:
+        with contextlib.suppress(XpuRuntimeError):  # the check may know more
+            planned = planned_of(info)
+            if registry.get(planned.plan.engine).compares_nodes(planned.judgement):
+                return planned
+        info = read()
+    return planned_of(info)
+
+
+def _planned(
+    arguments: SessionArguments,
+    artifact: Artifact | None,
+    registry: EngineRegistry,
+    machine: Machine | None,
+    calibration: Any,
+    purpose: Literal["run", "compile", "search"],
+    info: ModelInfo,
+) -> PlannedModel:
+    from xpuruntime.inference.embedded_policy import check_export_lock
+
     policy, source, notes, named = settle_policy(arguments, artifact, info)
     lock = None
     if named is not None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -28,7 +29,7 @@ from xpuruntime.runtime.telemetry import log_decision, log_refusal, traced_run
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
     from types import TracebackType
     from typing import Never, Unpack
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
     from xpuruntime.engines.run_threads import QueueLimits
     from xpuruntime.evidence import Report
     from xpuruntime.evidence.determinism import DeterminismTests
+    from xpuruntime.inference.loading import LoadResult
     from xpuruntime.inference.locked import LockInForce
+    from xpuruntime.inference.plan_request import PlannedModel
     from xpuruntime.inference.session_arguments import ModelLike, PolicyLike
     from xpuruntime.lockfile.records import Lock
     from xpuruntime.planning import Plan
@@ -154,6 +157,8 @@ class InferenceSession:
 
             others = ("model", "example_inputs", "calibration", "plan", "registry", "machine")
             refuse_arguments(unknown, policy, (*SessionArguments._fields, *others))
+        self.plan: Plan
+        self._lock: LockInForce | None
         self._loaded: LoadedModel | None = None
         self.run = closed  # type: ignore[method-assign]
         #: CUDA graph of the last binding, or why it has none.
@@ -163,22 +168,12 @@ class InferenceSession:
         arguments = stated.with_aliases(aliases, "InferenceSession")
         samples = {"example_inputs": example_inputs, "calibration": calibration}
         if plan is None:
-            planned = plan_session(model, arguments, engines, machine, **samples)
+            plan_model = functools.partial(plan_session, model, arguments, engines, machine, **samples)
         elif lock is not None or frozen:
             raise InputError("a lock has a plan of its own: leave out plan, or lock and frozen")
         else:
-            planned = reopen_plan(model, plan, arguments, engines, machine, **samples)
-        self.plan, self.policy, self._machine, self._lock = planned.plan, planned.policy, planned.machine, planned.lock
-        info, open_batch = planned.request.model, self.policy.execution.static_batch is not None
-        self._model = with_open_batch(info) if open_batch else info
-        warn_of(self.plan, stacklevel=3)
-        from xpuruntime.engines.base import Recipe
-        from xpuruntime.inference.loading import load_planned
-
-        self._engine = engines.get(self.plan.engine)
-        self._request = planned.request.on(self.plan.device, self.policy)
-        self._recipe = Recipe(self._engine, self._request, planned.judgement, self._machine)
-        ready = load_planned(self._recipe, self.plan)
+            plan_model = functools.partial(reopen_plan, model, plan, arguments, engines, machine, **samples)
+        ready = self._load(plan_model, engines, defer=plan is None)
         warn_of(ready.plan, stacklevel=3, after=len(self.plan.warnings))
         self.plan, self._artifact = ready.plan, ready.artifact
         self._proof, self._checks = ready.proof, ready.conversions
@@ -191,6 +186,28 @@ class InferenceSession:
             self._check_lock(self._lock)
         note_open(self)
         reset_in_child(self)
+
+    def _load(self, plan_model: Callable[..., PlannedModel], engines: EngineRegistry, *, defer: bool) -> LoadResult:
+        """Plan and load; where the engine fails on a model that it was to check itself, the ONNX checker says why."""
+        from xpuruntime.engines.base import Recipe
+        from xpuruntime.inference.loading import load_planned
+
+        while True:
+            planned = plan_model(defer=True) if defer else plan_model()
+            info = planned.request.model
+            self.plan, self.policy, self._machine = planned.plan, planned.policy, planned.machine
+            self._lock = planned.lock
+            self._model = info if self.policy.execution.static_batch is None else with_open_batch(info)
+            warn_of(self.plan, stacklevel=4)
+            self._engine = engines.get(self.plan.engine)
+            self._request = planned.request.on(self.plan.device, self.policy)
+            self._recipe = Recipe(self._engine, self._request, planned.judgement, self._machine)
+            try:
+                return load_planned(self._recipe, self.plan)
+            except XpuRuntimeError:
+                if not info.deferred:
+                    raise
+                defer = False
 
     def _check_lock(self, lock: LockInForce) -> None:
         """Compare what is loaded now, and what it computes, with the lock; closes the session where it does not fit."""

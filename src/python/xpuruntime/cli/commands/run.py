@@ -89,7 +89,7 @@ def run(
     locks = [] if lock is None else [("the lock", lock)]
     check_outputs({"--output": output}, model, session_options, input, locks)
     refuse_other_kinds({"--output": (output, "arrays")})
-    info, feeds = prepare(model, input, dim, trust=session_options.trust)
+    info, feeds = prepare(model, input, dim, trust=session_options.trust, defer=True)
     check_output_path(output, len(info.outputs))
     feeds = check_generation(info, new_tokens, prompt, feeds)
     session, _ = open_session(model, session_options, feeds, as_json=json, lock=lock, frozen=frozen)

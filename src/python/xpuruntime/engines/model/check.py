@@ -86,26 +86,32 @@ def _node_texts(nodes: Iterable[onnx.NodeProto]) -> Iterator[object]:
 
 
 class Checked(NamedTuple):
-    """What a check of a graph found."""
+    """What a check of a graph found; `deferred` where nodes were not compared with their schemas."""
 
     custom: dict[str, tuple[str, ...]]
     unknown: dict[str, str]
     resorted: bool
     notes: tuple[str, ...]
+    deferred: bool = False
 
 
-def check_graph(model: onnx.ModelProto, where: str) -> Checked:
+def check_graph(model: onnx.ModelProto, where: str, *, defer: bool = False) -> Checked:
     """Check a parsed model. The model is changed: large tensors are emptied, nodes may be sorted.
 
-    Refused is only what no engine runs; anything else that the ONNX checker has against the model is a note.
+    Refused is only what no engine runs; anything else that the ONNX checker has against the model is a note. With
+    `defer` the nodes of a plain model are not compared with their schemas, whose registry takes longer than all else.
     """
-    _check_versions(model, where)
     notes: list[str] = []
+    plain = defer and _is_plain(model)
+    if not plain:
+        _check_versions(model, where)
     _check_single_assignment(model.graph, where, notes)
     resorted = sort_nodes(model.graph)
-    custom, unknown = _check_ops(model)
+    custom, unknown = ({}, {}) if plain else _check_ops(model)
     for tensor in tensors(model):
         _check_data(tensor, where)
+    if plain:
+        return Checked(custom, unknown, resorted, (), deferred=True)
     allowed, small = _allowed(model)
     reason = _asked(allowed)
     if reason is not None and any(sign in reason for sign in _FATAL):
@@ -114,6 +120,61 @@ def check_graph(model: onnx.ModelProto, where: str) -> Checked:
     if reason is not None:
         notes.append(f"the ONNX checker refuses it: {reason}")
     return Checked(custom, unknown, resorted, tuple(notes))
+
+
+#: IR versions and opsets that each supported onnx knows, the oldest of which is 1.17.
+_PLAIN_IR, _PLAIN_OPSETS = range(4, 11), range(1, 23)
+#: Types whose values each supported onnx takes as raw data, and the fields that hold values of one type.
+_PLAIN_TYPES, _PLAIN_FIELDS = frozenset(range(1, 17)) - {8}, {"float_data": 1, "int32_data": 6, "int64_data": 7}
+
+
+def _is_plain(model: onnx.ModelProto) -> bool:
+    """Whether the ONNX checker can have nothing against a model but a node that its schema does not allow.
+
+    ONNX Runtime compares nodes with the same schemas when it loads a model, all but those of constants.
+    """
+    graph = model.graph
+    values = (*graph.input, *graph.output)
+    return (
+        model.ir_version in _PLAIN_IR
+        and not (model.functions or model.training_info or graph.sparse_initializer)
+        and [o.version in _PLAIN_OPSETS for o in model.opset_import if not normal_domain(o.domain)] == [True]
+        and bool(graph.name)
+        and _are_distinct(entry.key for entry in model.metadata_props)
+        and _are_distinct(tensor.name for tensor in graph.initializer)
+        and _are_distinct(value.name for value in graph.input)
+        and _are_distinct(value.name for value in graph.output)
+        and all(value.name and value.type.tensor_type.elem_type for value in values)
+        and all(tensor.name and _is_plain_tensor(tensor) for tensor in graph.initializer)
+        and all(map(_is_plain_node, graph.node))
+    )
+
+
+def _are_distinct(names: Iterable[str]) -> bool:
+    listed = [*names]
+    return len(set(listed)) == len(listed)
+
+
+def _is_plain_tensor(tensor: onnx.TensorProto) -> bool:
+    if tensor.HasField("segment"):
+        return False
+    filled = [field for field in _TYPED if len(getattr(tensor, field))]
+    if is_external(tensor) or tensor.HasField("raw_data"):
+        return tensor.data_type in _PLAIN_TYPES and not filled
+    return len(filled) == 1 and _PLAIN_FIELDS.get(filled[0]) == tensor.data_type
+
+
+def _is_plain_node(node: onnx.NodeProto) -> bool:
+    if normal_domain(node.domain) or not node.op_type or node.op_type in _ENGINE_OPS:
+        return False
+    held = node.attribute
+    if node.op_type == "Constant":
+        return [a.name for a in held] == ["value"] and held[0].type == 4 and _is_plain_tensor(held[0].t)
+    return not any(attribute.ref_attr_name or attribute.type in _WITH_PARTS for attribute in held)
+
+
+#: Types of attributes that hold graphs, tensors and types.
+_WITH_PARTS = frozenset({4, 5, 9, 10, 11, 12, 13, 14})
 
 
 def complaint_about(model: onnx.ModelProto) -> str | None:

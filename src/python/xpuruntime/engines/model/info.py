@@ -79,6 +79,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     weights_digest: str | None = None
     #: The graph's file where `path` is a folder.
     graph_file: str | None = None
+    #: Whether comparing nodes with their schemas is left to the engine that loads the model.
+    deferred: bool = False
 
     def __hash__(self) -> int:
         return hash((self.path, self.size, self.mtime_ns, self.graph_name, len(self.nodes)))
@@ -178,21 +180,22 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return facts
 
 
-def inspect_model(path: str | os.PathLike[str] | bytes | onnx.ModelProto) -> ModelInfo:
-    """Read an ONNX model, check it, and return its facts."""
+def inspect_model(path: str | os.PathLike[str] | bytes | onnx.ModelProto, *, defer: bool = False) -> ModelInfo:
+    """Read an ONNX model, check it, and return its facts; with `defer`, a plain file is `ModelInfo.deferred`."""
     if isinstance(path, (bytes, bytearray, memoryview)) or hasattr(path, "SerializeToString"):
         return inspect_bytes(path)
     with opened(path) as (where, file, facts):
         large = facts.st_size >= LARGE  # hashed for nothing else, it costs more than it saves
         data = None if large else file.read(facts.st_size)
         entry = _entry(recall_digest(facts) if data is None else hashlib.sha256(data).hexdigest())
-        if entry is not None and (info := _recall(entry)) is not None and not _has_registered(info):
+        info = None if entry is None else _recall(entry)
+        if info is not None and (defer or not info.deferred) and not _has_registered(info):
             return msgspec.structs.replace(info, path=where, mtime_ns=facts.st_mtime_ns, base_dir=folder_of(where))
         if data is None:
             data = file.read(facts.st_size)
             if file_state(os.fstat(file.fileno())) != file_state(facts):
                 entry = None  # of what it held before
-    info = _inspect(where, data, folder_of(where), facts.st_mtime_ns, None)
+    info = _inspect(where, data, folder_of(where), facts.st_mtime_ns, None, defer=defer)
     if entry is not None and not info.external_files:
         kept = msgspec.structs.replace(info, path="", mtime_ns=0, base_dir=None)
         _INSPECTED.write(entry, msgspec.msgpack.encode(kept))
@@ -258,7 +261,9 @@ def inspect_edited(info: ModelInfo, proto: onnx.ModelProto) -> ModelInfo:
     return inspect_bytes(proto, folder)
 
 
-def _inspect(where: str, data: bytes, folder: str | None, mtime_ns: int, keep: bytes | None) -> ModelInfo:
+def _inspect(
+    where: str, data: bytes, folder: str | None, mtime_ns: int, keep: bytes | None, *, defer: bool = False
+) -> ModelInfo:
     proto = parse(data, where)
     size = len(data)
     del data
@@ -268,7 +273,7 @@ def _inspect(where: str, data: bytes, folder: str | None, mtime_ns: int, keep: b
     elements = weights(proto)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     digest = onnx_digest(proto.graph) if LOCK_KEY in metadata else None
-    checked = check_graph(proto, where)  # empties large tensors
+    checked = check_graph(proto, where, defer=defer)  # empties large tensors
     places = name_nodes(proto)
     nodes = tuple(_node(place) for place in places)
     initial = {tensor.name for tensor in proto.graph.initializer}
@@ -303,6 +308,7 @@ def _inspect(where: str, data: bytes, folder: str | None, mtime_ns: int, keep: b
         metadata=metadata,
         random_outputs=random_outputs(proto, places),
         weights_digest=digest,
+        deferred=checked.deferred,
     )
 
 

@@ -182,6 +182,12 @@ class OnnxRuntimeEngine(PackagedEngine[OnnxRuntimeSettings]):
         del machine
         return load_model(request, judgement.settings)
 
+    def compares_nodes(self, judgement: Judgement[OnnxRuntimeSettings]) -> bool:
+        """Return true where the graph is not changed first, and no library adds schemas of its own."""
+        settings = judgement.settings
+        changed = settings.convert or settings.qdq or settings.rewrites or settings.tune
+        return not changed and not settings.operator_libraries
+
     def exporter(self) -> type[NativeExporter]:
         """Return what writes scripts of ONNX Runtime and repositories of Triton."""
         from xpuruntime.engines.onnxruntime.native_config import OnnxRuntimeExporter
