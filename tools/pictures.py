@@ -50,7 +50,7 @@ _RUNS: dict[str, list[tuple[tuple[int, ...], str]]] = {
         ((0,), "explain model.onnx --device cpu --output fleet/node-a.json"),
         ((0,), "explain model.onnx --device cpu --output fleet/node-b.json"),
         ((0,), "explain model.onnx --device cpu --engine openvino --output fleet/node-c.json"),
-        ((0, 1), "index fleet --output index.html"),
+        ((0, 1), "index fleet --html index.html"),
     ],
     "benchmark": [
         ((0,), f"{_BENCH} --engine openvino --json > openvino.json"),

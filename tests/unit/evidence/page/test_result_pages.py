@@ -218,6 +218,9 @@ def test_claims_are_shown_the_worst_first_and_open_on_a_click(look):
     cells = "[...document.querySelectorAll('#claims tbody tr')].map(r => r.cells[1].textContent)"
     assert browser.evaluate(cells) == ["accuracy.logits", "speed.latency.p50", "evidence.execution.engine"]
     assert browser.evaluate("document.querySelector('h1').innerText").endswith("1 failed, 1 inconclusive, 1 passed")
+    first = browser.evaluate("[...document.querySelectorAll('#top .off li')].map(e => e.innerText)")
+    assert [text.partition(":")[0] for text in first] == ["accuracy.logits", "speed.latency.p50"]
+    assert all("(p.yaml:7:3)" in text and text.endswith("Fix: do this") for text in first)
     browser.evaluate("document.querySelector('#claims tbody tr button').click()")
     told = browser.evaluate("document.querySelector('#claims .hint').innerText")
     assert "p.yaml:7:3" in told

@@ -99,7 +99,7 @@ def _half_precision(
             "the CPU provider has few fp16 kernels and computes the other nodes in fp32 between casts; the graph "
             f"is optimized at level {settings.level}"
             + ("" if settings.level_stated else ", since fusions above it fail or crash on graphs with casts"),
-            "use device cuda:0, or precision fp32",
+            "use precision fp32, or a CUDA device, which has fp16 kernels",
         )
     return settings
 

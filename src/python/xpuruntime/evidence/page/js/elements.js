@@ -137,3 +137,16 @@ function palette(values) {
 function sentence(text) {
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
+
+/** Findings that a headline tells; the others are in a section. */
+const MOST_TOLD = 4;
+
+/** Return what is wrong as a list below the headline, with what to do; nothing where nothing is. */
+function told(findings, section, textOf) {
+  if (!findings.length) return [];
+  const items = findings.slice(0, MOST_TOLD).map((one) => make("li", {}, make("strong", { text: one.key || one.id }), `: ${textOf(one)}`,
+    one.fix ? make("small", { text: `Fix: ${one.fix}` }) : null));
+  const left = findings.length - MOST_TOLD;
+  if (left > 0) items.push(make("li", {}, make("a", { href: `#${section}`, text: `and ${left} more` })));
+  return [make("ul", { class: "off" }, items)];
+}

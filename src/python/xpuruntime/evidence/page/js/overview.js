@@ -15,22 +15,13 @@ function showOverview() {
     make("h1", {}, make("span", { class: "mark", "aria-hidden": "true", text: DATA.honoured ? "✓" : "✕" }), sentence(DATA.headline)),
     make("p", { class: "says", text: words.join(" · ") }),
   );
-  if (DATA.deviations.length) top.append(make("ul", { class: "off" }, DATA.deviations.slice(0, MOST_TOLD).map(told)));
+  top.append(...told(DATA.deviations, "policy", ({ requested, observed, reason }) => `${requested} was asked for, and ${observed} was observed: ${reason}`));
   if (DATA.partial) {
     const text = "Partial: the observing pass broke off, or a source of records was missing. See the notes.";
     top.append(make("p", { class: "partial", text }));
   }
   top.append(make("dl", { class: "facts" }, facts().map(([name, value, more]) =>
     make("div", {}, make("dt", { text: name }), make("dd", {}, value, more ? make("small", { text: more }) : null)))));
-}
-
-/** Deviations that are told beside the headline; the others are in the table of the policy. */
-const MOST_TOLD = 4;
-
-/** One deviation: which key, what ran, and what to do. */
-function told({ key, requested, observed, reason, fix }) {
-  return make("li", {}, make("strong", { text: key }), `: ${requested} was asked for, and ${observed} was observed: ${reason}`,
-    make("small", { text: `Fix: ${fix}` }));
 }
 
 function facts() {
@@ -65,7 +56,9 @@ function accounting() {
     else if (relation === "inserted") words.push(`${count(units.inserted, "unit")} inserted`);
     else words.push(nodes[relation] ? `${nodes[relation]} ${relation}` : `${count(units[relation], `${relation} unit`)}`);
   }
-  return `${count(Object.values(nodes).reduce((a, b) => a + b, 0), "source node")}: ${words.join(", ")}`;
+  const computing = UNITS.filter((u) => u.relation !== "folded" && (u.sources.length || u.serves.length || u.relation === "opaque")).length;
+  const counted = computing < UNITS.length ? `; policy keys count the ${computing} that compute` : "";
+  return `${count(Object.values(nodes).reduce((a, b) => a + b, 0), "source node")}: ${words.join(", ")}${counted}`;
 }
 
 function showPolicy() {

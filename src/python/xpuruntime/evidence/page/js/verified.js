@@ -16,6 +16,7 @@ function showVerdict() {
   const facts = [...DATA.known, ["exit code", String(DATA.exit)]];
   top.append(
     make("h1", {}, make("span", { class: "mark", "aria-hidden": "true", text: good ? "✓" : "✕" }), sentence(DATA.headline)),
+    ...told(CLAIMS.filter((one) => ["fail", "inconclusive"].includes(one.verdict)), "reasons", ({ reason, place }) => `${reason}${place ? ` (${place})` : ""}`),
     make("dl", { class: "facts" }, facts.map(([key, value]) => make("div", {}, make("dt", { text: sentence(key) }), make("dd", {}, value)))));
 }
 
