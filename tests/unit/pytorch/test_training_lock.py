@@ -67,6 +67,50 @@ def test_a_step_under_the_lock_holds(tmp_path: Path) -> None:
         xt.lock(report, path)
 
 
+def net(*names: str, width: int = 8, kind: type[torch.nn.Module] = torch.nn.Sequential) -> torch.nn.Module:
+    made = kind()
+    for name in names:
+        made.add_module(name, torch.nn.Linear(width, width))
+    return made
+
+
+class Other(torch.nn.Sequential):
+    """Modules with the paths of another class."""
+
+
+@pytest.mark.parametrize(
+    ("other", "holds"),
+    [
+        (lambda: net("up", "down"), True),
+        (lambda: net("up", "down", width=16), False),
+        (lambda: net("up", "down", "extra"), False),
+        (lambda: net("up", "down", kind=Other), False),
+    ],
+    ids=["the same", "wider", "deeper", "another class"],
+)
+def test_a_lock_of_another_model_is_refused_with_both_named(tmp_path: Path, other: Any, holds: bool) -> None:
+    path = tmp_path / "step.lock"
+
+    def explained(model: torch.nn.Module, **policy: Any) -> Explanation:
+        width = next(model.parameters()).shape[1]
+        with xt.kernel_policy(root=model, **policy), xt.explain(root=model) as found:
+            model(torch.ones(4, width)).sum().backward()
+        return found
+
+    first = explained(net("up", "down"), matmul="cpu.blas")
+    xt.lock(first, path)
+    found = explained(other(), lock=path)
+    if holds:
+        assert found.require() is found
+        assert xt.lock(found, path).digest
+        return
+    assert found.model != first.model
+    for call in (found.require, lambda: xt.lock(found, path)):
+        with pytest.raises(xrt.XpuRuntimeError) as error:
+            call()
+        assert f"the lock {path} does not hold: it is of {first.model}, and {found.model} ran" in str(error.value)
+
+
 def test_locking_twice_gives_the_same_identity(tmp_path: Path) -> None:
     first = locked(tmp_path / "step.lock")
     before = (tmp_path / "step.lock").read_bytes()

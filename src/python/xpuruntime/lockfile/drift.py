@@ -135,6 +135,6 @@ def drift_error(
         lines.append(f"and {len(listed) - _NAMED} more differences")
     accept = accept_command(model, where, (*accepted, *(difference.code for difference in listed)))
     tail = f"To take what is here instead: {take or f'`{accept}`, or `{relock_command(model, where)} --upgrade`'}"
-    head = f"the lock {where} does not hold:"
+    head = f"the lock {where} does not hold{f' for {model}' if model else ''}:"
     text = f"{head} {lines[0]}" if len(lines) == 1 else head + "".join(f"\n  {line}" for line in lines)
     return LockError(f"{text}\n  {tail}" if len(lines) > 1 else f"{text}. {tail}", drifts=listed)

@@ -22,7 +22,7 @@ from xpuruntime.lockfile.rules import policy_record, rules_of_calls, stated_keys
 from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
 from xpuruntime.policies import Policy
 from xpuruntime.pytorch.call_scope.generation_calls import LockedGeneration
-from xpuruntime.pytorch.explanation.explanation import Explanation
+from xpuruntime.pytorch.explanation.explanation import Explanation, other_model
 from xpuruntime.pytorch.explanation.requested import COMPILED
 from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.snapshot import machine_snapshot
@@ -103,6 +103,9 @@ def lock(
 
 def check_locked(explanation: Explanation, old: Lock, where: str, tokenizer: Any = None) -> Lock:
     """Return a lock that a step ran as. Raises `LockError` where it ran otherwise."""
+    model = old.provenance.facts.get("model", "")
+    if other := other_model(where, model, explanation.model):
+        raise LockError(other, fix=_RELOCK)
     compared = compare_identities(old.identity, _lock_of(explanation, "", old, tokenizer).identity)
     drifts = [drift for drift in compared if not lacking(drift)]
     if drifts:
@@ -143,7 +146,10 @@ def _lock_of(explanation: Explanation, note: str, old: Lock | None, tokenizer: A
             validators=validators,
             calls=_calls(rows, ids),
         ),
-        provenance=Provenance.now("xpuruntime.pytorch.lock", note=note),
+        provenance=msgspec.structs.replace(
+            Provenance.now("xpuruntime.pytorch.lock", note=note),
+            facts={"model": explanation.model} if explanation.model else {},
+        ),
     )
 
 
@@ -249,10 +255,10 @@ def _surroundings(
     )
 
 
-def policy_of_lock(lock: Lock | str | os.PathLike[str]) -> tuple[Policy, LockedGeneration | None]:
+def policy_of_lock(lock: Lock | str | os.PathLike[str]) -> tuple[Policy, LockedGeneration]:
     """Return the policy that replays a training lock, once its validators hold: its calls are the first rules.
 
-    Beside it what the lock expects of models that generate, which is compared when they do.
+    Beside it what the lock expects of models that generate, which is compared when they do, and the model it is of.
     """
     where = lock.digest if isinstance(lock, Lock) else str(user_path(lock, "the lock"))
     loaded = lock if isinstance(lock, Lock) else load_lock(where)
@@ -272,7 +278,7 @@ def policy_of_lock(lock: Lock | str | os.PathLike[str]) -> tuple[Policy, LockedG
         for validator in identity.validators
         if validator.kind == ValidatorKind.GENERATION
     }
-    generation = LockedGeneration(where, expected, _RELOCK) if expected else None
+    generation = LockedGeneration(where, expected, _RELOCK, loaded.provenance.facts.get("model", ""))
     return _replayed(identity, policy), generation
 
 

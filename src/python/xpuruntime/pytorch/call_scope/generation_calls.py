@@ -12,13 +12,12 @@ import functools
 import inspect
 import json
 import threading
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.errors import UnsupportedOperationError, warn
 from xpuruntime.evidence.difference import Difference
 from xpuruntime.lockfile.drift import DriftCode, drift_error, shown
 from xpuruntime.pytorch.dispatch.context import active_policy
@@ -89,13 +88,15 @@ WATCHES: list[GenerationWatch] = []
 
 
 class LockedGeneration:
-    """What a lock expects of generation: class of a model to its facts."""
+    """What a lock expects of generation: class of a model to its facts; and the model that it is of."""
 
-    def __init__(self, path: str, expected: Mapping[str, Mapping[str, Any]], take: str) -> None:
-        self._path, self._expected, self._take = path, expected, take
+    def __init__(self, path: str, expected: Mapping[str, Mapping[str, Any]], take: str, model: str = "") -> None:
+        self.path, self._expected, self._take, self.model = path, expected, take, model
 
     def check(self, model: str, group: str, facts: Mapping[str, Any]) -> None:
         """Raise `LockError` where facts of a model are not those of the lock."""
+        if not self._expected:  # a lock without generation
+            return
         expected = self._expected.get(model)
         if expected is None:
             drifts = [_drift(model, " ".join(self._expected), model)]
@@ -104,7 +105,7 @@ class LockedGeneration:
             comparisons = [(name, expected.get(name), facts.get(name)) for name in names]
             drifts = [_drift(f"{model} {name}", *pair) for name, *pair in comparisons if not _is_one_of(*pair)]
         if drifts:
-            raise drift_error(self._path, drifts, take=self._take)
+            raise drift_error(self.path, drifts, take=self._take)
 
 
 def _is_one_of(expected: Any, value: Any) -> bool:
@@ -161,7 +162,7 @@ def _switched(what: str, fix: str) -> None:
     if active.strict:
         _refuse(what, fix)
     if active.is_first(("generation", what)):
-        warnings.warn(f"{what}. Fix: {fix}", XpuRuntimeWarning, stacklevel=2)
+        warn(f"{what}. Fix: {fix}")
 
 
 def _refuse(what: str, fix: str) -> NoReturn:

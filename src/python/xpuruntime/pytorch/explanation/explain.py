@@ -23,7 +23,7 @@ from xpuruntime.pytorch.dispatch.overrides import registry
 from xpuruntime.pytorch.dispatch.overrides.native import never_compile
 from xpuruntime.pytorch.explanation.attribution import attribute_events
 from xpuruntime.pytorch.explanation.call_recorder import CallRecorder
-from xpuruntime.pytorch.explanation.explanation import Explanation, ExplanationData
+from xpuruntime.pytorch.explanation.explanation import Explanation, ExplanationData, model_text
 from xpuruntime.pytorch.explanation.graph_calls import replays_of, replays_so_far, rows_of_replays
 from xpuruntime.pytorch.explanation.summary import build_rows
 from xpuruntime.pytorch.explanation.timeline import MODULE, RANGE
@@ -96,6 +96,9 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
         active = active_policy()
         self._policy = None if active is None else active.policy.to_dict()
         self._settings = () if active is None else read_settings(active.policy)
+        held = None if active is None else active.generation
+        self._model = self._root if self._root is not None or active is None else active.root
+        self._locked = ("", "") if held is None else (held.path, held.model)
         self._claimed = WeightsPolicy() if active is None else active.policy.execution.weights
         # Threads that the program starts are watched, too, and not only those of autograd.
         profiler = Profiler(
@@ -159,6 +162,7 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
                 notes=tuple(notes),
                 unmatched=unmatched,
                 never_ran=never_ran,
+                model=model_text(self._model),
                 generation=generation.facts(),
                 settings=self._settings,
                 switches=generation.switches,
@@ -167,7 +171,8 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
                 weight_traffic=traffic,
                 partial=partial,
                 fast_path=fast_path().route,
-            )
+            ),
+            self._locked,
         )
 
 

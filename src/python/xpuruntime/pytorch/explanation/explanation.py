@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+import torch
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.files.paths import json_text
@@ -18,7 +21,7 @@ from xpuruntime.pytorch.weights import LinearWeights, WeightTraffic
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["SCHEMA", "Explanation", "ExplanationData"]
+__all__ = ["SCHEMA", "Explanation", "ExplanationData", "model_text", "other_model"]
 
 SCHEMA = "xpuruntime.explanation/1"
 #: Rows that the message of `Explanation.require` names.
@@ -37,6 +40,7 @@ class ExplanationData(msgspec.Struct, frozen=True, kw_only=True):
     partial: bool
     unmatched: tuple[str, ...] = ()
     never_ran: tuple[str, ...] = ()
+    model: str = ""
     generation: dict[str, dict[str, Any]] = {}
     settings: tuple[Setting, ...] = ()
     switches: tuple[str, ...] = ()
@@ -71,6 +75,8 @@ class Explanation(Shown):
     never_ran : tuple of str
         Operations of which a policy names a kernel, and of which no call was seen; also among the notes. Where some may
         have run inside of what is ``"opaque"``, the sentence begins with ``"inconclusive"``.
+    model : str
+        Class of the root, the number of its parameters, and a digest of their names and shapes; empty without one.
     generation : dict of str to dict
         Class of each model of transformers that generated to what its tokens depend on beside kernels: attention and
         experts implementation, cache, and what its configuration states of the generation, without lengths. A list
@@ -97,10 +103,11 @@ class Explanation(Shown):
 
     def __init__(self) -> None:
         self._found: ExplanationData | None = None
+        self._locked = ("", "")
 
-    def finish(self, explanation_data: ExplanationData) -> None:
-        """Take what was found; called once, by `explain`."""
-        self._found = explanation_data
+    def finish(self, explanation_data: ExplanationData, locked: tuple[str, str] = ("", "")) -> None:
+        """Take what was found, and a lock that held with its model; called once, by `explain`."""
+        self._found, self._locked = explanation_data, locked
 
     def _get(self) -> ExplanationData:
         if self._found is None:
@@ -142,6 +149,11 @@ class Explanation(Shown):
     def never_ran(self) -> tuple[str, ...]:
         """Operations of which a policy names a kernel, and of which no call was seen."""
         return self._get().never_ran
+
+    @property
+    def model(self) -> str:
+        """Class of the root with the number and a digest of its parameters."""
+        return self._get().model
 
     @property
     def generation(self) -> dict[str, dict[str, Any]]:
@@ -257,7 +269,7 @@ class Explanation(Shown):
         Raises
         ------
         UnsupportedOperationError
-            Names the rows that are against it, the longest first; or no policy was active.
+            Names the rows that are against it, the longest first; or no policy was active, or a lock of another model.
         InputError
             `coverage` is not from 0 to 1.
         """
@@ -266,6 +278,8 @@ class Explanation(Shown):
             raise InputError(msg)
         wrong: list[str] = []
         against: set[str] = set()
+        if other := other_model(*self._locked, self.model):
+            wrong.append(other)
         counts = {status: [row for row in self.rows if row.status == status] for status in ("bypassed", "substituted")}
         if no_bypass and counts["bypassed"]:
             wrong.append(f"{_rows(len(counts['bypassed']))} bypassed the policy")
@@ -294,11 +308,33 @@ class Explanation(Shown):
         if len(rows) > _NAMED:
             lines.append(f"  and {len(rows) - _NAMED} more")
         fix = "Fix: add rules for these calls, or require less"
-        if wrong == [_NO_POLICY]:
+        if other:
+            fix = "Fix: run the model of the lock, or make a lock of this one with xpuruntime.pytorch.lock"
+        elif wrong == [_NO_POLICY]:
             fix = "Fix: enter one around it, with kernel_policy(...)"
         elif no_substitution and not rows and any(setting.status == "substituted" for setting in self.settings):
             fix = "Fix: leave PyTorch's switches to the policy inside of the block"
         raise UnsupportedOperationError("\n".join(["; ".join(wrong) + ". " + fix, *lines]), engine="torch")
+
+
+def model_text(root: torch.nn.Module | None) -> str:
+    """Return the class of a model, the number of its parameters, and a digest of their names and shapes."""
+    if root is None:
+        return ""
+    while isinstance(inner := getattr(root, "_orig_mod", getattr(root, "module", None)), torch.nn.Module) and (
+        len(list(root.children())) == 1
+    ):  # compiled, or wrapped for several ranks
+        root = inner
+    shapes = sorted((name, list(parameter.shape)) for name, parameter in root.named_parameters())
+    digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:12]
+    return f"{type(root).__name__} with {sum(map(torch.Tensor.numel, root.parameters())):,} parameters ({digest})"
+
+
+def other_model(where: str, locked: str, ran: str) -> str:
+    """Return in a sentence that a lock is of another model than ran; empty where it is not, or that is not known."""
+    return (
+        f"the lock {where} does not hold: it is of {locked}, and {ran} ran" if locked and ran and locked != ran else ""
+    )
 
 
 def _rows(count: int) -> str:
