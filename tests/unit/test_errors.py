@@ -4,12 +4,22 @@
 
 from __future__ import annotations
 
+import linecache
 import pickle
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import xpuruntime as xrt
 from xpuruntime import errors
 from xpuruntime.error_text import error_line, first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SOURCE = Path(__file__).parents[2] / "src" / "python" / "xpuruntime"
 
 
 @pytest.mark.parametrize("kind", [errors.InputError, errors.EngineUnavailable, errors.LockError])
@@ -37,3 +47,54 @@ def test_reason_and_fix_are_values(kind: type[errors.XpuRuntimeError], message: 
 def test_the_line_of_an_exception(error: BaseException, line: str, named: str) -> None:
     assert (error_line(error), error_line(error, named=True)) == (line, named)
     assert first_line(str(error)) == (line if str(error).strip() else "")
+
+
+def warned_at(call: Callable[[], Any]) -> list[tuple[str, str]]:
+    """Return the file and the line of each warning of a call."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        call()
+    return [(one.filename, linecache.getline(one.filename, one.lineno).strip()) for one in told]
+
+
+def test_a_warning_points_at_the_line_of_the_user(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    asked: dict[str, Any] = {"device": "cpu", "engine": "onnxruntime", "precision": "fp16"}
+    model = xrt.demo_model_path()
+
+    def opened() -> None:
+        xrt.InferenceSession(model, **asked).close()
+
+    def locked() -> None:
+        xrt.lock(model, **asked)
+
+    def compiled() -> None:
+        xrt.compile_model(model, tmp_path / "digits.xrt", **asked)
+
+    for call, line in ((opened, "xrt.InferenceSession("), (locked, "xrt.lock("), (compiled, "xrt.compile_model(")):
+        places = warned_at(call)
+        assert places
+        assert {file for file, _ in places} == {__file__}
+        assert all(text.startswith(line) for _, text in places), places
+
+
+@pytest.mark.torch
+def test_a_warning_of_training_points_at_the_line_of_the_user() -> None:
+    torch = pytest.importorskip("torch")
+    import xpuruntime.pytorch as xt
+
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    rules = [{"match": {"module": "nowhere", "op": "matmul"}, "use": "cpu.blas"}]
+
+    def trained() -> None:
+        with xt.kernel_policy({"kernels": {"rules": rules}}, root=net):
+            net(torch.ones(2, 8))
+
+    places = warned_at(trained)
+    assert places
+    assert {file for file, _ in places} == {__file__}
+
+
+def test_every_warning_of_ours_points_there() -> None:
+    own = [path for path in SOURCE.rglob("*.py") if "XpuRuntimeWarning, stacklevel" in path.read_text(encoding="utf-8")]
+    assert own == []

@@ -25,6 +25,8 @@ Every message names the thing, the reason and the fix, with control characters a
 
 from __future__ import annotations
 
+import sys
+import warnings
 from typing import Any
 
 from xpuruntime.printable import printable
@@ -46,7 +48,11 @@ __all__ = [
     "UnsupportedOperationError",
     "XpuRuntimeError",
     "XpuRuntimeWarning",
+    "warn",
 ]
+
+#: Packages whose lines no warning points at.
+_INSIDE = frozenset({"xpuruntime", "torch", "contextlib", "functools"})
 
 
 class XpuRuntimeError(Exception):
@@ -177,3 +183,14 @@ class XpuRuntimeWarning(UserWarning):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(printable(arg) if isinstance(arg, str) else arg for arg in args))
+
+
+def warn(message: str) -> None:
+    """Warn with an `XpuRuntimeWarning` that names the line of the caller's code, not one of this package or PyTorch."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in _INSIDE:
+        frame = frame.f_back
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    module = str(frame.f_globals.get("__name__", "<unknown>"))
+    file = frame.f_code.co_filename
+    warnings.warn_explicit(message, XpuRuntimeWarning, file, frame.f_lineno, module, registry)

@@ -7,13 +7,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import threading
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.argument_types import REGISTRY, check_types
 from xpuruntime.engines.base import Engine
 from xpuruntime.engines.model.info import inspect_model
-from xpuruntime.errors import EngineError, EngineUnavailable, InputError, XpuRuntimeWarning
+from xpuruntime.errors import EngineError, EngineUnavailable, InputError, warn
 from xpuruntime.policies.device_spec import ENGINE_PATTERN
 from xpuruntime.runtime.packages import load_points
 
@@ -140,7 +139,7 @@ def default_registry() -> EngineRegistry:
             raise
         _default = registry
     for failure in failures:  # at the end, for a filter may turn a warning into an error
-        warnings.warn(failure, XpuRuntimeWarning, stacklevel=2)
+        warn(failure)
     return registry
 
 

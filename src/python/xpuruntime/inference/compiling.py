@@ -93,7 +93,7 @@ def compile_model(
     arguments = SessionArguments(policy, device, engine, precision, lock, frozen).with_aliases(aliases, "compile_model")
     planned = plan_session(model, arguments, engines, machine, calibration=calibration, purpose="compile")
     plan = planned.plan
-    warn_of(plan, stacklevel=3)
+    warn_of(plan)
     wanted = planned.request.on(plan.device, planned.policy)
     recipe = Recipe(engines.get(plan.engine), wanted, planned.judgement, planned.machine)
     return build(recipe, path, existing="replace" if overwrite else "refuse")[0]

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from xpuruntime.argument_types import MACHINE, check_types
 from xpuruntime.engines.registry import known_engines
-from xpuruntime.errors import InputError, LockError, PolicyError, XpuRuntimeError, XpuRuntimeWarning
+from xpuruntime.errors import InputError, LockError, PolicyError, XpuRuntimeError, warn
 from xpuruntime.files.paths import kind_of, with_home
 from xpuruntime.inference.session_arguments import SessionArguments, settle_policy
 from xpuruntime.runtime.telemetry import traced
@@ -188,15 +187,12 @@ def reopen_plan(
     return PlannedModel(request, plan, judgement, machine, policy, None)
 
 
-def warn_of(plan: Plan, *, stacklevel: int, after: int = 0) -> None:
-    """Warn of what a plan warns of, if anything, in the name of the caller `stacklevel` calls up.
-
-    The first `after` warnings are left out: they were given before.
-    """
+def warn_of(plan: Plan, *, after: int = 0) -> None:
+    """Warn of what a plan warns of, without the first `after` warnings, which were given before."""
     lines = plan.warnings[after:]
     if lines:
         text = lines[0] if len(lines) == 1 else "\n  ".join(("", *lines))
-        warnings.warn(f"{plan.engine}@{plan.device}: {text}", XpuRuntimeWarning, stacklevel=stacklevel)
+        warn(f"{plan.engine}@{plan.device}: {text}")
 
 
 def _check_machine(machine: Any) -> None:

@@ -174,7 +174,7 @@ class InferenceSession:
         else:
             plan_model = functools.partial(reopen_plan, model, plan, arguments, engines, machine, **samples)
         ready = self._load(plan_model, engines, defer=plan is None)
-        warn_of(ready.plan, stacklevel=3, after=len(self.plan.warnings))
+        warn_of(ready.plan, after=len(self.plan.warnings))
         self.plan, self._artifact = ready.plan, ready.artifact
         self._proof, self._checks = ready.proof, ready.conversions
         self.determinism_tests: DeterminismTests | None = None
@@ -198,7 +198,7 @@ class InferenceSession:
             self.plan, self.policy, self._machine = planned.plan, planned.policy, planned.machine
             self._lock = planned.lock
             self._model = info if self.policy.execution.static_batch is None else with_open_batch(info)
-            warn_of(self.plan, stacklevel=4)
+            warn_of(self.plan)
             self._engine = engines.get(self.plan.engine)
             self._request = planned.request.on(self.plan.device, self.policy)
             self._recipe = Recipe(self._engine, self._request, planned.judgement, self._machine)

@@ -5,12 +5,11 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 from xpuruntime import _core
 from xpuruntime.argument_types import CALLABLE, NUMBER, check_types
-from xpuruntime.errors import InputError, XpuRuntimeWarning
+from xpuruntime.errors import InputError, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,7 +125,7 @@ class watch_tuning:  # noqa: N801 - used like a function
         except Exception as error:
             self._broken = True
             msg = f"kernels are not tuned any more: the watch raised {type(error).__name__}: {error}"
-            warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
+            warn(msg)
             return True
         return self._budget is not None and self._total >= self._budget
 

@@ -8,13 +8,12 @@ import hashlib
 import inspect
 import os
 import sys
-import warnings
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
-from xpuruntime.errors import InputError, XpuRuntimeWarning
+from xpuruntime.errors import InputError, warn
 from xpuruntime.files.digests import file_digest
 from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.ops.torch_kernels import (
@@ -269,4 +268,4 @@ def load_plugins() -> None:
         for name, reason in load_points(GROUP, load)
     ]
     for failure in failures:  # at the end, for a filter may turn a warning into an error
-        warnings.warn(failure, XpuRuntimeWarning, stacklevel=2)
+        warn(failure)

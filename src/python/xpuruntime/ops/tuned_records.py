@@ -5,11 +5,10 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
 from xpuruntime import _core
-from xpuruntime.errors import InputError, XpuRuntimeWarning
+from xpuruntime.errors import InputError, warn
 from xpuruntime.measuring.rounds import PROTOCOL, KernelTiming, Replacement
 from xpuruntime.ops.call_context import prepare
 from xpuruntime.ops.tuning_cache import (
@@ -123,7 +122,7 @@ def _open_store() -> TuningCache | None:
     try:
         path = tuning_path()
     except InputError as error:
-        warnings.warn(f"measured times are not kept: {error}", XpuRuntimeWarning, stacklevel=2)
+        warn(f"measured times are not kept: {error}")
         return None
     return None if path is None else TuningCache(path)
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-import warnings
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
 from xpuruntime.argument_types import FLAG, check_types
-from xpuruntime.errors import InputError, PolicyError, XpuRuntimeWarning
+from xpuruntime.errors import InputError, PolicyError, warn
 from xpuruntime.pytorch.dispatch import context
 
 if TYPE_CHECKING:
@@ -221,7 +220,7 @@ def _contradicted(word: str, stated: str, policy: Policy) -> None:
     )
     if policy.mode == "strict":
         raise PolicyError(msg)
-    warnings.warn(f"{msg}. Autocasting to {word}.", XpuRuntimeWarning, stacklevel=4)
+    warn(f"{msg}. Autocasting to {word}.")
 
 
 def _available(device_type: str) -> bool:

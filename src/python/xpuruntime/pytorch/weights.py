@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import torch
 
-from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.errors import InputError, UnsupportedOperationError, warn
 from xpuruntime.policies import Policy
 from xpuruntime.policies.call_facts import Glob
 from xpuruntime.printable import bytes_text
@@ -351,7 +350,7 @@ def check_storage(policy: Policy, root: torch.nn.Module | None) -> None:
     if wrong and policy.mode == "strict":
         raise UnsupportedOperationError(f"{'; '.join(wrong)}. Fix: {fix}, or use mode: prefer", engine="torch")
     if wrong:
-        warnings.warn(f"{'; '.join(wrong)}. Fix: {fix}", XpuRuntimeWarning, stacklevel=2)
+        warn(f"{'; '.join(wrong)}. Fix: {fix}")
 
 
 def _lacking(claimed: WeightsPolicy, root: torch.nn.Module) -> Iterator[str]:
@@ -422,7 +421,7 @@ def quantize(model: torch.nn.Module, policy: Any) -> torch.nn.Module:
     if on_cuda and claimed.storage == "int8" and claimed.compute != "int8":
         msg = "int8 weights that compute in floats are slower than bf16 here: a captured step took 9.7 times as long"
         fix = "state weights: {storage: int4}, or {storage: fp8, compute: fp8} from compute capability 8.9"
-        warnings.warn(f"{msg} on an H200; they save memory alone. Fix: {fix}", XpuRuntimeWarning, stacklevel=2)
+        warn(f"{msg} on an H200; they save memory alone. Fix: {fix}")
     return model
 
 

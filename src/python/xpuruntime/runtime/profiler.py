@@ -7,13 +7,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import warnings
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from xpuruntime import _core
-from xpuruntime.errors import InputError, XpuRuntimeWarning
+from xpuruntime.errors import InputError, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -225,7 +224,7 @@ def warn_beside(error: BaseException | None) -> Iterator[None]:
         if error is None:
             raise
         msg = f"the block failed, and so did its profile: {failure}"
-        warnings.warn(msg, XpuRuntimeWarning, stacklevel=4)
+        warn(msg)
 
 
 #: Name of the range around the measuring of kernels, so that a profile does not take that for the work of the program.

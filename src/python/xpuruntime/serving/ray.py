@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.argument_types import MAPPING, NAMES, PATH, TEXT, ArgumentType, check_types
-from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError, XpuRuntimeWarning
+from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError, warn
 from xpuruntime.runtime.packages import install_command
 from xpuruntime.serving.models.settings import SCHEMA, ServeSettings, settings_of_source
 
@@ -209,7 +208,7 @@ def deployment(
     check_replica(settings)
     if unused := _unused(settings):
         text = f"{', '.join(unused)}: Ray's proxies listen and bound messages, so that this is not used"
-        warnings.warn(text, XpuRuntimeWarning, stacklevel=2)
+        warn(text)
     largest = max(model.batching.max_batch_size for model in settings.models.values())
     options.setdefault("max_ongoing_requests", max(2 * largest, _LEAST_ONGOING))
 

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from typing import TYPE_CHECKING
 
 import torch
 
 from xpuruntime import _core
-from xpuruntime.errors import XpuRuntimeWarning
+from xpuruntime.errors import warn
 from xpuruntime.policies.advisories import AdvisedCall, Advisory, Platform, advisories, holding
 from xpuruntime.pytorch.attention.call import sizes_of
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend, choice, is_enabled
@@ -117,7 +116,7 @@ def warn_of_any_choice(active: CompiledPolicy) -> None:
             "be wrong with these versions on a device of this machine; `xrt doctor` names them. Fix: state attention: "
             "auto among the kernels of the policy, which takes another one for such calls"
         )
-        warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
+        warn(msg)
 
 
 def warn_of_own_choice(active: CompiledPolicy, call: AttentionCall, kernel_names: tuple[str, ...]) -> None:
@@ -134,4 +133,4 @@ def warn_of_own_choice(active: CompiledPolicy, call: AttentionCall, kernel_names
         if "auto" not in kernel_names:
             fix = "state attention: auto among the kernels of the policy, which takes another one for such calls"
         msg = f"{call} runs by {kernel}, which PyTorch chooses and which is known to be wrong: {advisory}. Fix: {fix}"
-        warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
+        warn(msg)

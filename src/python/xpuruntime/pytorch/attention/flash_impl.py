@@ -5,12 +5,11 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.errors import UnsupportedOperationError, warn
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.call import AttentionCall
 from xpuruntime.pytorch.attention.selection import xrt_rejection
@@ -88,7 +87,7 @@ class FlashAttentionImpl:
             if refusal and refusal not in self._said:
                 self._said.add(refusal)
                 msg = f"{call} runs by PyTorch's FlashAttention 2, not by {self.kernel}: {refusal}"
-                warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
+                warn(msg)
         return refusal
 
     def forward(

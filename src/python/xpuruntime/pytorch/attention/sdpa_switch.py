@@ -4,13 +4,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import attention as torch_attention
 
-from xpuruntime.errors import PolicyError, XpuRuntimeWarning
+from xpuruntime.errors import PolicyError, warn
 from xpuruntime.pytorch.attention import sdpa_backends
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, SdpaBackends
 from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES
@@ -115,9 +114,9 @@ def _settle(policy: Policy, undo: list[Callable[[], Any]]) -> None:
         if strict:
             raise PolicyError(f"{msg}. Fix: ask for torch.flash or torch.math, put 'auto' last, or use mode: prefer")
         if policy.mode != "auto":
-            warnings.warn(f"{msg}. PyTorch chooses for itself", XpuRuntimeWarning, stacklevel=2)
+            warn(f"{msg}. PyTorch chooses for itself")
     elif refused and policy.mode == "prefer":
-        warnings.warn(f"kernels.attention: {'; '.join(refused)}", XpuRuntimeWarning, stacklevel=2)
+        warn(f"kernels.attention: {'; '.join(refused)}")
     if not wanted:
         return
     sdpa_backends.fix_backend_order()

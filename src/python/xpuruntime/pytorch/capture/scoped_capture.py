@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from xpuruntime.error_text import error_line
-from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.errors import InputError, UnsupportedOperationError, warn
 from xpuruntime.pytorch._private_api import lookup
 from xpuruntime.pytorch.capture.captured_state import RandomState
 from xpuruntime.pytorch.capture.graph_recorder import CudaRecorder
@@ -59,7 +58,7 @@ class GraphBlock:
             if self._strict:
                 msg = f"capture_graph: {why}, and strict=True asks for one. Fix: leave strict out to run eagerly"
                 raise UnsupportedOperationError(msg)
-            warnings.warn(f"capture_graph: {why}; the block runs eagerly", XpuRuntimeWarning, stacklevel=2)
+            warn(f"capture_graph: {why}; the block runs eagerly")
             self._ran_eagerly = True
             return self
         if self.graph is not None or self._recorder is not None:

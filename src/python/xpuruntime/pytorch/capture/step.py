@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
 from xpuruntime.error_text import error_line
-from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.errors import UnsupportedOperationError, warn
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch._private_api import pytree
 from xpuruntime.pytorch.capture.captured_state import StateSnapshot
@@ -280,7 +279,7 @@ class CapturedStep(Generic[R]):
         if not self._warned:
             self._warned = True
             msg = f"capture_graph: {reason}. It runs eagerly; `step.reasons` has all reasons"
-            warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
+            warn(msg)
 
     def _warn_often(self, key: Any) -> None:
         if self._evictions >= 2 * self._max_graphs and not self._warned_often:
@@ -291,7 +290,7 @@ class CapturedStep(Generic[R]):
                 f"no more than max_graphs={self._max_graphs} are kept; from the last to this call these change: "
                 f"{difference(last, key)}. Pad the inputs to a few shapes, or raise max_graphs"
             )
-            warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
+            warn(msg)
 
     def _drop(self, key: Any) -> None:
         graph = self._graphs.pop(key)

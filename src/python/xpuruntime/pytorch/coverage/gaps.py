@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from xpuruntime.errors import InputError, PolicyError, XpuRuntimeWarning
+from xpuruntime.errors import InputError, PolicyError, warn
 from xpuruntime.policies.call_facts import UNKNOWN
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.entry_points import WITH_WEIGHTS
@@ -388,4 +387,4 @@ def report_gaps(gaps: list[CoverageGap], active: CompiledPolicy) -> None:
         return
     CONTEXT.reported_gaps.update((active.number, gap) for gap in fresh)
     shown = "; ".join(f"{gap.what}: {gap.reason} ({gap.fix})" for gap in fresh)
-    warnings.warn(f"compiled code bypasses the policy. {shown}", XpuRuntimeWarning, stacklevel=3)
+    warn(f"compiled code bypasses the policy. {shown}")

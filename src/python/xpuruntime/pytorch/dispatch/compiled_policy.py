@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from xpuruntime import _core
-from xpuruntime.errors import XpuRuntimeWarning
+from xpuruntime.errors import warn
 from xpuruntime.ops.call_context import CallContext
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.policies.call_facts import SIZES
@@ -346,7 +345,7 @@ class CompiledPolicy:
             f"{description or route.op} runs by {route.kernel}, though {key} asks for {', '.join(route.asked)}: "
             f"{route.reasons}"
         )
-        warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
+        warn(msg)
 
 
 def _is_for(rule: KernelRule, op: str | None) -> bool:

@@ -8,7 +8,6 @@ import functools
 import math
 import threading
 import time
-import warnings
 from contextlib import contextmanager, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.error_text import error_line
-from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.errors import InputError, UnsupportedOperationError, warn
 from xpuruntime.measuring.rounds import KernelTiming, Replacement, alike, by_memory, choose
 from xpuruntime.measuring.tuning_watch import TuningStep
 from xpuruntime.ops import tuned_records
@@ -382,7 +381,7 @@ def _measure(
             if not is_torch_kernel(name):
                 raise
             msg = f"{name} is not measured, since it raised {type(error).__name__}: {error_line(error)}"
-            warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
+            warn(msg)
             continue
         working[name] = run
     native = candidates[0][0]

@@ -5,10 +5,9 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.errors import UnsupportedOperationError, warn
 from xpuruntime.ops.call_context import kernel_ids
 from xpuruntime.ops.torch_kernels import is_torch_kernel
 from xpuruntime.policies.call_facts import ANY_CALL, UNKNOWN, CallFacts, Glob
@@ -192,7 +191,7 @@ def refuse_impossible(active: CompiledPolicy) -> None:
     msg += f". Fix: {rules[0][3]}"
     if active.strict:
         raise UnsupportedOperationError(msg, engine="torch")
-    warnings.warn(msg, XpuRuntimeWarning, stacklevel=3)
+    warn(msg)
 
 
 def report(active: CompiledPolicy | None) -> None:
@@ -203,4 +202,4 @@ def report(active: CompiledPolicy | None) -> None:
         msg = f"{sentence}. Fix: {_FIX}"
         if active.strict:
             raise UnsupportedOperationError(msg, engine="torch")
-        warnings.warn(msg, XpuRuntimeWarning, stacklevel=3)
+        warn(msg)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import xpuruntime
-from xpuruntime.errors import XpuRuntimeWarning
+from xpuruntime.errors import warn
 from xpuruntime.lockfile.canonical import ExportLock, locked_kernels
 from xpuruntime.notebook import one_line
 from xpuruntime.policies import ExecutionPolicy, Policy
@@ -113,7 +113,7 @@ def warn_state_changes(model: torch.nn.Module, changed: tuple[str, ...], what_be
         f"<{type(model).__qualname__}> changes {names} when it runs, and {what_becomes_of_it}. Fix: have forward take "
         "that state as an input and return the new one"
     )
-    warnings.warn(msg, XpuRuntimeWarning, stacklevel=4)
+    warn(msg)
     return msg
 
 

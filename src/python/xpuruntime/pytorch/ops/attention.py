@@ -5,12 +5,11 @@
 from __future__ import annotations
 
 import numbers
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.errors import InputError, PolicyError, XpuRuntimeWarning
+from xpuruntime.errors import InputError, PolicyError, warn
 from xpuruntime.policies.document import Refused
 from xpuruntime.policies.kernel_rules import check_kernel
 from xpuruntime.pytorch.attention.call import Arguments
@@ -53,7 +52,7 @@ def warn_dropped_in_onnx(function: str, kernel: str) -> None:
             f"{function}(kernel={kernel!r}) is exported without its kernel: a call in an ONNX model names none. Fix: "
             "pass a policy to export, with a rule for the module that has it"
         )
-        warnings.warn(msg, XpuRuntimeWarning, stacklevel=3)
+        warn(msg)
 
 
 LIBRARY.define(

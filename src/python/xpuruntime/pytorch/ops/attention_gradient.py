@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.errors import UnsupportedOperationError, warn
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.ops import attention_operator as operator
@@ -141,7 +140,7 @@ def _warn_math_kernel(dropout_p: float, kernel: str) -> None:
             "the gradient of the gradient of attention runs by torch.math, whatever the policy asks for: no other"
             " kernel has it"
         )
-        warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
+        warn(msg)
 
 
 def redispatch(op: Any, keyset: Any, *args: Any) -> Any:

@@ -13,12 +13,11 @@ from __future__ import annotations
 import math
 import threading
 import time
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.errors import XpuRuntimeError, XpuRuntimeWarning
+from xpuruntime.errors import XpuRuntimeError, warn
 from xpuruntime.evidence.tolerances import KERNEL_TOLERANCES
 from xpuruntime.measuring.rounds import KernelTiming, Replacement
 from xpuruntime.measuring.tuning_watch import TuningStep
@@ -137,11 +136,7 @@ class _Ends:
         if not self.late:
             return ""
         why = f"its comparison with float64, compiling included, was not through after {_MOST_SECONDS:.0f} s"
-        warnings.warn(
-            f"{self._kernel.id} is not measured: {why}. Fix: name it in the policy, which waits for it",
-            XpuRuntimeWarning,
-            stacklevel=2,
-        )
+        warn(f"{self._kernel.id} is not measured: {why}. Fix: name it in the policy, which waits for it")
         return why
 
 

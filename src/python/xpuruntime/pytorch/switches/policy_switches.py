@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import torch
 
-from xpuruntime.errors import PolicyError, XpuRuntimeWarning
+from xpuruntime.errors import PolicyError, XpuRuntimeWarning, warn
 from xpuruntime.pytorch.attention.sdpa_switch import attention_decided_by_switch, attention_switch, serves_nothing
 from xpuruntime.pytorch.switches.shared_switches import SWITCHES, SwitchTakenError, claim
 
@@ -116,7 +116,7 @@ def _cannot(policy: Policy, reason: str, fix: str) -> None:
     if policy.mode == "strict":
         raise PolicyError(f"{reason}. Fix: {fix}, or use mode: prefer")
     if policy.mode != "auto":
-        warnings.warn(f"{reason}; that part of the policy is not done", XpuRuntimeWarning, stacklevel=2)
+        warn(f"{reason}; that part of the policy is not done")
 
 
 def _only_libraries(kernel_names: tuple[str, ...]) -> bool:

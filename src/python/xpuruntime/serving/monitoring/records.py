@@ -9,14 +9,13 @@ import datetime
 import os
 import threading
 import time
-import warnings
 from bisect import bisect_left
 from collections import deque
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from xpuruntime.errors import InputError, XpuRuntimeWarning
+from xpuruntime.errors import InputError, XpuRuntimeWarning, warn
 from xpuruntime.files.paths import reason_of
 from xpuruntime.printable import printable
 from xpuruntime.runtime.telemetry import span_tracer
@@ -116,7 +115,7 @@ class AccessLog:
                     return
                 text = f"access_log: {self._path} cannot be written: {reason_of(failure)}; requests are served on"
         with contextlib.suppress(XpuRuntimeWarning):  # where warnings are errors, the request still gets its answer
-            warnings.warn(text, XpuRuntimeWarning, stacklevel=2)
+            warn(text)
 
     def close(self) -> None:
         """Close the file. Idempotent."""
