@@ -41,7 +41,6 @@ ALLOWED["lockfile"] |= {"ops"}
 ALLOWED["pytorch"] = {"files", "policies", "runtime", "measuring", "evidence", "generation", "lockfile", "ops"}
 ALLOWED["distributed"] = {"files", "policies", "runtime", "evidence"}
 ALLOWED["engines"] |= {"ops"}
-ALLOWED["engines/torch"] = ALLOWED["engines"] | {"engines", "pytorch"}
 ALLOWED["serving"] -= {"tuning"}
 ALLOWED["cli"] |= {"ops"}
 ALLOWED["training"] = {"pytorch"}
@@ -59,6 +58,10 @@ SHARED = {
     "_core",
     "_version",
 }
+
+#: Engines and what they are built on: ONNX Runtime's engine where the vendor builds on ONNX Runtime, and the room of
+#: PyTorch, which applies policies to PyTorch's calls.
+BUILT_ON = {"qnn": {"onnxruntime"}, "onnxruntime_genai": {"onnxruntime"}, "torch": {"pytorch"}}
 
 VENDORS = {
     "onnxruntime", "onnxruntime_genai", "onnx", "torch", "tensorrt", "openvino", "cupy", "nncf", "ml_dtypes",
@@ -89,11 +92,14 @@ def imported_by(path: Path) -> list[tuple[int, str]]:
 
 
 def room_of(path: Path) -> str | None:
-    """Return the folder of a module; the engine of PyTorch is built on `pytorch`, and counts apart from the others."""
     parts = path.relative_to(SOURCE).parts
-    if parts[:2] == ("engines", "torch"):
-        return "engines/torch"
     return parts[0] if len(parts) > 1 else None
+
+
+def engine_of(path: Path) -> str | None:
+    """Return the engine in whose folder a module is."""
+    parts = path.relative_to(SOURCE).parts
+    return parts[1] if parts[0] == "engines" and len(parts) > 2 else None
 
 
 def test_every_room_has_a_place_in_the_order():
@@ -113,9 +119,44 @@ def test_imports_go_one_way(path: Path):
         target = parts[1] if len(parts) > 1 else None
         if room is None or target is None or target == room or target in SHARED:
             continue
-        if target in ALLOWED and target not in ALLOWED[room]:
+        if target in ALLOWED and target not in ALLOWED[room] | BUILT_ON.get(engine_of(path) or "", set()):
             wrong.append(f"{path.relative_to(ROOT)}:{line}: {room} imports {name}")
     assert not wrong, "\n".join(wrong)
+
+
+#: Whose private names this package leaves alone, and what would read the bytecode that runs next.
+HOOKED = {"threading", "asyncio", "signal", "uvicorn", "httptools"}
+BYTECODE = {"f_lasti", "co_code", "_co_code_adaptive"}
+
+
+def private_hooks(text: str) -> list[str]:
+    """Return the expressions of a source text that use private names of `HOOKED`, or read bytecode."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Attribute)
+        and (node.attr in BYTECODE or (node.attr.startswith("_") and ast.unparse(node).partition(".")[0] in HOOKED))
+    ]
+
+
+@pytest.mark.parametrize("path", [pytest.param(p, id=str(p.relative_to(SOURCE))) for p in modules()])
+def test_no_private_hooks(path: Path):
+    assert private_hooks(path.read_text(encoding="utf-8")) == []
+
+
+def test_the_hook_test_can_fail():
+    text = "import threading\nthreading._register_atexit(f)\nold = code.co_code[frame.f_lasti]\nthreading.Lock()"
+    assert private_hooks(text) == ["threading._register_atexit", "code.co_code", "frame.f_lasti"]
+
+
+def test_a_connection_replaces_no_private_method_of_uvicorn():
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    from xpuruntime.serving.http.connections import Connection
+
+    ours = {name for name in vars(Connection) if name.startswith("_") and not name.startswith("__")}
+    assert "_take" in ours
+    assert ours.isdisjoint(dir(HttpToolsProtocol))
 
 
 def import_cycles(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -344,10 +385,6 @@ def test_onnx_can_be_imported_after_its_parts():
         "assert text_format.MessageToString(model) == str(model)\n"
     )
     run_python(code)
-
-
-#: Engines that are built on another: QNN is a provider of ONNX Runtime.
-BUILT_ON = {"qnn": {"onnxruntime"}, "onnxruntime_genai": {"onnxruntime"}}
 
 
 def test_engines_import_the_interface_alone():

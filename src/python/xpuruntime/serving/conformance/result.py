@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from xpuruntime.evidence.documents import Document
-from xpuruntime.evidence.tolerances import REPEATED
+from xpuruntime.evidence.tolerances import REPEATED, Tolerance, compare_within
 from xpuruntime.serving.messages import InferTensor
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 
@@ -194,9 +194,7 @@ def need_same(response: InferResponse, other: InferResponse, what: str) -> None:
         again = second[name]
         if (tensor.shape, tensor.datatype) != (again.shape, again.datatype):
             raise FailedCheck(f"{what} has {name!r} as {again.datatype} {again.shape}")
-        if tensor.data.dtype.kind == "f":
-            same = np.allclose(tensor.data, again.data, rtol=REPEATED.rtol, atol=REPEATED.atol, equal_nan=True)
-        else:
-            same = bool((tensor.data == again.data).all())
-        if not same:
-            raise FailedCheck(f"{what} has other values of {name!r}")
+        limits = REPEATED if tensor.data.dtype.kind == "f" else Tolerance(rtol=0.0, atol=0.0, cosine=0.0)
+        (figures,) = compare_within({name: tensor.data}, {name: again.data}, limits).outputs
+        if not figures.passed:
+            raise FailedCheck(f"{what} has other values of {name!r}: {figures.reason}")
