@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -396,7 +397,8 @@ def _settle(
 
         if is_lowered():
             waits_for_host = not CONTEXT.replays and call.q.device.type == "cuda"  # as what is not captured may do
-            with tuning.replayed():  # by the time of the device
+            graphs = waits_for_host and _private_api.inductor_config().triton.cudagraphs  # by mode="reduce-overhead"
+            with tuning.replayed() if graphs else nullcontext():
                 best = _pick_while_compiling(call, pick)
                 times = {name: us for name, us, _ in tuning.measured("attention", text, call.q.device, active=active)}
             native = min(times.keys() - places.keys(), key=times.__getitem__, default=route.kernel)
