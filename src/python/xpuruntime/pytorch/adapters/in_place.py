@@ -80,15 +80,19 @@ class _Definitions:
 
     def __init__(self) -> None:
         self._users: list[Callable[[type], None]] = []
+        self._classes: weakref.WeakKeyDictionary[type, None] = weakref.WeakKeyDictionary()
         self._before: Any = None
         self._hook: Any = None
 
-    def follow(self, user: Callable[[type], None]) -> None:
+    def follow(self, user: Callable[[type], None]) -> list[type]:
+        """Call `user` with each class that is defined from now on, and return those that there are."""
         if not self._users:
+            self._classes = weakref.WeakKeyDictionary(dict.fromkeys(_subclasses(torch.nn.Module)))
             self._before = torch.nn.Module.__dict__.get("__init_subclass__")
             self._hook = classmethod(self._defined)  # type: ignore[arg-type]
             torch.nn.Module.__init_subclass__ = self._hook
         self._users.append(user)
+        return list(self._classes)
 
     def leave(self, user: Callable[[type], None]) -> None:
         self._users.remove(user)
@@ -103,6 +107,7 @@ class _Definitions:
             super(torch.nn.Module, kind).__init_subclass__(**kwargs)
         else:
             self._before.__get__(None, kind)(**kwargs)
+        self._classes[kind] = None
         for user in tuple(self._users):
             user(kind)
 
@@ -134,8 +139,7 @@ class AdaptedClasses:
         self.override, self.key = placed
         self._own_forward, self._adapter = own_forward, adapter
         self._adapted: weakref.WeakKeyDictionary[type, tuple[Any, Any]] = weakref.WeakKeyDictionary()
-        _definitions.follow(self.adapt)
-        for kind in _subclasses(torch.nn.Module):
+        for kind in _definitions.follow(self.adapt):
             self.adapt(kind)
 
     def adapt(self, kind: type) -> None:
@@ -175,7 +179,8 @@ class AdaptedFunctions:
         self._places: list[tuple[Any, FunctionType]] = []
         _definitions.follow(self._defined)
         for module in list(sys.modules.values()):
-            self._adapt(module)
+            if self.override.name in getattr(module, "__dict__", ()):
+                self._adapt(module)
 
     def _defined(self, kind: type) -> None:
         self._adapt(sys.modules.get(kind.__module__))
