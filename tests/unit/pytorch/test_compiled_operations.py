@@ -12,6 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("xpuruntime.pytorch")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.errors import UnsupportedOperationError  # noqa: E402
@@ -93,6 +95,34 @@ def test_the_gradient_of_rope_keeps_neither_its_inputs_nor_its_outputs():
         gradients.append((first, *torch.autograd.grad(first.square().sum(), q)))
     for x, y in zip(*gradients, strict=True):
         torch.testing.assert_close(x, y)
+
+
+def test_who_looks_on_sees_the_operators_and_the_same_numbers():
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    gate, up, grad = (torch.randn(5, 8).requires_grad_(number < 2) for number in range(3))
+    seen: list[str] = []
+
+    def both():
+        out = perform("swiglu", {"gate": gate, "up": up}, {})
+        return out, *torch.autograd.grad(out, (gate, up), grad)
+
+    with xt.kernel_policy(swiglu="compiled.swiglu"):
+        unseen = [both() for _ in range(2)]
+        with Seen():
+            watched = both()
+        with xt.explain() as report:
+            explained = both()
+    for results in (unseen[1], watched, explained):
+        for x, y in zip(results, unseen[0], strict=True):
+            assert torch.equal(x, y)
+    assert {"xpuruntime.swiglu.served", "xpuruntime.swiglu_backward.served"} <= set(seen)
+    assert {(row.phase, row.resolved) for row in report.rows if row.op == "swiglu"} == {
+        ("train", "compiled.swiglu"), ("backward", "compiled.swiglu"),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

@@ -234,6 +234,22 @@ def test_rotations_whose_halves_may_differ_are_not_given_to_kernels_that_read_on
         rotate(apart.cos(), apart.sin())
 
 
+def test_no_kernel_that_reads_both_halves_waits_for_a_look(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    module = pytest.importorskip("transformers.models.llama.modeling_llama")
+    looked = []
+    halves_repeat = rotary._halves_repeat
+    monkeypatch.setattr(rotary, "_halves_repeat", lambda *pair: looked.append(pair) or halves_repeat(*pair))
+    angles = torch.randn(1, 3, 8)
+    q, k, cos, sin = torch.randn(1, 2, 3, 8), torch.randn(1, 1, 3, 8), angles.cos(), angles.sin()
+    plain = module.apply_rotary_pos_emb(q, k, cos, sin)
+    for kernel, looks in (("compiled.rope", 0), ("torch", 0), (["package.rope", "compiled.rope"], 1)):
+        with xt.kernel_policy(rope=kernel):
+            for _ in range(2):
+                torch.testing.assert_close(module.apply_rotary_pos_emb(q, k, cos, sin), plain)
+        assert len(looked) == looks, kernel
+
+
 @pytest.fixture
 def rotated(monkeypatch):
     """Say by which kernel cos and sin rotate, where that of the package reads one half of them, and what comes out."""

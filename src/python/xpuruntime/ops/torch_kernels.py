@@ -190,6 +190,9 @@ class TorchKernel:
     by_kind: bool = False
     adds_masks: bool = False
     automatic: bool | str = True
+    #: Of this library's own: whether it calls no operator that autocast or the fast kernels of a policy would change,
+    #: and returns what it has to.
+    alone: bool = False
 
     def supports(self, call: TorchCall) -> tuple[bool, str]:
         """Say whether it can do exactly this, and if not why. Touches no device and imports nothing of its package.

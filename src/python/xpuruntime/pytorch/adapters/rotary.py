@@ -44,14 +44,17 @@ def _rotate(form: str, rotate: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tens
     return (of_q.to(q.dtype), of_k.to(k.dtype)) if form == "rounded" else (of_q, of_k)
 
 
-def _by_kernel(mirrored: bool, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def _by_kernel(
+    repeat: Callable[[], bool] | None, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
     operands = {"q": q, "k": k, "cos": cos, "sin": sin}
-    rotated: tuple[Tensor, Tensor] = perform("rope", operands, {"mirrored": mirrored})
-    return rotated
+    if repeat is None:
+        return perform("rope", operands, {"mirrored": False})  # type: ignore[no-any-return]
+    return perform("rope", operands, {"mirrored": True}, confirm=("mirrored", repeat))  # type: ignore[no-any-return]
 
 
 class _Looks:
-    """Whether the halves of cos and sin repeat each other, looked at in each pair that eager calls bring.
+    """Whether the halves of cos and sin repeat each other, looked at in each pair of eager calls by kernels that ask.
 
     A model makes one pair a forward, which its layers share, and the device is waited for once a pair. A call that is
     captured cannot look: it goes by the pairs of its shape that eager calls brought under the same policy, of which
@@ -120,7 +123,7 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
         if form == "":
             return original(q, k, cos, sin, **kwargs)  # type: ignore[no-any-return]
         learned = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
-        mirrored = False
+        repeat = None
         if not torch.compiler.is_compiling():
             if not decides("rope", q):
                 return original(q, k, cos, sin, **kwargs)  # type: ignore[no-any-return]
@@ -128,10 +131,10 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
             if why or form == "!":
                 run = functools.partial(original, **kwargs)
                 return run_original("rope", original, run, (q, k, cos, sin), q, why or _UNKNOWN)  # type: ignore[no-any-return]
-            mirrored = looks.repeat(cos, sin)
+            repeat = functools.partial(looks.repeat, cos, sin)
         if form == "!" or learned:
             return original(q, k, cos, sin, **kwargs)  # type: ignore[no-any-return]
-        rotate = functools.partial(_by_kernel, mirrored)
+        rotate = functools.partial(_by_kernel, repeat)
         return _rotate(form, rotate, q, k, cos.unsqueeze(dim), sin.unsqueeze(dim))
 
     return apply_rotary_pos_emb

@@ -81,7 +81,7 @@ phase = _core.call_phase
 
 def capturing() -> bool:
     """Say whether the current CUDA stream is being captured into a graph."""
-    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 def transforms() -> list[Any]:

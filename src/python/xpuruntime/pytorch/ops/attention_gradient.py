@@ -15,11 +15,11 @@ from xpuruntime.pytorch.ops import attention_operator as operator
 from xpuruntime.pytorch.ops.attention_operator import LIBRARY, by_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-__all__ = ["Recorded", "attention", "autograd_kernel", "redispatch"]
+__all__ = ["Recorded", "attention", "autograd_kernel", "is_put_off", "is_watched", "redispatch"]
 
 _forward_op = torch.ops.xpuruntime.attention.default
 _backward_op = torch.ops.xpuruntime.attention_backward.default
@@ -31,12 +31,12 @@ _mapped = _private_api.is_legacy_batched
 _is_functional = _private_api.is_functional
 
 
-def _watched() -> bool:
+def is_watched() -> bool:
     """Say whether modes or transforms of PyTorch want to see the operators."""
     return bool(_private_api.dispatch_modes() > 0 or _private_api.has_transforms())
 
 
-def _put_off(tensors: tuple[Tensor | None, ...]) -> bool:
+def is_put_off(tensors: Sequence[Tensor | None]) -> bool:
     """Say whether the memory of a tensor does not hold its numbers.
 
     PyTorch negates later, keeps no zeros, and wraps what it traces without changes in place. The dispatcher sees to
@@ -51,7 +51,7 @@ def attention(*args: Any) -> tuple[Tensor, Tensor | None]:
     All arguments by place. What the operator would do, without the dispatcher, which costs more than the rest.
     """
     results: tuple[Tensor, Tensor | None]
-    if _put_off(args[:4]):
+    if is_put_off(args[:4]):
         results = _forward_op(*args)
         return results
     if args[9]:
@@ -76,8 +76,8 @@ def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Any) -> tuple[Any, ..
         return (None,) * 12
     query, key, value, out, lse, mask, rng = ctx.saved_tensors
     # Where nothing looks on, without a detour through the dispatcher.
-    plain = not (torch.is_grad_enabled() or type(grad_out) is not torch.Tensor or _mapped(grad_out) or _watched())
-    plain = plain and not _put_off((grad_out, query, key, value, mask))
+    plain = not (torch.is_grad_enabled() or type(grad_out) is not torch.Tensor or _mapped(grad_out) or is_watched())
+    plain = plain and not is_put_off((grad_out, query, key, value, mask))
     run = operator.run_backward if plain else _backward_op
     gradients = run(grad_out, query, key, value, out, lse, mask, rng, *ctx.options)
     return (*gradients, *(None,) * 9)

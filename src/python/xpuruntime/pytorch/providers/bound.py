@@ -47,7 +47,7 @@ __all__ = [
 
 #: Answers of `supports` that are kept for one kernel; with one more, all are forgotten.
 _MOST = 4096
-_ALIGNED = 256
+_ALIGNED, _ALIGNED_ON_CPU = 256, 64
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 #: Attributes of norms that are called as operators of PyTorch's, whose gradient has no epsilon.
 _NORM = {"formula": "torch", "paired": False}
@@ -103,6 +103,7 @@ class BoundKernel:
         #: Whether its repository is signed, for evidence; empty for what comes from none of the Hub.
         self.signature = getattr(kernel, "signature", "")
         self._answers: dict[Any, str] = {}
+        self._served: dict[Any, Any] = {}
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -151,6 +152,12 @@ class BoundKernel:
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Return outputs and what is saved, checked against `like`, tensors that lie in memory as outputs have to."""
         self._check(call)
+        return self.run_forward(call, tensors, like, saved)
+
+    def run_forward(
+        self, call: TorchCall, tensors: Sequence[Tensor], like: Sequence[Tensor], saved: int | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Do as `forward`, of a call of which it is known that it can be served."""
         outputs, extra = self._run(call, "forward", self.kernel.forward, call, *tensors)
         extra = tuple(extra)
         if saved is not None and len(extra) != saved:
@@ -162,6 +169,12 @@ class BoundKernel:
     ) -> tuple[Tensor | None, ...]:
         """Return a gradient for each of `like`, which lie in memory as these do; ``None`` where that is ``None``."""
         self._check(call)
+        return self.run_backward(call, saved, grads, like)
+
+    def run_backward(
+        self, call: TorchCall, saved: Saved, grads: Sequence[Tensor], like: Sequence[Tensor | None]
+    ) -> tuple[Tensor | None, ...]:
+        """Do as `backward`, of a call of which it is known that it can be served."""
         gradients = list(self._run(call, "backward", self.kernel.backward, call, saved, grads))
         wanted = [x for x in like if x is not None]
         if len(gradients) != len(like):
@@ -181,8 +194,11 @@ class BoundKernel:
 
     def _run(self, call: TorchCall, what: str, function: Any, *args: Any) -> Any:
         device = call.device.partition(":")[0]
-        casts = torch.is_autocast_enabled(device)
+        before, casts = CONTEXT.thread.policy, not self.kernel.alone and torch.is_autocast_enabled(device)
         try:
+            if self.kernel.alone:
+                CONTEXT.thread.policy = (None,)  # fast kernels need not know: it calls none
+                return function(*args)
             if casts:  # it was compared with float64, and compiled, without
                 torch.set_autocast_enabled(device, False)
             with thread_policy(None):  # its own operators are no calls of the program's, which a policy would refuse
@@ -193,6 +209,8 @@ class BoundKernel:
             error.add_note(f"raised by {self.word} in the {what} of {call}")
             raise
         finally:
+            if self.kernel.alone:
+                CONTEXT.thread.policy = before
             if casts:
                 torch.set_autocast_enabled(device, True)
 
@@ -200,6 +218,8 @@ class BoundKernel:
         self, call: TorchCall, what: str, results: Sequence[Any], like: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
         results = tuple(results)
+        if self.kernel.alone:
+            return results
         if len(results) != len(like):
             raise self._wrong(call, f"returned {len(results)} {what}s, and there are {len(like)}")
         for number, (x, wanted) in enumerate(zip(results, like, strict=True)):
@@ -288,13 +308,18 @@ class BoundKernel:
     ) -> tuple[Tensor, Tensor | None]:
         """Return attention, and the scores' logsumexp where it is wanted."""
         operands = {"q": q, "k": k, "v": v, "mask": mask}
-        phase = phase or ("train" if want_lse else "")
-        call = call_of("attention", phase, operands, {"causal": is_causal, "scale": scale})
+        phase = phase or ("train" if want_lse else context.phase())
         tensors = [operand for operand in operands.values() if operand is not None]
-        (out,), extra = self.forward(call, tensors, [torch.empty_like(q, device="meta")], saved=1)
-        lse = self._checked(
-            call, "saved tensor", extra, [q.new_empty(q.shape[:3], dtype=torch.float32, device="meta")]
-        )[0]
+        key, known = self._known(phase, is_causal, scale, *operands.values())
+        if known is None:
+            call = call_of("attention", phase, operands, {"causal": is_causal, "scale": scale})
+            like = [torch.empty_like(q, device="meta")]
+            known = call, like, [q.new_empty(q.shape[:3], dtype=torch.float32, device="meta")]
+            self._check(call)
+            self._keep(key, known)
+        call, like, like_lse = known
+        (out,), extra = self.run_forward(call, tensors, like, saved=1)
+        lse = self._checked(call, "saved tensor", extra, like_lse)[0]
         return out, lse if want_lse else None
 
     def attention_backward(
@@ -311,12 +336,31 @@ class BoundKernel:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of `attention` for queries, keys and values."""
         operands = {"q": q, "k": k, "v": v, "mask": mask, "grad": grad}
-        call = call_of("attention", "backward", operands, {"causal": is_causal, "scale": scale})
         inputs = tuple(operand for operand in (q, k, v, mask) if operand is not None)
-        like = [torch.empty_like(operand, device="meta") for operand in (q, k, v)] + [None] * (len(inputs) - 3)
-        gradients = self.backward(call, Saved(inputs, (out,), (lse,)), (grad,), like)
+        key, known = self._known("backward", is_causal, scale, *operands.values())
+        if known is None:
+            call = call_of("attention", "backward", operands, {"causal": is_causal, "scale": scale})
+            like = [torch.empty_like(operand, device="meta") for operand in (q, k, v)] + [None] * (len(inputs) - 3)
+            known = call, like, []
+            self._check(call)
+            self._keep(key, known)
+        call, like, _ = known
+        gradients = self.run_backward(call, Saved(inputs, (out,), (lse,)), (grad,), like)
         of_q, of_k, of_v = (x for x in gradients if x is not None)
         return of_q, of_k, of_v
+
+    def _known(self, phase: str, causal: bool, scale: float | None, *arrays: Tensor | None) -> tuple[Any, Any]:
+        """Return a key of a call, ``None`` where it has none, and what is known of such calls: that they are served."""
+        seen = context.call_key(phase, *arrays) if self.kernel.capturable is True else None
+        key = None if seen is None else (seen, causal, scale, torch.are_deterministic_algorithms_enabled())
+        return key, None if key is None else self._served.get(key)
+
+    def _keep(self, key: Any, known: Any) -> None:
+        if key is not None:
+            with self._lock:
+                if len(self._served) >= _MOST:
+                    self._served.clear()
+                self._served[key] = known
 
 
 def dense_like(x: Tensor) -> Tensor:
@@ -325,10 +369,13 @@ def dense_like(x: Tensor) -> Tensor:
 
 
 def alignment_of(x: Tensor) -> int:
-    """Return the largest power of two up to 256 that divides an address; 256 where it is not known."""
+    """Return the largest power of two up to 256, on the CPU 64, that divides an address; 256 where it is not known.
+
+    PyTorch aligns memory of the CPU by 64, and what some of it has beyond that by chance makes no call another one.
+    """
     known = type(x) in _PLAIN and not x.is_meta and not _private_api.has_transforms()  # whose tensors have no memory
     address = x.data_ptr() if known else 0
-    return min(address & -address, _ALIGNED) if address else _ALIGNED
+    return min(address & -address, _ALIGNED if x.is_cuda else _ALIGNED_ON_CPU) if address else _ALIGNED
 
 
 def _advisory_of(kernel: TorchKernel, call: TorchCall) -> Advisory | None:

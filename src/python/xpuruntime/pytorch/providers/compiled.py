@@ -7,6 +7,7 @@ The backward computes what it needs from the inputs anew, so that nothing else i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -19,11 +20,12 @@ import torch
 
 from xpuruntime.ops.torch_kernels import TorchKernel
 from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.dispatch.context import thread_policy
 from xpuruntime.pytorch.providers.chunked import is_loss_of_rows, loss_in_parts, scaled_gradients, unsaved_gradients
 from xpuruntime.pytorch.providers.operations import geglu, rope, swiglu
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -43,6 +45,8 @@ _MOST_KEPT = 4096
 #: Largest index that code for 32 bits reaches.
 _MOST_INDEX = (1 << 31) - 1
 _code: dict[Any, Callable[..., Any]] = {}
+#: By the identity of a call: the call, which keeps that from another, the switches, and its code.
+_by_call: dict[int, tuple[Any, Any, Callable[..., Any]]] = {}
 _layouts: dict[Any, set[Any]] = {}
 
 
@@ -56,24 +60,63 @@ def _own(function: FunctionType) -> Any:
 @functools.lru_cache(maxsize=256)
 def _of_any_sizes(function: FunctionType, kind: Any) -> Callable[..., Any]:
     del kind
-    compiled: Callable[..., Any] = torch.compile(_own(function), dynamic=True, fullgraph=True)
-    return compiled
+    return _apart(torch.compile(_own(function), dynamic=True, fullgraph=True))
 
 
-def _run(function: Any, *tensors: Tensor, **options: Any) -> Any:
-    """Run a function compiled for tensors of these layouts, the number of rows apart, which is that of dimension 0."""
-    plain = [x.detach() if x.requires_grad else x for x in tensors]
-    layouts = (function, plain[0].device, *_switches(), *options.values(), *map(_layout, plain))
-    with torch.no_grad(), _private_api.below_autograd():  # as inside of an operator, which Dynamo tells apart
-        code = _code.get(layouts)
-        if code is None:
-            code = _code_for(layouts, function, plain, options)
-        return code(*plain, **options)
+def _apart(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Call code through Dynamo, which tells modes apart, as inside of an operator."""
+
+    def run(*tensors: Tensor, **options: Any) -> Any:
+        with _inside(tensors[0].device.type):
+            return compiled(*[x.detach() for x in tensors], **options)
+
+    return run
 
 
-def _switches() -> tuple[Any, ...]:
+@contextlib.contextmanager
+def _inside(device: str) -> Iterator[None]:
+    """Let code be compiled as inside of an operator: without autograd, autocast and a policy."""
+    casts = device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
+    cast = torch.autocast(device, enabled=False) if casts else contextlib.nullcontext()
+    with thread_policy(None), torch.no_grad(), _private_api.below_autograd(), cast:
+        yield
+
+
+def _run(call: TorchCall | None, function: Any, *tensors: Tensor, **options: Any) -> Any:
+    """Run a function compiled for tensors of these layouts, the number of rows apart, which is that of dimension 0.
+
+    For one `call`, whose tensors lie alike each time, the code is looked up once.
+    """
+    switches = _switches(tensors[0])
+    known = _by_call.get(id(call))
+    if known is not None and known[1] == switches:
+        return known[2](*tensors, **options)
+    code = _find(function, tensors, options, switches)
+    if call is not None:
+        if len(_by_call) >= _MOST_KEPT:
+            _by_call.clear()
+        _by_call[id(call)] = call, switches, code
+    return code(*tensors, **options)
+
+
+def _with(call: TorchCall, grads: Sequence[Tensor]) -> TorchCall | None:
+    """Return a call if it says how its gradients lie, too, which are dense."""
+    return call if all(grad.is_contiguous() for grad in grads) else None
+
+
+def _find(function: Any, tensors: Sequence[Tensor], options: dict[str, Any], switches: Any) -> Callable[..., Any]:
+    layouts = (function, tensors[0].device, *switches, *options.values(), *map(_layout, tensors))
+    code = _code.get(layouts)
+    if code is None:
+        with _inside(tensors[0].device.type):
+            code = _code_for(layouts, function, [x.detach() for x in tensors], options)
+    return code
+
+
+def _switches(like: Tensor) -> tuple[Any, ...]:
     """Return what Inductor's code holds for beside tensors, which Dynamo would guard."""
-    return torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
+    threads = torch.get_num_threads() if like.device.type == "cpu" else 0
+    return threads, torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
 
 
 def _layout(x: Tensor) -> tuple[Any, ...]:
@@ -122,7 +165,7 @@ def _of_layout(function: Any, tensors: list[Tensor], options: dict[str, Any]) ->
     expected = compiled(*marked, **options)
     arguments = graphs[0] if len(graphs) == len(inner) == 1 else None
     if arguments is None:
-        return compiled
+        return _apart(compiled)
     code, single = inner[0], isinstance(expected, torch.Tensor)
 
     def run(*tensors: Tensor, **_: Any) -> Any:
@@ -131,7 +174,7 @@ def _of_layout(function: Any, tensors: list[Tensor], options: dict[str, Any]) ->
 
     outputs = run(*tensors)
     pairs = [(outputs, expected)] if single else zip(outputs, expected, strict=True)
-    return run if all(torch.equal(x, y) for x, y in pairs) else compiled
+    return run if all(torch.equal(x, y) for x, y in pairs) else _apart(compiled)
 
 
 def _arguments(graph: Any, function: Any) -> list[tuple[bool, int]] | None:
@@ -171,6 +214,7 @@ def _uncompiled() -> str:
 
 
 class _CompiledKernel(TorchKernel):
+    alone = True
     limits = "fp32, fp16 and bf16; on CUDA with Triton, on the CPU with a C++ compiler"
     environment = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_*", "TORCHINDUCTOR_*", "TRITON_*")
     by_kind = True
@@ -196,10 +240,11 @@ class _Unit(_CompiledKernel):
         return {} if self.op == "swiglu" else {"approximate": call.attributes["approximate"]}
 
     def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-        return (_run(_FORWARD[self.op], *_rows(tensors), **self._options(call)).view(tensors[0].shape),), ()
+        return (_run(call, _FORWARD[self.op], *_rows(tensors), **self._options(call)).view(tensors[0].shape),), ()
 
     def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
-        gradients = _run(_BACKWARD[self.op], *_rows((*saved.inputs, grads[0])), **self._options(call))
+        rows = _rows((*saved.inputs, grads[0]))
+        gradients = _run(_with(call, grads), _BACKWARD[self.op], *rows, **self._options(call))
         return [gradient.view(grads[0].shape) for gradient in gradients]
 
 
@@ -229,14 +274,12 @@ class _Rope(_CompiledKernel):
     description = "the rotation of queries and keys, compiled by Inductor"
 
     def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-        del call
-        return _run(_forward_of_rope, *tensors), ()
+        return _run(call, _forward_of_rope, *tensors), ()
 
     def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
-        del call
         q, k, cos, sin = saved.inputs
         types = {"of_q": q.dtype, "of_k": k.dtype}
-        return *_run(_backward_of_rope, cos, sin, *grads, **types), None, None
+        return *_run(_with(call, grads), _backward_of_rope, cos, sin, *grads, **types), None, None
 
 
 class _CrossEntropy(_CompiledKernel):
@@ -253,12 +296,12 @@ class _CrossEntropy(_CompiledKernel):
 
     def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         stated = {name: call.attributes[name] for name in ("ignore_index", "reduction", "upcast")}
-        loss, sums = _run(_forward_of_loss, *tensors, **stated)
+        loss, sums = _run(call, _forward_of_loss, *tensors, **stated)
         return (loss,), (sums,)
 
     def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
         stated = {name: call.attributes[name] for name in ("ignore_index", "reduction")}
-        return _run(_backward_of_loss, *saved.inputs, *saved.extra, grads[0], **stated), None
+        return _run(_with(call, grads), _backward_of_loss, *saved.inputs, *saved.extra, grads[0], **stated), None
 
     def saved_like(self, call: TorchCall, *tensors: Any) -> Sequence[Any]:
         del call
@@ -266,6 +309,7 @@ class _CrossEntropy(_CompiledKernel):
 
 
 class _LinearCrossEntropy(_CompiledKernel):
+    alone = False
     id = "compiled.linear_cross_entropy"
     op = "linear_cross_entropy"
     description = "the logits of some rows at a time, their loss compiled by Inductor, and the gradient in the forward"
@@ -279,10 +323,10 @@ class _LinearCrossEntropy(_CompiledKernel):
         stated = {"ignore_index": call.attributes["ignore_index"], "reduction": "none"}
 
         def losses_of(logits: Tensor, target: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor | None]:
-            losses, sums = _run(_forward_of_loss, logits, target, **stated, upcast=True)
+            losses, sums = _run(None, _forward_of_loss, logits, target, **stated, upcast=True)
             if factors is None:
                 return losses, None
-            return losses, _run(_backward_of_loss, logits, target, sums, factors, **stated)
+            return losses, _run(None, _backward_of_loss, logits, target, sums, factors, **stated)
 
         return loss_in_parts(call, tensors, losses_of, held=2)
 

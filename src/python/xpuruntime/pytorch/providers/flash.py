@@ -104,6 +104,7 @@ class _MaskedCudnn(TorchKernel):
     operators = ("*_scaled_dot_product_cudnn_attention*",)
     deterministic = "its gradient adds in any order"
     adds_masks = True
+    alone = True
 
     def supports(self, call: TorchCall) -> tuple[bool, str]:
         if not call.device.startswith("cuda") or int((call.arch or "sm0")[2:].rstrip("af")) < 80:
@@ -133,8 +134,7 @@ class _MaskedCudnn(TorchKernel):
         attended, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention.default(
             q, k, v, _added(mask, q), True, scale=call.attributes["scale"]
         )
-        out = torch.empty_like(q)
-        return (attended if attended.stride() == out.stride() else out.copy_(attended),), (lse.reshape(q.shape[:3]),)
+        return (_as(attended, q),), (lse.reshape(q.shape[:3]),)
 
     def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
         q, k, v, mask = saved.inputs
@@ -143,8 +143,15 @@ class _MaskedCudnn(TorchKernel):
             grads[0], q, k, v, saved.outputs[0], saved.extra[0].unsqueeze(-1), unused, unused, _added(mask, q), None,
             None, q.shape[2], k.shape[2], 0.0, False, scale=call.attributes["scale"],
         )  # fmt: skip
-        like = (torch.empty_like(x) for x in (q, k, v))
-        return (*(x if x.stride() == y.stride() else y.copy_(x) for x, y in zip(gradients, like, strict=True)), None)
+        return (*map(_as, gradients, (q, k, v)), None)
+
+
+def _as(result: Tensor, operand: Tensor) -> Tensor:
+    """Return a result as it has to lie in memory, which is as its operand where that is dense."""
+    if result.stride() == operand.stride():
+        return result
+    like = torch.empty_like(operand)
+    return result if result.stride() == like.stride() else like.copy_(result)
 
 
 def _added(mask: Tensor, like: Tensor) -> Tensor:

@@ -18,12 +18,13 @@ import torch
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.ops.torch_kernels import Saved
 from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.attention.call import traits
 from xpuruntime.pytorch.attention.limits import transforms_and_tangents
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import context, tuning
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.route import BY_CALL, Route, facts_of_call
-from xpuruntime.pytorch.ops.attention_gradient import Recorded, autograd_kernel, redispatch
+from xpuruntime.pytorch.ops.attention_gradient import Recorded, autograd_kernel, is_put_off, is_watched, redispatch
 from xpuruntime.pytorch.providers.bound import (
     BoundKernel,
     alignment_of,
@@ -52,24 +53,34 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _KINDS = _private_api.transform_kinds
 
 
-def perform(op: str, operands: Mapping[str, Tensor | None], attributes: Mapping[str, Any], kernel: str = "") -> Any:
+def perform(
+    op: str,
+    operands: Mapping[str, Tensor | None],
+    attributes: Mapping[str, Any],
+    kernel: str = "",
+    confirm: tuple[str, Callable[[], bool]] | None = None,
+) -> Any:
     """Return an operation of the table, by the kernel that a call names, or that the active policy gives it.
+
+    An eager call may have an attribute that is only assumed: `confirm` is its name, and what finds it out at the cost
+    of waiting for the device, for a kernel that may depend on it.
 
     A tensor, or a tuple of several, or of none where it writes its operands. Differentiable otherwise, and one operator
     where code is compiled.
     """
     present = {name: operands.get(name) for name in OPERATIONS[op].operands}
     tensors = [x for x in present.values() if x is not None]
-    names = ",".join(name for name, x in present.items() if x is not None)
-    text = _text(op, attributes)
     if torch.compiler.is_compiling():
+        names = ",".join(name for name, x in present.items() if x is not None)
+        text = _text(op, attributes)
         decided, written = getattr(torch.ops.xpuruntime, op).decided, OPERATIONS[op].writes
         if written > 0:
             decided(tensors[:written], tensors[written:], names, text, kernel)
             return ()
         outputs = decided(tensors, names, text, kernel)
     else:
-        outputs = _decide(op, tensors, names, text, kernel)
+        names, text = _stated(op, tuple([x is not None for x in present.values()]), tuple(attributes.items()))
+        outputs = _decide(op, tensors, names, text, kernel, confirm)
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
@@ -98,12 +109,26 @@ def _text(op: str, attributes: Mapping[str, Any]) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
+def _stated(op: str, present: tuple[bool, ...], attributes: tuple[tuple[str, Any], ...]) -> tuple[str, str]:
+    """Return the names of the operands that a call has, and its attributes, as text."""
+    names = [name for name, there in zip(OPERATIONS[op].operands, present, strict=True) if there]
+    return ",".join(names), _text(op, dict(attributes))
+
+
+@functools.lru_cache(maxsize=1024)
 def _options(attributes: str) -> dict[str, Any]:
     pairs = (part.partition("=") for part in attributes.split("; ") if part)
     return {name: ast.literal_eval(value) for name, _, value in pairs}
 
 
-def _decide(op: str, tensors: Sequence[Tensor], names: str, attributes: str, kernel: str) -> list[Tensor]:
+def _decide(
+    op: str,
+    tensors: Sequence[Tensor],
+    names: str,
+    attributes: str,
+    kernel: str,
+    confirm: tuple[str, Callable[[], bool]] | None = None,
+) -> Sequence[Tensor]:
     """Let the policy choose, and go on to PyTorch's own operations or to the operator that has one kernel."""
     records = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     if records and OPERATIONS[op].large:
@@ -112,9 +137,69 @@ def _decide(op: str, tensors: Sequence[Tensor], names: str, attributes: str, ker
     route = _route_of(op, tensors, names, attributes, kernel, records)
     if route is None or route.place is None:
         return _by_torch(op, route, tensors, names, attributes)
+    if confirm is not None and not (isinstance(route.place, BoundKernel) and route.place.kernel.alone):
+        name, holds = confirm
+        if not holds():
+            return _decide(op, tensors, names, attributes.replace(f"{name}=True", f"{name}=False"), kernel)
+    if isinstance(route.place, BoundKernel) and _is_unwatched(op, tensors):
+        plan: _Plan = route.plan or _Plan(op, route.place, tensors, names, attributes, context.phase())
+        route.plan = plan
+        return plan(tensors, records)
     word = route.place.word if isinstance(route.place, BoundKernel) else route.kernel
     served = _served(op, tensors, names, attributes, word, context.phase())
     return served[: OPERATIONS[op].results]
+
+
+def _is_unwatched(op: str, tensors: Sequence[Tensor]) -> bool:
+    """Say whether nobody would see that a call goes past the dispatcher, which costs more than most kernels' host."""
+    if OPERATIONS[op].writes or CONTEXT.observer is not None or is_watched() or _private_api.profiler_enabled():
+        return False
+    plain = all(type(x) in _PLAIN and not x.is_meta for x in tensors) and not is_put_off(tensors)
+    return plain and not torch.compiler.is_compiling()
+
+
+class _Plan:
+    """What calls of one route have in common, so that nothing of it is found out for each."""
+
+    __slots__ = ("attributes", "backward_call", "call", "grads", "kept", "like", "names", "operation", "place", "word")
+
+    def __init__(
+        self, op: str, place: BoundKernel, tensors: Sequence[Tensor], names: str, attributes: str, phase: str
+    ) -> None:
+        operation = OPERATIONS[op]
+        self.operation, self.place, self.word = operation, place, place.word
+        self.names, self.attributes = names, attributes
+        self.call = _call(place, phase, tensors, names, attributes)
+        self.backward_call = _call(place, "backward", tensors, names, attributes)
+        self.like = _like(op, tensors, names, attributes)
+        wanted = zip(tensors, _with_gradient(operation, names, attributes), strict=True)
+        self.grads = [dense_like(x) if has else None for x, has in wanted]
+        #: What stands for inputs, and for outputs, that no gradient reads.
+        self.kept: tuple[list[Tensor | None], list[Tensor] | None] = ([None] * len(tensors), None)
+        if operation.linear:
+            named = zip(names.split(","), tensors, strict=True)
+            inputs = [_without_data(x).requires_grad_() if name in operation.linear else None for name, x in named]
+            self.kept = inputs, [_without_data(x).detach() for x in tensors[: operation.results]]
+
+    def __call__(self, tensors: Sequence[Tensor], records: bool) -> Sequence[Tensor]:
+        """Return the outputs, and leave the node with autograd where the call `records`."""
+        if records:
+            args = (self.operation, self, self.names, self.attributes, self.word, "")
+            return _Served.apply(*args, *tensors)[: self.operation.results]  # type: ignore[no-any-return]
+        return self.forward(tensors)[: self.operation.results]
+
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        with _private_api.below_autograd():
+            outputs, extra = self.place.run_forward(self.call, tensors, self.like)
+        return (*outputs, *extra)
+
+    def backward(
+        self, grads: Sequence[Tensor], tensors: Sequence[Tensor], kept: Sequence[Tensor]
+    ) -> Sequence[Tensor | None]:
+        n = self.operation.results
+        saved = Saved(tuple(tensors), tuple(kept[:n]), tuple(kept[n:]))
+        with _private_api.below_autograd():
+            return self.place.run_backward(self.backward_call, saved, grads, self.grads)
 
 
 def _served(op: str, tensors: Sequence[Tensor], names: str, attributes: str, word: str, phase: str) -> list[Tensor]:
@@ -186,9 +271,8 @@ def _route_of(
     traced = torch.compiler.is_compiling() or any(type(x) not in _PLAIN for x in tensors)
     known = (
         op, names, attributes, records, phase, module, exact, context.capturing(), traced,
-        *_private_api.compile_stance(), transforms_and_tangents(tuple(tensors)),
-        *map(alignment_of, tensors),
-        *((tuple(map(int, x.shape)), tuple(map(int, x.stride())), x.dtype, x.device) for x in tensors),
+        *_private_api.compile_stance(), transforms_and_tangents(tuple(tensors)), *map(alignment_of, tensors),
+        (None if traced else context.call_key(op, *tensors)) or tuple(map(traits, tensors)),
     )  # fmt: skip
     like = tensors[0]
     if not traced:
@@ -246,8 +330,13 @@ def _settle(
             if records:
                 torch.autograd.grad(outputs, [x for x in inputs if x.requires_grad], [*map(torch.ones_like, outputs)])
 
+    phase = "train" if records else context.phase()
+    plans = {word: _Plan(op, bound, tensors, names, attributes, phase) for word, bound in places.items()}
+
     def served(word: str, inputs: list[Tensor]) -> Sequence[Tensor]:
-        return _served(op, inputs, names, attributes, word, "train" if records else context.phase())
+        if _is_unwatched(op, inputs):
+            return plans[word](inputs, records)
+        return _served(op, inputs, names, attributes, word, phase)
 
     part = _kernel_of_part(op, tensors, names, attributes, records)
     if part is None:
@@ -260,7 +349,9 @@ def _settle(
     best = tuning.pick(op, text, candidates, device, passes=dict.fromkeys(places, 0), active=active)
     if best is None:  # it could not be measured now
         return route
-    return tuning.keep_tuned(active, known, route, best, places.get(best), text, device, asked=True)
+    tuned = tuning.keep_tuned(active, known, route, best, places.get(best), text, device, asked=True)
+    tuned.plan = plans.get(best)
+    return tuned
 
 
 def _kernel_of_part(op: str, tensors: Sequence[Tensor], names: str, attributes: str, records: bool) -> str | None:
@@ -349,13 +440,13 @@ def _observed(
 
 def _times(active: CompiledPolicy, op: str, bound: BoundKernel, tensors: Sequence[Tensor]) -> tuple[Measured, ...]:
     """Return what a kernel was chosen by for tensors of these shapes and types."""
-    kinds = [(tuple(map(int, x.shape)), x.dtype) for x in tensors]
-    tuned = [(key, route) for key, route in list(active.routes.items()) if route.tuned and route.place is bound]
+    kinds = [(tuple(map(int, x.shape)), str(x.dtype).removeprefix("torch.")) for x in tensors]
     times = (
         route.times
-        for key, route in tuned
-        if route.op == op and [(shape, dtype) for shape, _, dtype, _ in key[-len(kinds) :]] == kinds
-    )
+        for route in list(active.routes.values())
+        if route.tuned and route.place is bound and route.op == op and isinstance(route.plan, _Plan)
+        and [(operand.shape, operand.dtype) for operand in route.plan.call.operands.values()] == kinds
+    )  # fmt: skip
     return next(times, ())
 
 
@@ -370,16 +461,25 @@ class _Served(Recorded):
 
     @staticmethod
     def forward(
-        ctx: Any, operation: Operation, keyset: Any, names: str, attributes: str, kernel: str, phase: str,
+        ctx: Any, operation: Operation, plan: Any, names: str, attributes: str, kernel: str, phase: str,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        operator = getattr(torch.ops.xpuruntime, operation.name).served
-        outputs = redispatch(operator, keyset, list(tensors), names, attributes, kernel, phase)
         ctx.operation, ctx.names, ctx.attributes, ctx.kernel = operation, names, attributes, kernel
-        ctx.count = len(tensors)
+        ctx.count, ctx.plan = len(tensors), plan if isinstance(plan, _Plan) else None
         ctx.set_materialize_grads(False)  # zeros like what is saved beside the outputs would be in vain
+        inputs: Sequence[Tensor] = tensors
+        if ctx.plan is not None:
+            outputs: Sequence[Tensor] = ctx.plan.forward(tensors)
+            of_inputs, of_outputs = ctx.plan.kept
+            inputs = [x if other is None else other for x, other in zip(tensors, of_inputs, strict=True)]
+            kept = outputs if of_outputs is None else [*of_outputs, *outputs[operation.results :]]
+            ctx.mark_non_differentiable(*outputs[operation.results :])
+            ctx.save_for_backward(*inputs, *kept)
+            return tuple(outputs)
+        operator = getattr(torch.ops.xpuruntime, operation.name).served
+        outputs = redispatch(operator, plan, list(tensors), names, attributes, kernel, phase)
         ctx.mark_non_differentiable(*outputs[operation.results :])
-        inputs, kept = tensors, outputs
+        kept = outputs
         if operation.linear:
             named = zip(names.split(","), tensors, strict=True)
             inputs = tuple(_without_data(x) if name in operation.linear else x for name, x in named)
@@ -405,6 +505,8 @@ class _Served(Recorded):
                 )
             each = iter(gradients_of_torch)
             return *(None,) * 6, *(next(each) if x.requires_grad else None for x in tensors)
+        if ctx.plan is not None and not is_watched() and not _private_api.profiler_enabled() and not CONTEXT.observer:
+            return *(None,) * 6, *ctx.plan.backward(of_outputs, tensors, kept)
         operator = getattr(torch.ops.xpuruntime, f"{operation.name}_backward").served
         values = iter(operator(of_outputs, list(tensors), list(kept), ctx.names, ctx.attributes, ctx.kernel))
         wanted = _with_gradient(operation, ctx.names, ctx.attributes)
@@ -419,7 +521,7 @@ def define(operation: Operation) -> None:
     op = operation.name
 
     def decided(tensors: Sequence[Tensor], names: str, attributes: str, kernel: str) -> list[Tensor]:
-        return _decide(op, tensors, names, attributes, kernel)
+        return list(_decide(op, tensors, names, attributes, kernel))
 
     def served(tensors: Sequence[Tensor], names: str, attributes: str, kernel: str, phase: str) -> list[Tensor]:
         bound = _placed(op, kernel)
