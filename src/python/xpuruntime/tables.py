@@ -54,6 +54,7 @@ def table(title: str, columns: tuple[str, ...]) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 1),
         pad_edge=False,
+        show_edge=False,
     )
     for name in (name.removeprefix("?") for name in columns):
         right = name.startswith(">")

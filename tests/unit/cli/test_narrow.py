@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
@@ -18,6 +18,9 @@ from xpuruntime.cli.results import rendered
 from xpuruntime.runtime.doctor.diagnosis import diagnose
 from xpuruntime.runtime.telemetry import log_step
 from xpuruntime.tables import table
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 KEYS = (
     "execution.determinism",
@@ -109,6 +112,27 @@ def test_a_plan_and_a_diagnosis_begin_with_what_was_found(digits: str) -> None:
     assert (shown(diagnosis).splitlines()[0].rstrip() == "no problem found") == (
         not any(finding.severity != "info" for finding in diagnosis.findings)
     )
+
+
+@pytest.mark.filterwarnings("ignore::xpuruntime.XpuRuntimeWarning")
+def test_first_answers_fit_a_screen_and_begin_with_what_was_found(
+    digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    strict = {"mode": "strict", "execution": {"engine": "onnxruntime", "device": "cpu", "precision": "fp32"}}
+    asked: dict[str, Any] = {"device": "cpu", "engine": "onnxruntime", "precision": "fp16"}
+    answers = {
+        "onnxruntime@cpu runs it": xrt.plan(digits, strict),
+        "of 2 engines, 1 differs": xrt.compare_engines(digits, ["onnxruntime", "null"], device="cpu", runs=1),
+        "a.lock: written, with 1 deviation": xrt.lock(digits, output="a.lock", **asked),
+        "1 failed": xrt.verify(digits, only=["evidence"], **asked),
+    }
+    for words, answer in answers.items():
+        stream = io.StringIO()
+        Console(file=stream, width=100, color_system=None, highlight=False, legacy_windows=False).print(answer)
+        lines = stream.getvalue().splitlines()
+        assert lines[0].startswith(words)
+        assert len(lines) <= 40, words
 
 
 def test_the_cpu_is_given_no_pool(digits: str, policy: dict[str, Any]) -> None:

@@ -123,7 +123,7 @@ class Comparison(Page, frozen=True, kw_only=True):
         return printable("\n".join(lines))
 
     def __rich__(self) -> RenderableType:
-        """Return it as a table, and the divergences below."""
+        """Return the verdict, a table, and the divergences below."""
         from rich.console import Group
         from rich.text import Text
 
@@ -145,7 +145,8 @@ class Comparison(Page, frozen=True, kw_only=True):
             ]
             numbers.append("-" if row.median_us is None else duration_text(row.median_us))
             shown.add_row(Text(f"{row.engine}@{row.device}"), row.precision, *numbers, row.status)
-        return Group(shown, *(Text(line) for row in self.rows for line in _story(row)))
+        verdict = Text(self.headline, "bold green" if self.agreed else "bold red")
+        return Group(verdict, shown, *(Text(line) for row in self.rows for line in _story(row)))
 
 
 def _story(row: EngineRow) -> list[str]:
