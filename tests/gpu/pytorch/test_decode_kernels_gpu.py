@@ -35,7 +35,13 @@ def off(found, want):
 @pytest.mark.parametrize("way", ["a kernel of its own", "a kernel that loads by TMA", "cuBLAS"])
 @pytest.mark.parametrize(
     ("columns", "count", "norm", "bias", "kind"),
-    [(2048, 3072, True, False, ""), (2816, 512, False, True, "residual"), (520, 1000, True, False, "gated")],
+    [
+        (2048, 3072, True, False, ""),
+        (2816, 512, False, True, "residual"),
+        (5632, 2048, False, False, "residual"),
+        (520, 1000, True, False, "gated"),
+        (512, 5632, True, False, "gated"),
+    ],
 )
 def test_product(dtype, rows, columns, count, norm, bias, kind, way):
     if way not in decode_kernels.ways(rows, torch.empty(0, dtype=dtype)):
