@@ -85,6 +85,12 @@ def test_the_outputs_that_depend_on_random_numbers_are_known(model: Any, drawn: 
     assert inspect_bytes(model).random_outputs == ({} if drawn is None else {"y": drawn})
 
 
+def test_a_constant_of_no_known_type_may_be_any_number() -> None:
+    model = built([dropout("half", "no")], {"half": HALF, "no": NO})
+    model.graph.initializer[1].data_type = 64
+    assert inspect_bytes(model).random_outputs == {"y": "'drop' (Dropout)"}
+
+
 def test_random_outputs_are_not_compared_and_the_others_are() -> None:
     left = {"y": np.zeros((1, 2), np.float32), "m": np.ones(3, np.float32)}
     right = {"y": np.ones((1, 9), np.float32), "m": np.ones(3, np.float32)}

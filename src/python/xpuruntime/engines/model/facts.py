@@ -251,9 +251,12 @@ class _Draws:
         from onnx import numpy_helper
 
         stored = self.constants.get(name, [])
-        return bool(stored) and not any(
-            tensor.data_location or numpy_helper.to_array(tensor).any() for tensor in stored
-        )
+        try:
+            return bool(stored) and not any(
+                tensor.data_location or numpy_helper.to_array(tensor).any() for tensor in stored
+            )
+        except (KeyError, TypeError, ValueError):  # of a type that is none, or with other data than its shape needs
+            return False
 
     @functools.cached_property
     def constants(self) -> dict[str, list[onnx.TensorProto]]:
