@@ -103,13 +103,17 @@ class Browser:
                 return answer["result"]
 
     def open(self, path: Path) -> None:
-        """Open a file and wait until it is loaded."""
+        """Open a file and wait until it is loaded, and drawn where it is one of ours."""
         self._loaded = False
         self.requests.clear()
         self.complaints.clear()
         self.call("Page.navigate", url=path.as_uri())
         while not self._loaded:
             self._next()
+        self.evaluate(
+            "new Promise((drawn) => { const look = () => document.documentElement.dataset.ready === 'false'"
+            " ? setTimeout(look, 5) : drawn(); look(); })"
+        )
 
     def choose(self, selector: str, value: str) -> None:
         """Choose an option of a select, and return when the page has dealt with it."""

@@ -148,7 +148,8 @@ class FolderIndex(Page, frozen=True, kw_only=True):
         """How many files there are, and how many differ from the others, or from the baseline and which is odd."""
         if self.baseline:
             apart = sum(not file.same for file in self.files)
-            odd = f"; odd among all: {listed([file.path for file in self.odd], 2)}" if self.odd else ""
+            worst = sorted(self.odd, key=lambda file: -len(file.odd))
+            odd = f"; odd among all: {listed([file.path for file in worst], 2)}" if worst else ""
             verb = "differs" if apart == 1 else "differ"
             return f"{apart} of {len(self.files) - 1} reports {verb} from {self.baseline}{odd}"
         many = f"{len(self.files)} file{'' if len(self.files) == 1 else 's'}"

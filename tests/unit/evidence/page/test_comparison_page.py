@@ -199,15 +199,15 @@ def test_figures_without_a_number_and_zeros(look, faulty):
     ("options", "engines", "words"),
     [
         ({}, ["onnxruntime"], ["it was not asked for", "xrt compare MODEL --layers --html FILE"]),
-        ({"layers": True}, ["ort@npu"], ["the engine did not run (rejected)", "npu"]),
+        ({"layers": True}, ["ort@npu"], ["Not run, for the reasons above", "npu"]),
     ],
 )
 def test_without_drift_the_page_says_why_and_how_to_get_it(look, options, engines, words):
     browser = look(xrt.compare_engines(MODEL, engines, device="cpu", runs=1, **options))
-    said = text(browser, "#drift .missing")
+    said = text(browser, "#drift .body")
     assert [word for word in words if word not in said] == []
     assert number(browser, "#drift svg") == 0
-    assert "No layer was measured" in text(browser, "#layers")
+    assert "Layers: No layer was measured" in text(browser, "#notes")
 
 
 def test_layers_that_an_engine_does_not_give_are_told_with_the_reason(look):

@@ -48,6 +48,18 @@ def test_odd_facts_and_files_are_shown_as_text_with_links(look):
     assert len(browser.evaluate("[...document.querySelectorAll('#files tbody tr')].map(row => row.rowIndex)")) == 3
 
 
+def test_units_that_no_other_file_has_are_one_fact(look):
+    own = [OddFact(name=f"unit cast{i}", value=f"Cast {HOSTILE}", usual="nothing", agreeing=2, of=3) for i in range(20)]
+    fact = OddFact(name="precision", value="fp16", usual="model", agreeing=2, of=3)
+    few = IndexedFile(path="few.json", kind="report", model="m.onnx", odd=(*own[:2],))
+    browser = look(FolderIndex(folder=".", files=(few, IndexedFile(path="o.json", kind="report", odd=(fact, *own)))))
+    facts = "[...document.querySelectorAll('#odd tbody tr')].map(row => row.cells[2].textContent)"
+    assert browser.evaluate(facts) == ["unit cast0", "unit cast1", "precision", "20 units of its own"]
+    listed = browser.evaluate("[...document.querySelectorAll('#odd details li')].map(item => item.textContent)")
+    assert listed == [f"cast{i}: Cast {HOSTILE}" for i in range(20)]
+    assert browser.evaluate("document.querySelector('#odd summary').textContent") == "cast0, cast1, …"
+
+
 def test_reports_are_held_against_a_baseline(look):
     base = IndexedFile(path="a.json", kind="report", engine="e", device="cpu", median_us=2000.0)
     other = IndexedFile(
@@ -158,6 +170,13 @@ def test_of_many_runs_some_are_drawn_and_their_number_is_said(look: Callable[...
     assert browser.evaluate("document.querySelector('#ratios').hidden")
 
 
+def test_times_that_are_close_have_a_scale(look: Callable[..., Any]) -> None:
+    browser = look(Page(render_timings(timings(run=near(19.0), bind=near(16.2)), [])))
+    ticks = browser.evaluate("[...document.querySelectorAll('#runs line.tick + text')].map(t => t.textContent)")
+    assert len(ticks) > 2, ticks
+    assert len(set(ticks)) == len(ticks)
+
+
 MODEL = "<b id='bad'>x</b>.onnx"
 
 
@@ -247,6 +266,33 @@ def test_figures_stand_beside_their_limits(look):
     for at, id in enumerate(order):
         assert (points[at] + 5 > limits[at]) == (id == "memory.locked_peak")
         assert (points[at] + 5 > base[at]) == (id != "start")
+
+
+def test_limits_fit_a_phone(look):
+    """A claim's name and a long figure stand in rows of their own."""
+    facts = {"ratio": 1.02, "low": 0.99, "high": 1.05, "margin": 0.1, "rounds": 20.0}
+    claim = msgspec.structs.replace(verification().claims[2], id="memory.growth", observed="116.1 MiB " * 8)
+    browser = look(VerificationResult(model="m", policy="", claims=(msgspec.structs.replace(claim, figures=facts),)))
+    browser.resize(390, 900)
+    try:
+        place = "document.querySelector('#limits li {}').getBoundingClientRect().{}"
+        assert browser.evaluate(place.format(".name", "height")) < 30
+        rows = [browser.evaluate(place.format(part, "top")) for part in (".name", "> :nth-child(3)", ".track")]
+        assert rows == sorted(rows)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= 390
+    finally:
+        browser.resize(1280, 900)
+
+
+def test_cards_without_content_go(look):
+    claims = (msgspec.structs.replace(verification().claims[0], figures={}),)
+    browser = look(VerificationResult(model="m.onnx", policy="", claims=claims, notes=("one note",)))
+    hidden = "[...document.querySelectorAll('main > section[hidden]')].map(section => section.id)"
+    assert browser.evaluate(hidden) == ["limits", "reasons"]
+    notes = browser.evaluate("document.querySelector('#notes').innerText")
+    assert "one note" in notes
+    assert "Reasons: All claims passed." in notes
+    assert "There are none" not in notes
 
 
 def test_a_verification_without_such_figures_says_so_once(look):

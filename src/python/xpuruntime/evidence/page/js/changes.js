@@ -2,13 +2,4 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 // The start of the page of two reports.
 
-showTheme();
-showHeadline();
-showReports();
-showSpeed();
-showNodes();
-showRest();
-foldEmpty();
-showNav();
-showPrint();
-document.documentElement.dataset.ready = "true";
+start(showHeadline, showReports, showSpeed, showNodes, showRest);

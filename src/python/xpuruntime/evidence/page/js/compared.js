@@ -47,7 +47,8 @@ function divergenceWords({ nodes, op, output, reason, note }) {
 }
 
 function showEngines() {
-  const rows = ROWS.map((row) => ({
+  const ran = ROWS.filter((row) => row.status !== "rejected");
+  const rows = [...ran, ...ROWS.filter((row) => row.status === "rejected")].map((row) => ({
     mark: row.status === "differs" || row.status === "failed" ? "off" : null,
     cells: [`${row.engine}@${row.device}`, row.precision, badge(row.status), figure(row.max_rel), figure(row.max_abs),
       figure(row.cosine, 6), row.median_us === null ? "-" : measured(row.median_us, "us"),

@@ -32,10 +32,13 @@ function titleOf(point) {
 
 function showDrift() {
   const body = bodyOf("drift");
+  const rejected = ROWS.filter((row) => row.status === "rejected");
   for (const row of ROWS) {
+    if (row.status === "rejected") continue; // the table of engines has the reason
     if (row.why) body.append(make("p", { class: "none missing", text: `No drift of ${row.label}: ${row.why}. To get it: ${row.how}.` }));
     else body.append(make("p", { class: "none", text: `${row.label}: ${firstWords(row)}` }));
   }
+  if (rejected.length) body.append(make("p", { class: "none", text: `Not run, for the reasons above: ${rejected.map((row) => row.label).join(", ")}.` }));
   if (!POINTS.length) {
     bodyOf("layers").append(nothing("No layer was measured."));
     return;

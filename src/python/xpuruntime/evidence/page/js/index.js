@@ -2,11 +2,4 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 // The start of the page of an index.
 
-showTheme();
-showResult();
-showAgainst();
-showOdd();
-showFiles();
-showNav();
-showPrint();
-document.documentElement.dataset.ready = "true";
+start(showResult, showAgainst, showOdd, showFiles);

@@ -29,11 +29,23 @@ function showAgainst() {
   bodyOf("against").append(table(`Against ${DATA.baseline}`, ["report", "engine", ">median", ">to the baseline", "differs"], rows));
 }
 
+/** What is odd about a file; the units that no other file has are one fact. */
+function oddFacts({ odd }) {
+  const own = odd.filter(({ name, usual }) => name.startsWith("unit ") && usual === "nothing");
+  const several = own.length > 2, others = several ? odd.filter((fact) => !own.includes(fact)) : odd;
+  const facts = others.map((fact) => [fact.name, fact.value, fact]);
+  if (several) {
+    facts.push([`${own.length} units of its own`, make("details", {}, make("summary", { text: own.slice(0, 2).map(({ name }) => name.slice(5)).join(", ") + ", …" }),
+      make("ul", {}, own.map(({ name, value }) => make("li", { text: `${name.slice(5)}: ${value}` })))), own[0]]);
+  }
+  return facts;
+}
+
 function showOdd() {
   const body = bodyOf("odd");
   const rows = ODD.flatMap((file) => file.error
     ? [{ cells: [fileLink(file), file.model, "not readable", file.error, ""] }]
-    : file.odd.map((fact) => ({ cells: [fileLink(file), file.model, fact.name, fact.value, `${fact.usual} (${fact.agreeing} of ${fact.of})`] })));
+    : oddFacts(file).map(([name, value, { usual, agreeing, of }]) => ({ cells: [fileLink(file), file.model, name, value, `${usual} (${agreeing} of ${of})`] })));
   if (rows.length) body.append(table("Odd ones", ["file", "model", "fact", "value", "most others"], rows));
   else body.append(nothing("All files of a kind and a model agree."));
   if (!DATA.undecided.length) return;

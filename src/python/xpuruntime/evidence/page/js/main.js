@@ -2,16 +2,4 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 // The start of it all.
 
-showTheme();
-showOverview();
-showPolicy();
-showTime();
-showTimeline();
-showGraph();
-showUnits();
-showTables();
-showInspector();
-foldEmpty();
-showNav();
-showPrint();
-document.documentElement.dataset.ready = "true";
+start(showOverview, showPolicy, showTime, showTimeline, showGraph, showUnits, showTables, showInspector);

@@ -29,14 +29,19 @@ function showTheme() {
   apply();
 }
 
-/** Hide the sections that have nothing to show, and say of each at the end why. */
+/** Hide the sections that have nothing to show, say of each among the notes why, and hide the notes where there are none. */
 function foldEmpty() {
-  const empty = [...document.querySelectorAll("main > section[data-optional]")].filter(({ lastElementChild: body }) =>
-    body.childElementCount === 1 && body.firstElementChild.classList.contains("none"));
+  const isEmpty = ({ lastElementChild: body }) => body.childElementCount === 1 && body.firstElementChild.classList.contains("none");
+  const empty = [...document.querySelectorAll("main > section[data-optional]")].filter(isEmpty);
+  const notes = document.getElementById("notes");
   for (const section of empty) section.hidden = true;
-  if (!empty.length) return;
-  bodyOf("notes").append(make("h3", { text: "Nothing to show" }), make("ul", {}, empty.map((section) => make("li", {},
-    make("strong", { text: section.querySelector("h2").textContent }), `: ${section.lastElementChild.textContent}`))));
+  if (!notes) return;
+  if (isEmpty(notes)) bodyOf("notes").replaceChildren();
+  if (empty.length) {
+    bodyOf("notes").append(make("h3", { text: "Nothing to show" }), make("ul", {}, empty.map((section) => make("li", {},
+      make("strong", { text: section.querySelector("h2").textContent }), `: ${section.lastElementChild.textContent}`))));
+  }
+  notes.hidden = !bodyOf("notes").childElementCount;
 }
 
 function showNav() {
@@ -67,4 +72,14 @@ function showPrint() {
     for (const one of shut) one.open = true;
   });
   addEventListener("afterprint", () => { for (const one of shut) one.open = false; });
+}
+
+/** Draw the parts of a page, each in a task of its own, so that no page stands still while a large one is drawn. */
+async function start(...parts) {
+  document.documentElement.dataset.ready = "false";
+  for (const part of [showTheme, ...parts, foldEmpty, showNav, showPrint]) {
+    part();
+    await new Promise((next) => { setTimeout(next); });
+  }
+  document.documentElement.dataset.ready = "true";
 }

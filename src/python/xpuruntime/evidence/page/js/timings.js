@@ -10,14 +10,18 @@ function showBenchmark() {
     make("dl", { class: "facts" }, DATA.known.map(([key, value]) => make("div", {}, make("dt", { text: sentence(key) }), make("dd", {}, value)))));
 }
 
-/** 1, 2 and 5 of each decade between two times. */
+/** 1, 2 and 5 of each decade between two times; of times that are close to each other, round ones. */
 function logTicks(low, high) {
   const found = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += 1) {
     for (const factor of [1, 2, 5]) found.push(factor * 10 ** power);
   }
   const inside = found.filter((value) => value >= low && value <= high);
-  return inside.filter((_, i) => i % Math.ceil(inside.length / 10) === 0);
+  if (inside.length > 2) return inside.filter((_, i) => i % Math.ceil(inside.length / 10) === 0);
+  const rough = (high - low) / 4, decade = 10 ** Math.floor(Math.log10(rough));
+  const step = decade * ([1, 2, 5].find((factor) => factor * decade >= rough) || 10);
+  const first = Math.ceil(low / step);
+  return Array.from({ length: Math.max(0, Math.floor(high / step) - first + 1) }, (_, i) => (first + i) * step);
 }
 
 function showRuns() {
@@ -56,12 +60,4 @@ function showFigures() {
   bodyOf("notes").append(DATA.notes.length ? make("ul", {}, DATA.notes.map((text) => make("li", { text }))) : nothing("There are none."));
 }
 
-showTheme();
-showBenchmark();
-showRuns();
-showRatios();
-showFigures();
-foldEmpty();
-showNav();
-showPrint();
-document.documentElement.dataset.ready = "true";
+start(showBenchmark, showRuns, showRatios, showFigures);

@@ -2,12 +2,4 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 // The start of the page of a search.
 
-showTheme();
-showResult();
-showFront();
-showCandidates();
-showFound();
-foldEmpty();
-showNav();
-showPrint();
-document.documentElement.dataset.ready = "true";
+start(showResult, showFront, showCandidates, showFound);
