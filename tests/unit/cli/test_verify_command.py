@@ -189,6 +189,11 @@ def test_files_in_the_wrong_place_give_the_command_that_is_meant(
             assert command in found.err
             for one in re.split(r"&&|;", command):
                 assert xrt(*shlex.split(one)[1:]).code == 0, one
+    for command, option, words in (
+        ("explain", "--out", "No such option: --out. Fix: --html FILE for the page, or -o FILE"),
+        ("serve", "--port", "No such option: --port. Fix: --http 127.0.0.1:PORT"),
+    ):
+        assert words in xrt(command, "a.onnx", option, "b").err
     for command, wrong, words in (
         ("run", "a.lock", "a lock of xpuruntime. Fix: name the model, and this file with --lock"),
         ("plan", "policy.yaml", "a policy of xpuruntime. Fix: name the model, and this file with --policy"),

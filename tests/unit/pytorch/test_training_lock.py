@@ -111,6 +111,15 @@ def test_a_lock_of_another_model_is_refused_with_both_named(tmp_path: Path, othe
         assert f"the lock {path} does not hold: it is of {first.model}, and {found.model} ran" in str(error.value)
 
 
+def test_explain_takes_the_root_first_and_tells_where_rows_are() -> None:
+    model = net("up")
+    with xt.kernel_policy(matmul="cpu.blas", root=None), xt.explain(model) as found:
+        model(torch.ones(2, 8))
+    assert found.model.startswith("Sequential with 72 parameters")
+    with pytest.raises(AttributeError, match=r"Fix: with explain\(\) as found: ...; found.rows"):
+        _ = xt.explain().rows
+
+
 def test_locking_twice_gives_the_same_identity(tmp_path: Path) -> None:
     first = locked(tmp_path / "step.lock")
     before = (tmp_path / "step.lock").read_bytes()

@@ -131,8 +131,26 @@ def _call(arguments: list[str], interrupts: Interrupts | None) -> int:
 _OPTIONS = {".lock": "--lock", ".yaml": "--policy", ".yml": "--policy", ".json": "--policy", ".npz": "--input @"}
 
 
+#: Options of other programs, and what is meant.
+_MEANT = {
+    "--batch-size": "--dim N=8, with the name of the open dimension",
+    "--config": "xrt serve serve.yaml: the file is the argument",
+    "--gpu": "--device cuda:0",
+    "--host": "--http HOST:PORT",
+    "--model": "the model is an argument: xrt COMMAND MODEL",
+    "--out": "--html FILE for the page, or -o FILE",
+    "--port": "--http 127.0.0.1:PORT, and --grpc off or HOST:PORT",
+    "--providers": "--engine onnxruntime --device cpu",
+    "--report": "--html FILE for the page, or -o FILE",
+    "--verbose": "XPURUNTIME_DEBUG=1 for tracebacks; decisions are records of Python's logging",
+}
+
+
 def _with_option(text: str, arguments: list[str], command: str) -> str:
-    """Return a usage error with the command line that is meant, where a file lacks its option."""
+    """Return a usage error with what is meant, where a file lacks its option, or an option has another name here."""
+    unknown = re.match(r"No such option: (--[\w-]+)", text)
+    if unknown and unknown[1] in _MEANT:
+        return f"{unknown[0]}. Fix: {_MEANT[unknown[1]]}"
     extra = re.fullmatch(r"Got unexpected extra arguments? \((\S+)\)", text.replace("argument(s)", "argument"))
     option = _OPTIONS.get(os.path.splitext(extra[1])[1]) if extra else None  # noqa: PTH122 - of an argument
     if extra is None or option is None or extra[1] not in arguments:

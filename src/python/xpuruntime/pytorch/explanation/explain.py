@@ -79,11 +79,19 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
     ('cpu.reference', 'kernels.matmul', 'honoured', 1)
     """
 
-    def __init__(self, *, root: torch.nn.Module | None = None) -> None:
+    def __init__(self, root: torch.nn.Module | None = None) -> None:
         if root is not None and not isinstance(root, torch.nn.Module):
             msg = f"root is {type(root).__name__!r}: give the torch.nn.Module at which the paths of modules begin"
             raise TypeError(msg)
         self._root = root
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("require", "rows") or name in ExplanationData.__struct_fields__:
+            msg = (
+                f"explain() has {name!r} in what its with block gives. Fix: with explain() as found: ...; found.{name}"
+            )
+            raise AttributeError(msg)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _check(self) -> None:
         refuse_a_second("explain()")

@@ -174,7 +174,7 @@ def _check_mode(model: Any, training: bool) -> None:
         return
     for name, part in model.named_modules():
         if part.training:
-            what = f"<{type(model).__qualname__}>" + (f": its part {name!r}" if name else "")
+            what = f"<{type(model).__qualname__}>" + (f": its part {name!r}" if name else ": it")
             raise ModelError(
                 f"cannot export {what} is in training mode: dropout and batch norm would be written as they are in "
                 "training. Fix: call model.eval() first, or pass training=True."
