@@ -334,6 +334,25 @@ class TestSwitches:
             assert session.explain(runs=1).honoured
         assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
 
+    def test_casts_of_the_program_change_no_run(self, program: Any) -> None:
+        with xrt.InferenceSession(program, policy={"mode": "strict", "execution": {"precision": "fp32"}}) as session:
+            sizes = {
+                tensor.name: [2 if isinstance(size, str) else size for size in tensor.shape]
+                for tensor in session.inputs
+            }
+            x = {name: torch.randn(size) for name, size in sizes.items()}
+            want = session.run(x)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                got = session.run(x)
+                binding = session.bind(x)
+                binding.run()
+                report = session.explain(x, runs=1)
+            assert torch.is_autocast_enabled("cpu") is False
+            for name, output in want.items():
+                assert torch.equal(got[name], output)
+                assert torch.equal(torch.as_tensor(binding.outputs[name]), output)
+            assert report.honoured
+
     def test_attention_of_modules_runs_where_a_policy_reaches_it(self) -> None:
         """Without gradients such a layer runs one kernel of its own, but not while it is watched."""
         layer, x = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True).eval(), torch.randn(2, 4, 8)

@@ -209,7 +209,8 @@ class TorchModel(LoadedModel):
 
         if self._call is None:
             closed()
-        return observe(self, self.tensors(feeds), runs)
+        with self._torch.autocast(self._where.type, enabled=False):
+            return observe(self, self.tensors(feeds), runs)
 
     def intermediates(self, feeds: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any] | None:
         """Run operator by operator, as the program is before `torch.compile`; see `LoadedModel.intermediates`."""
@@ -219,7 +220,8 @@ class TorchModel(LoadedModel):
             closed()
         kinds = [kind_of(name, array) for name, array in feeds.items()]
         kind = next((k for k in kinds if k != "numpy"), "numpy")
-        values = intermediates(self, self.tensors(feeds), names)
+        with self._torch.autocast(self._where.type, enabled=False):
+            values = intermediates(self, self.tensors(feeds), names)
         back = self.device != "cpu" and kind == "numpy"
         return {name: self._result(value.cpu() if back else value, kind) for name, value in values.items()}
 
@@ -280,7 +282,7 @@ def load_model(request: Request, judgement: Judgement[TorchSettings]) -> LoadedM
             call = _converted(call, request, settings.convert)
         if settings.mode == "compile":
             call = compiling_apart(call, pins)
-        call = _pinned(call, pins)
+        call = _pinned(call, pins, request.device)
         names = [info.name for info in request.model.outputs]
         guard = GuardedCall(call, source, module, names, converted=settings.convert is not None, log=log)
         model = TorchModel(request, judgement, module=module, guard=guard, switches=switches, pins=pins, log=log)
@@ -308,13 +310,18 @@ def _not_held(judgement: Judgement[TorchSettings]) -> set[str]:
     return {control.key for control in judgement.controls if control.enforceability == "unsupported"}
 
 
-def _pinned(call: Call, pins: Pins) -> Call:
-    """Let the session's kernels hold for each call, and no policy of the process."""
+def _pinned(call: Call, pins: Pins, device: str) -> Call:
+    """Let the session's kernels and types hold for each call, and no policy or `torch.autocast` of the process."""
+    import torch
+
     from xpuruntime.pytorch.dispatch.context import active_policy
 
-    own = pins.held
+    own, kind, casts = pins.held, device.partition(":")[0], torch.is_autocast_enabled
 
     def run(tensors: Any) -> list[Any]:
+        if casts(kind):
+            with torch.autocast(kind, enabled=False):
+                return run(tensors)
         if active_policy() is own:  # nothing, most often
             return call(tensors)
         with pins.hold():
