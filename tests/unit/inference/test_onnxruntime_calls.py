@@ -61,6 +61,13 @@ def test_arguments_of_the_constructor(given: dict[str, Any], fix: str) -> None:
     assert fix in fixed(error)
 
 
+def test_arguments_of_its_session_in_their_order() -> None:
+    with pytest.raises(InputError, match=r'providers= of ONNX Runtime.*device="cpu", engine="onnxruntime"'):
+        xrt.InferenceSession(xrt.demo_model_path(), None, ["CPUExecutionProvider"])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="provider_options=, providers="):
+        xrt.InferenceSession(xrt.demo_model_path(), None, ["CPUExecutionProvider"], [{}])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("given", "fix"),
     [

@@ -152,6 +152,33 @@ def test_evidence_of_many_tokens_is_bounded(llama: Any) -> None:
     assert rows[240] <= 150 - 3 * 2 * 3  # 2,000 tokens have three ranges more
 
 
+CALLS = {
+    "matmul": lambda rows: F.linear(torch.ones(rows, 8), torch.ones(4, 8)),
+    "layer_norm": lambda rows: F.layer_norm(torch.ones(rows, 8), (8,)),
+    "conv": lambda rows: F.conv1d(torch.ones(1, 2, rows), torch.ones(2, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("op", CALLS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_rows_of_many_sizes_are_bounded(op: str, grad: bool) -> None:
+    """As of a prompt that is read anew for each token: a few sizes are told as they are, further ones by range."""
+
+    def rows(sizes: range) -> list[Any]:
+        with torch.set_grad_enabled(grad), xt.kernel_policy(**{op: "cpu.reference"}), xt.explain() as report:
+            for size in sizes:
+                CALLS[op](size)
+        return [row for row in report.rows if row.op == op and row.status == "honoured"]
+
+    assert {row.shapes[0] for row in rows(range(5, 9))} == {
+        (1, 2, size) if op == "conv" else (size, 8) for size in range(5, 9)
+    }
+    few, many = rows(range(5, 17)), rows(range(5, 129))
+    assert len(few) <= 12
+    assert len(many) <= 12
+    assert sum(row.count for row in many) == 124
+
+
 def test_a_lock_counts_no_tokens(llama: Any, tmp_path: Path) -> None:
     path = tmp_path / "generate.lock"
     first = xt.lock(generated(llama, 8, **KERNELS), path)

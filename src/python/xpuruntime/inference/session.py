@@ -137,7 +137,7 @@ class InferenceSession:
         self,
         model: ModelLike = None,
         policy: PolicyLike | None = None,
-        *,
+        *extra: Never,
         device: str | None = None,
         engine: str | Sequence[str] | None = None,
         precision: Precision | None = None,
@@ -152,9 +152,10 @@ class InferenceSession:
         **aliases: Unpack[PolicyAliases],
     ) -> None:
         unknown = {name: value for name, value in aliases.items() if name not in PolicyAliases.__annotations__}
-        if unknown or type(policy).__name__ == "SessionOptions":
+        if unknown or extra or type(policy).__name__ == "SessionOptions":
             from xpuruntime.inference.session_arguments import refuse_arguments
 
+            unknown |= zip(("providers", "provider_options"), extra, strict=False)  # as ONNX Runtime takes them
             others = ("model", "example_inputs", "calibration", "plan", "registry", "machine")
             refuse_arguments(unknown, policy, (*SessionArguments._fields, *others))
         self.plan: Plan

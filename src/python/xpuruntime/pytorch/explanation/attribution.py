@@ -25,7 +25,7 @@ from xpuruntime.pytorch.coverage.operation_table import (
     uncovered_kernel,
     uncovered_operator,
 )
-from xpuruntime.pytorch.explanation.call_recorder import ranged
+from xpuruntime.pytorch.explanation.call_recorder import MergedSizes, ranged
 from xpuruntime.pytorch.explanation.requested import COMPILED
 from xpuruntime.pytorch.explanation.timeline import BACKWARD, Timeline
 
@@ -138,6 +138,7 @@ class _Joining:
         self._keys: dict[int, Called] = {}
         self._calls: dict[Called, AttributedTime] = defaultdict(AttributedTime)
         self._rest: dict[UnattributedCalls, AttributedTime] = defaultdict(AttributedTime)
+        self._sizes = MergedSizes()
         self._overhead = 0
         self._uncovered: dict[int, tuple[HostEvent, UncoveredKernel] | None] = {}
         self._replays: dict[UnattributedCalls, set[int]] = defaultdict(set)
@@ -342,9 +343,10 @@ class _Joining:
 
     def _key(self, node: HostEvent, uncovered: UncoveredKernel) -> UnattributedCalls:
         shapes, dtypes = _arguments(node)
+        module = self._timeline.module_of(node)
         if uncovered.op == "softmax":
             shapes = ranged(uncovered.op, node.name, node.phase, shapes)
-        module = self._timeline.module_of(node)
+        shapes = self._sizes((node.name, module, node.phase, dtypes), uncovered.op, node.name, node.phase, shapes)
         return UnattributedCalls(
             "uncovered",
             uncovered.op,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.pytorch.dispatch.route import Route
 
-__all__ = ["LEFT", "CallRecorder", "RecordedCalls", "kv_range", "phase_of_call", "ranged"]
+__all__ = ["LEFT", "CallRecorder", "MergedSizes", "RecordedCalls", "kv_range", "phase_of_call", "ranged"]
 
 
 Shapes: TypeAlias = "tuple[tuple[int, ...], ...]"
@@ -47,6 +47,8 @@ Shapes: TypeAlias = "tuple[tuple[int, ...], ...]"
 _ATTENTIONS = ("scaled_dot_product_attention", "xpuruntime::attention")
 _TRAINING = ("train", "backward")
 _MATRIX = 2
+#: Kinds of calls that differ in nothing but their sizes; those of further sizes are told apart by range.
+_FEW_SIZES = 8
 
 
 def phase_of_call(op: str, name: str, phase: str, shapes: Shapes) -> str:
@@ -64,18 +66,21 @@ def kv_range(op: str, name: str, phase: str, shapes: Shapes) -> str:
     return f"{last // 2 + 1}..{last}"
 
 
-def ranged(op: str, name: str, phase: str, shapes: Shapes) -> Shapes:
-    """Return shapes in which each length that tells no kinds of calls apart is the last of its range."""
-    if phase in _TRAINING:
+def ranged(op: str, name: str, phase: str, shapes: Shapes, *, many: bool = False) -> Shapes:
+    """Return shapes in which each length that tells no kinds of calls apart is the last of its range.
+
+    Where there are `many`, no number of rows tells any apart.
+    """
+    if phase in _TRAINING and not many:
         return shapes
     if _lengths(op, name, shapes) is not None:
         dense = [(*shape[:-2], last_of_range(shape[-2]), shape[-1]) for shape in shapes[:3]]
         return (*dense, *(tuple(map(last_of_range, shape)) for shape in shapes[3:]))  # a mask has both lengths
-    if op == "softmax":  # of scores, whose last size is the length
+    if op == "softmax" or (many and op == "conv"):  # of scores, and of images: their last size is a length
         return tuple(tuple(map(last_of_range, shape)) for shape in shapes)
     if op == "matmul" and max(map(len, shapes), default=0) > _MATRIX:
         return tuple((shape[0], *map(last_of_range, shape[1:])) for shape in shapes if shape)
-    if phase != "prefill":
+    if phase != "prefill" and not many:
         return shapes
     if op == "matmul":
         rows = next((shape[0] for shape in shapes if len(shape) == _MATRIX), 0)
@@ -88,6 +93,21 @@ def _lengths(op: str, name: str, shapes: Shapes) -> tuple[int, int] | None:
     if op != "attention" or name not in _ATTENTIONS or len(shapes) < 2 or min(map(len, shapes[:2])) < _MATRIX:
         return None
     return shapes[0][-2], shapes[1][-2]
+
+
+class MergedSizes:
+    """Shapes that tell kinds of calls apart: of each kind the first few as they are, and all others by range."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[Any, set[Shapes]] = {}
+
+    def __call__(self, group: Any, op: str, name: str, phase: str, shapes: Shapes) -> Shapes:
+        """Return the shapes by which a call is told apart from others of a group."""
+        kinds, seen = ranged(op, name, phase, shapes), self._shapes.setdefault(group, set())
+        if kinds not in seen and len(seen) >= _FEW_SIZES:
+            return ranged(op, name, phase, shapes, many=True)
+        seen.add(kinds)
+        return kinds
 
 
 class RecordedCalls:
@@ -194,6 +214,7 @@ class CallRecorder:
         self._range_of = range_of
         self._lock = threading.Lock()
         self._seen: dict[Any, RecordedCalls] = {}
+        self._sizes = MergedSizes()
         self._depth = _Depth()
         self.asking = RequestedKernels()
         self.kinds: list[RecordedCalls] = []
@@ -232,8 +253,8 @@ class CallRecorder:
         why: Any = None if active is None else active.policy.kernels.get(op)
         if route is not None:
             why = (route.kernel, route.source, route.asked, route.passed_over, route.native)
-        kinds = ranged(op, name, phase, shapes)
-        key = (name, op, why, module, phase, kinds, *((t.dtype, t.device) for t in tensors))
+        group = (name, op, why, module, phase, *((t.dtype, t.device) for t in tensors))
+        key = (group, self._sizes(group, op, name, phase, shapes))
         kind = self._seen.get(key)
         if kind is None:
             with self._lock:
