@@ -80,7 +80,8 @@ HARMLESS = {
     "LANG": "C", "TZ": "Asia/Seoul", "COLUMNS": "40", "MY_VARIABLE": "1", "GLIBC_TUNABLES": "glibc.malloc.arena_max=2",
     "KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE", "ONEDNN_VERBOSE": "0", "TORCH_CPP_LOG_LEVEL": "ERROR",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_CUDA_ARCH_LIST": "9.0", "PYTORCH_BUILD_NUMBER": "0",
-    "PYTORCH_VERSION": "2.13", "OPENVINO_LIB_PATHS": "{folder}", "ONNX_HOME": "{folder}", "QNN_SDK_ROOT": "{folder}",
+    "PYTORCH_VERSION": "2.13", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "ONNX_ML": "1",
+    "OPENVINO_LIB_PATHS": "{folder}", "ONNX_HOME": "{folder}", "QNN_SDK_ROOT": "{folder}",
 }  # fmt: skip
 OPENMP = {"OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 CHECK = """

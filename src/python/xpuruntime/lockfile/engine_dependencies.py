@@ -171,8 +171,11 @@ _ELSEWHERE = (
     "*_VERBOSE*", "*_LOG_LEVEL", "*_LOGLEVEL*", "*_LOGINFO*", "*_LOGDEST*", "*_JIT_DUMP", "*_JIT_PROFILE",
     "TORCH_SHOW_*", "TORCH_LOGS*", "TORCH_TRACE", "TORCH_COMPILE_DEBUG*", "TORCH_NCCL_*", "TORCH_DISTRIBUTED_*",
     "TORCH_FR_*", "TORCH_FORCE_*WEIGHTS_ONLY_LOAD", "TORCH_CUDA_ARCH_LIST", "PYTORCH_BUILD_*", "PYTORCH_TEST_*",
-    "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_COMPILE_THREADS",
+    "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_COMPILE_THREADS", "ONNX_ML", "ONNX_NAMESPACE", "ONNX_BUILD_*",
 )  # fmt: skip
+
+#: What only engines on a CUDA device read.
+_OF_CUDA = ("*_CUDA_*", "ORT_TENSORRT_*", "PYTORCH_ALLOC_CONF")
 
 #: The BLAS that xpuruntime's kernels for the CPU call, and what a plugin's kernels may compute by: NumPy's, and OpenMP.
 _OWN_BLAS = ("libscipy_openblas.so*", "libscipy_openblas.dylib")
@@ -247,10 +250,11 @@ def variables_of(
         patterns += environment_of(kernel)
     if any(map(is_plugin, kernels)):
         patterns += (*_OPENMP, "OPENBLAS_*", "MKL_*")
+    idle = _ELSEWHERE + (() if device.startswith("cuda") else _OF_CUDA)
     variables = {
         name: environment[name]
         for name in sorted(environment)
-        if _matches(name, patterns) and not _matches(name, _ELSEWHERE) and not any(word in name for word in _SECRET)
+        if _matches(name, patterns) and not _matches(name, idle) and not any(word in name for word in _SECRET)
     }
     if _TUNABLES in variables:  # those of the allocator and of threads compute nothing
         parts = [part for part in variables.pop(_TUNABLES).split(":") if part.startswith("glibc.cpu.")]
