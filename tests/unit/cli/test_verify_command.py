@@ -189,6 +189,7 @@ def test_files_in_the_wrong_place_give_the_command_that_is_meant(
             assert command in found.err
             for one in re.split(r"&&|;", command):
                 assert xrt(*shlex.split(one)[1:]).code == 0, one
+    assert "`xrt verify --help` lists" in xrt("verify", "a.onnx", "--html").err
     for command, option, words in (
         ("explain", "--out", "No such option: --out. Fix: --html FILE for the page, or -o FILE"),
         ("serve", "--port", "No such option: --port. Fix: --http 127.0.0.1:PORT"),

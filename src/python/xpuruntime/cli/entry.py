@@ -116,7 +116,8 @@ def _call(arguments: list[str], interrupts: Interrupts | None) -> int:
     except usage as error:
         text = error.format_message()
         context = getattr(error, "ctx", None)
-        command = context.command_path if context is not None else "xrt"
+        named = [word for word in arguments[:1] if not word.startswith("-")]
+        command = context.command_path if context is not None else " ".join(["xrt", *named])
         if "--json" in arguments:
             print_json(_error_record("UsageError", text, ExitCode.BAD_INPUT))
         if text:  # without arguments, the help has been shown already
