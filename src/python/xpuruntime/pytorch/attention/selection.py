@@ -7,12 +7,12 @@ from __future__ import annotations
 import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from xpuruntime import _core
+from xpuruntime.ops import tuned_records
 from xpuruntime.ops.call_context import prepare
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch import _private_api
@@ -25,6 +25,7 @@ from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy, thread_policy
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
 from xpuruntime.pytorch.dispatch.route import BY_CALL, NATIVE_NAMES, Route
+from xpuruntime.pytorch.dispatch.step_cost import time_on_cuda
 from xpuruntime.pytorch.providers.bound import BoundKernel, automatic_kernels, call_of
 from xpuruntime.pytorch.providers.canary import COMPARISON_ENDED
 
@@ -128,8 +129,9 @@ def deterministic(active: CompiledPolicy) -> bool:
     return torch.are_deterministic_algorithms_enabled() or active.policy.execution.deterministic
 
 
-#: What the operator of a kernel outside of PyTorch takes of the host in compiled code, in microseconds.
-_OPERATOR_US = 75.0
+#: Seconds of the host that the operator of a kernel outside of PyTorch takes in compiled code at least, and the calls
+#: by which that is measured.
+_OPERATOR_S, _HOST_CALLS = 75e-6, 20
 
 _lock = threading.Lock()
 _MOST = 256
@@ -396,15 +398,22 @@ def _settle(
             return tuning.pick("attention", text, candidates_for(*of), call.q.device, passes=passes, active=active)
 
         if is_lowered():
-            waits_for_host = not CONTEXT.replays and call.q.device.type == "cuda"  # as what is not captured may do
-            graphs = waits_for_host and _private_api.inductor_config().triton.cudagraphs  # by mode="reduce-overhead"
-            with tuning.replayed() if graphs else nullcontext():
-                best = _pick_while_compiling(call, pick)
+
+            def decide(real: AttentionCall, natively: Callable[[], Any]) -> str | None:
+                best = pick(real, natively)
+                if best not in places or CONTEXT.replays > 1 or call.q.device.type != "cuda":
+                    return best
+                # What is not captured may wait for the host, which has to gain more on the device than it costs here.
                 times = {name: us for name, us, _ in tuning.measured("attention", text, call.q.device, active=active)}
-            native = min(times.keys() - places.keys(), key=times.__getitem__, default=route.kernel)
-            least = _OPERATOR_US * (2 if call.needs_grad else 1)
-            if best in places and waits_for_host and times.get(native, 0.0) - times[best] <= least:
-                best = native
+                native = min(times.keys() - places.keys(), key=times.__getitem__, default=route.kernel)
+                mark = ("operator", f"{best} beside {native}", text)
+                if mark not in CONTEXT.route_costs:
+                    runs = dict(candidates_for(real, natively))
+                    CONTEXT.route_costs[mark] = _operator_cost(runs[best], runs[native], real)
+                return best if times.get(native, 0.0) - times[best] > CONTEXT.route_costs[mark] * 1e6 else native
+
+            with tuning.replayed():  # by the time of the device
+                best = _pick_while_compiling(call, decide)
         else:
             best = pick(call, natively)
     if best is None:
@@ -414,6 +423,19 @@ def _settle(
     if best in xrt_kernel:
         target = active.place("attention", best, route.source, call.module, allow_tf32=False, deterministic=exact)
     return tuning.keep_tuned(active, key, route, best, target, text, call.q.device)
+
+
+def _operator_cost(kernel: Callable[[], Any], native: Callable[[], Any], call: AttentionCall) -> float:
+    """Return the seconds of the host that a call costs more by a kernel outside of PyTorch, or are assumed.
+
+    Ranks, which share the times of kernels, go by what is assumed, so that all of them choose alike.
+    """
+    least = _OPERATOR_S * (2 if call.needs_grad else 1)
+    if tuned_records.SharedTimes.current() is not None:
+        return least
+    with thread_policy(None):
+        host, native_host = (time_on_cuda(run, call.q.device, _HOST_CALLS)[0] for run in (kernel, native))
+    return max(least, host - native_host)
 
 
 def is_lowered() -> bool:
