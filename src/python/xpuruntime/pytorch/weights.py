@@ -432,7 +432,8 @@ def few_rows(model: torch.nn.Module, rows: int, device: torch.device) -> str:
     weights = (layer.weight for layer in model.modules() if isinstance(layer, torch.nn.Linear))
     if not any(getattr(weight, "act_quant_kwargs", None) and _stored(weight)[0] == "int8" for weight in weights):
         return ""
-    return f"weights of int8 that compute in int8 need {_LEAST_INT8} rows or more on CUDA devices"
+    msg = f"weights of int8 that compute in int8 need {_LEAST_INT8} rows or more on CUDA devices"
+    return f"{msg}; fp8 that computes in fp8 does not"
 
 
 def _refuse_layers(claimed: WeightsPolicy, model: torch.nn.Module, chosen: set[str]) -> None:

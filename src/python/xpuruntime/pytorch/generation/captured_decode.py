@@ -402,8 +402,7 @@ class CapturedDecode:
             self._drop(next(iter(self._graphs)))
         try:
             if self._compile is not False and (few := few_rows(self._model, batch, self._device)):
-                fix = "quantize to fp8 that computes in fp8, or generate more rows at once"
-                raise UnsupportedOperationError(few, fix=fix)
+                raise UnsupportedOperationError(few)
             recording, calls = self._record(lane, choice)
         except Exception as error:
             reason = f"the step of {batch} rows and {extent} positions cannot be captured: {error_line(error)}"
