@@ -48,7 +48,6 @@ __all__ = [
     "UnsupportedOperationError",
     "XpuRuntimeError",
     "XpuRuntimeWarning",
-    "warn",
 ]
 
 #: Packages whose lines no warning points at.

@@ -148,10 +148,11 @@ def test_the_headline_names_deviations_and_what_to_do(look: Callable[..., Browse
     lines = json.loads(
         browser.evaluate("JSON.stringify([...document.querySelectorAll('#top .off li')].map((e) => e.innerText))")
     )
-    assert len(lines) == min(count, 4)
+    assert lines[4:] == (["and 5 more"] if count == 9 else [])
+    assert len(lines[:4]) == min(count, 4)
     assert "kernels.rules[0]: flash_v2 was asked for, and MatMul, Softmax was observed: rule 0 has" in lines[0]
     assert "Fix: use an engine with this kernel" in lines[0]
-    assert all("Fix: " in line for line in lines)
+    assert all("Fix: " in line for line in lines[:4])
 
 
 def test_a_report_without_deviations_lists_none(look: Callable[..., Browser], shown: Any) -> None:
