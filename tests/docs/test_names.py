@@ -249,7 +249,7 @@ for name in {PACKAGES!r}:
         try:
             getattr(xrt, name)
         except ImportError as error:
-            assert "Install with: pip install" in str(error), error
+            assert "Install with: `pip install" in str(error), error
         else:
             raise AssertionError(name)
     else:
