@@ -75,6 +75,22 @@ def test_too_many_strings_and_tensors_are_refused_in_binary():
         read_infer_request(write_infer_request(InferRequest("m", [], outputs=named)))
 
 
+def test_many_numbers_that_each_have_a_field_are_refused():
+    """Encoders pack them: one by one, they take a microsecond for each byte."""
+
+    def field(number: int, data: bytes) -> bytes:
+        return varint(number << 3 | 2) + varint(len(data)) + data
+
+    def message(count: int) -> bytes:
+        shape = varint(3 << 3) + varint(count)
+        tensor = field(1, b"x") + field(2, b"INT64") + shape + field(5, b"\x18\x01" * count)
+        return field(1, b"m") + field(5, tensor)
+
+    assert read_infer_request(message(3)).inputs[0].data.tolist() == [1, 1, 1]
+    with pytest.raises(ServingError, match="fields, strings, parameters and tensors"):
+        read_infer_request(message(20_000))
+
+
 def test_what_takes_long_to_decode_is_not_decoded_in_an_event_loop():
     strings = InferTensor("x", "BYTES", (5000,), np.full(5000, b"a", object))
     numbers = InferTensor("x", "INT64", (INLINE_BYTES,), np.ones(INLINE_BYTES + 1, np.int64)[1:])

@@ -283,8 +283,9 @@ def _typed_array(datatype: Datatype, shape: tuple[int, ...], tensor: _TensorPart
         items.convert(sum(map(len, tensor.contents)))
     field, own = CONTENTS[datatype.contents]
     pieces: list[Any] = []
+    weight = 1 if datatype.is_bytes else ITEMS_OF_TENSOR  # numbers are packed: one field has them all
     for contents in tensor.contents:
-        for number, wire, value in fields_of(contents, items):
+        for number, wire, value in fields_of(contents, items, weight=weight):
             if number not in _NAMES:
                 continue
             if number != field:
