@@ -53,6 +53,8 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "nccl": (has_nccl, "needs NCCL: pip install nccl4py nvidia-nccl-cu13"),
     "torch": (has_module("torch"), "needs torch"),
     "transformers": (has_module("transformers"), "needs transformers: pip install transformers"),
+    "lightning": (has_module("lightning"), "needs lightning: pip install lightning"),
+    "accelerate": (has_module("accelerate"), "needs accelerate: pip install accelerate"),
     "torchao": (has_module("torchao"), "needs torchao: pip install 'xpuruntime[torchao]'"),
     "serve": (has_module("uvicorn"), "needs uvicorn: pip install 'xpuruntime[serve]'"),
     "opentelemetry": (has_module("opentelemetry.sdk"), "needs opentelemetry-sdk: pip install opentelemetry-sdk"),
