@@ -107,7 +107,7 @@ def test_a_cluster_needs_ray(xrt: Xrt, digits: str, spec: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "ray", None)
     found = xrt("tune", digits, "-d", "cpu", "--input", "random", "--ray", "auto")
     assert found.code == 3
-    assert "Ray is not installed. Fix: pip install" in found.err
+    assert "Ray is not installed. Fix: `pip install" in found.err
 
 
 def children_of(pid: int) -> list[int]:

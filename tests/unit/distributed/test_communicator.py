@@ -117,7 +117,7 @@ except Exception as error:
         )
         assert done.stdout.startswith("EngineUnavailable NCCL cannot be used: "), done.stdout
         assert words in done.stdout
-        assert '. Fix: pip install "nccl4py' in done.stdout
+        assert '. Fix: `pip install "nccl4py' in done.stdout
         assert "(the extra xpuruntime[nccl])" in done.stdout
 
 

@@ -277,7 +277,7 @@ def test_without_pytorch_the_import_says_what_to_install():
         "except ImportError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.startswith('xpuruntime.pytorch requires PyTorch. Install with: pip install "torch>=')
+    assert done.stdout.startswith('xpuruntime.pytorch requires PyTorch. Install with: `pip install "torch>=')
     assert done.stdout.strip().endswith("(the extra xpuruntime[torch])")
 
 

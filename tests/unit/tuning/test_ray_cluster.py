@@ -236,7 +236,7 @@ def test_a_file_that_a_node_has_not_names_the_node(nodes: Nodes, tmp_path: Path)
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(EngineUnavailable, match=r"Ray is not installed\. Fix: pip install .*ray"):
+    with pytest.raises(EngineUnavailable, match=r"Ray is not installed\. Fix: `pip install .*ray"):
         xrt.tune(xrt.demo_model_path(), CPU, inputs="random", ray="auto")
 
 

@@ -99,7 +99,7 @@ def test_an_interrupt_leaves_no_files(monkeypatch, tmp_path):
 
 def test_nncf_missing_is_named(monkeypatch):
     monkeypatch.setattr("xpuruntime.engines.quantization.quantizers.find_spec", lambda _: None)
-    with pytest.raises(EngineError, match=r"not installed. Fix: pip install .nncf"):
+    with pytest.raises(EngineError, match=r"not installed. Fix: `pip install .nncf"):
         made_from("convnet", "openvino-nncf")
 
 

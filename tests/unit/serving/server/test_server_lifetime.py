@@ -95,7 +95,7 @@ def test_an_unknown_host_is_refused(service):
 
 def test_a_missing_package_is_named_with_its_command(service, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(EngineUnavailable, match=r"needs the package uvicorn.*Fix: pip install .*uvicorn"):
+    with pytest.raises(EngineUnavailable, match=r"needs the package uvicorn.*Fix: `pip install .*uvicorn"):
         Server(service, http="127.0.0.1:0").start()
 
 

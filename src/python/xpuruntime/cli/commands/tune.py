@@ -227,6 +227,7 @@ def _live(*, as_json: bool) -> Iterator[Callable[[TuneProgress], None] | None]:
 
 def _table(progress: TuneProgress) -> RenderableType:
     """Return the best candidates so far, what is measured, and what is left of the budget."""
+    from rich.console import Group
     from rich.text import Text
 
     from xpuruntime.measuring.statistics import CandidateCode
@@ -241,7 +242,8 @@ def _table(progress: TuneProgress) -> RenderableType:
     head = (
         f"{progress.stage}{rounds}: {len(progress.candidates)} candidates, {out} out; {left:.0f} s of the budget left"
     )
-    shown = table(head, ("id", "candidate", "gain", "state"))
+    shown = table("", ("id", "candidate", "gain", "state"))
+    shown.title = None
     live = set(progress.live)
     rows: list[Any] = sorted(
         progress.candidates,
@@ -251,7 +253,7 @@ def _table(progress: TuneProgress) -> RenderableType:
         state = "measured now" if row.id in live else row.code
         gain = "-" if row.gain is None else f"{row.gain} of {row.gain.against}"
         shown.add_row(row.id, Text(changes_text(row.changes)), gain, state)
-    return shown
+    return Group(Text(head), shown)
 
 
 def _read_with(path: str | None) -> Iterator[tuple[str, str]]:
