@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import sys
+import threading
 
 import pytest
 
@@ -146,6 +148,90 @@ def test_units_that_compute_something_else():
             Doubled(torch.nn.SiLU())(x)
     with pytest.warns(XpuRuntimeWarning, match="no product of SiLU"), xt.kernel_policy(swiglu="package.swiglu"):
         Doubled(torch.nn.SiLU())(x)
+
+
+class Scaled(Unit):
+    scale = 1.0
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+class Optional(Unit):
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x) * getattr(self, "scale", 1.0))
+
+
+class Limited(Unit):
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x).clamp(max=1e3)) * self.up_proj(x))
+
+
+class Swish(torch.nn.Module):
+    def __init__(self, beta=1.0):
+        super().__init__()
+        self.beta = beta
+
+    def forward(self, x):
+        return torch.nn.functional.silu(x * self.beta)
+
+
+def hooked():
+    unit = Unit(torch.nn.SiLU())
+    unit.act_fn.register_forward_hook(lambda _module, _args, out: 2 * out)
+    return unit
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        *((lambda kind=kind: kind(torch.nn.SiLU()), "no product of SiLU") for kind in (Optional, Limited)),
+        (lambda: Unit(Swish(3.0)), "no product of SiLU"),
+        (hooked, "its activation has hooks"),
+    ],
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_units_whose_instance_or_numbers_decide_what_they_compute(make, said, compiled):
+    unit, x = make(), torch.randn(4, 8)
+    unit.scale = 3.0
+    plain = unit(x), unit(1e4 * x)
+    run = unit
+    if compiled:
+        torch._dynamo.reset()
+        run = torch.compile(unit, backend="aot_eager")
+    with xt.kernel_policy(swiglu="package.swiglu"):
+        with pytest.warns(XpuRuntimeWarning, match=said) if not compiled else contextlib.nullcontext():
+            torch.testing.assert_close(run(x), plain[0])
+        torch.testing.assert_close(run(1e4 * x), plain[1])
+
+
+def test_a_class_that_scales_the_unit_of_another_is_served_inside():
+    unit, x = Scaled(torch.nn.SiLU()), torch.randn(4, 8)
+    unit.scale = 3.0
+    plain = unit(x)
+    with xt.kernel_policy(strict("swiglu")), xt.explain() as report:
+        torch.testing.assert_close(unit(x), plain)
+    assert [row.status for row in rows_of(report, "swiglu")] == ["honoured"]
+
+
+def test_policies_of_two_threads_decide_one_gated_unit_each():
+    unit, x = Unit(torch.nn.GELU()), torch.randn(4, 8)
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with xt.kernel_policy(strict("swiglu")):
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    entered.wait()
+    with xt.kernel_policy(strict("geglu")), xt.explain() as report:
+        leave.set()
+        thread.join()
+        unit(x)
+    assert [row.status for row in rows_of(report, "geglu")] == ["honoured"]
+    assert not hasattr(Unit.forward, "__wrapped__")
 
 
 def test_cross_entropy_of_rows():

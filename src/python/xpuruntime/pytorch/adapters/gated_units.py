@@ -14,7 +14,8 @@ import torch
 
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.adapters.in_place import UNUSUAL, AdaptedClasses, decides, is_usual, run_original
-from xpuruntime.pytorch.coverage.class_code import ACTIVATIONS, code_names, projections_of
+from xpuruntime.pytorch.adapters.norm_formulas import reads_of
+from xpuruntime.pytorch.coverage.class_code import ACTIVATIONS, code_names, depends_on, projections_of
 from xpuruntime.pytorch.dispatch.context import active_policy, in_clean_thread
 from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override
 from xpuruntime.pytorch.providers.operations import geglu, swiglu
@@ -30,6 +31,12 @@ __all__ = ["OVERRIDES"]
 #: Name of the method by which experts of transformers compute the unit, of gate and input beside each other.
 _GATE = "_apply_gate"
 _UNKNOWN = "it is no product of SiLU or GELU of a gate with its input that this library knows"
+_HOOKED = "its activation has hooks, which run around that module alone"
+#: What the code of a unit may name beside its projections and its activation. What else it names could decide, for
+#: another instance or other numbers than those of the probe, what it computes.
+_NAMES = frozenset(("torch", "nn", "functional", "F", "silu", "gelu", "chunk", "to", "dtype", "float", "type_as"))
+#: Modules of activations whose state is what they are made with, by default but for `approximate`.
+_ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
 _lock = threading.RLock()
 _known: weakref.WeakKeyDictionary[type, dict[Any, str]] = weakref.WeakKeyDictionary()
 
@@ -78,16 +85,20 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
             if activation is None:
                 activation = getattr(self, name, None)
         approximate = getattr(activation, "approximate", None)
+        hooked = False
         if isinstance(activation, torch.nn.Module):
+            hooked = len(activation._forward_hooks) + len(activation._forward_pre_hooks) > 0
+            hooked = hooked or len(activation._backward_hooks) + len(activation._backward_pre_hooks) > 0
             activation = type(activation)
         text = form(type(self), activation, approximate, self.training)
         if text == "":
             return original(self, x)
-        if text[0] == "!":
+        op, _, choice = text.removeprefix("!").partition(" ")
+        if text[0] == "!" or hooked:
             if torch.compiler.is_compiling():
                 return original(self, x)
-            return run_original(text[1:], type(self), original, (self, x), x, _UNKNOWN)
-        op, _, choice = text.partition(" ")
+            why = _HOOKED if text[0] != "!" else _UNKNOWN
+            return run_original(op, type(self), original, (self, x), x, why)
         if not torch.compiler.is_compiling():
             if not decides(op, x):
                 return original(self, x)
@@ -124,9 +135,12 @@ def _form_of(original: FunctionType, kind: Any, activation: Any, approximate: An
 
 def _recognize(original: Any, kind: Any, activation: Any, approximate: Any, training: bool) -> str:
     """Run the forward of a class with small projections, and compare the bits with each form."""
-    names = projections_of(code_names(kind, original))
-    x = torch.sin(torch.arange(32.0, device="cpu") ** 2).view(1, 4, 8) * 3
     named = code_names(kind, original)
+    names = projections_of(named)
+    x = torch.sin(torch.arange(32.0, device="cpu") ** 2).view(1, 4, 8) * 3
+    alone = not depends_on(kind, original, {*_NAMES, *names, *ACTIVATIONS})
+    if isinstance(activation, type) and activation.__module__ not in _ACTIVATIONS:
+        alone = alone and not reads_of(activation, activation.forward)
     op = "swiglu" if "silu" in named else "geglu" if "gelu" in named else ""
     try:
         instance = kind.__new__(kind)
@@ -145,7 +159,7 @@ def _recognize(original: Any, kind: Any, activation: Any, approximate: Any, trai
         seen = original(instance, x.clone())
     except Exception:
         seen = None
-    if isinstance(seen, torch.Tensor):
+    if alone and isinstance(seen, torch.Tensor):
         *into, down = (getattr(instance, name) for name in names) if names else (torch.nn.Identity(),)
         gate, up = [layer(x) for layer in into] if len(into) == 2 else (into[0](x) if into else x).chunk(2, dim=-1)
         for text, form in _FORMS.items():
@@ -162,8 +176,8 @@ def _linear(columns: int, rows: int, phase: int) -> torch.nn.Linear:
     return layer
 
 
+#: One adapter of a class for both operations: policies of several threads may decide one each.
 OVERRIDES = tuple(
-    Override(name, op, (CLASSES,), functools.partial(AdaptedClasses, own, _adapter))
-    for op in ("swiglu", "geglu")
+    Override(name, "swiglu", (CLASSES,), functools.partial(AdaptedClasses, own, _adapter), group="gated_units")
     for name, own in (("forward", _own_forward), (_GATE, _own_gate))
 )

@@ -15,7 +15,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ACTIVATIONS", "code_constants", "code_names", "projections_of"]
+__all__ = ["ACTIVATIONS", "code_constants", "code_names", "depends_on", "projections_of"]
 
 #: What each module has, and a class of norms does not define.
 _OF_MODULES = frozenset(dir(torch.nn.Module))
@@ -40,6 +40,14 @@ def code_constants(kind: type, forward: FunctionType) -> tuple[float, ...]:
         const for function, _ in _functions(kind, forward, helpers=False) for const in function.__code__.co_consts
     )
     return tuple(dict.fromkeys(const for const in consts if isinstance(const, float)))
+
+
+def depends_on(kind: type, forward: FunctionType, known: set[str]) -> bool:
+    """Say whether this code may read more than what it names of `known`: other names, numbers, variables around it."""
+    return bool(code_constants(kind, forward)) or any(
+        function.__code__.co_freevars or not known.issuperset(names)
+        for function, names in _functions(kind, forward, helpers=False)
+    )
 
 
 def _functions(kind: type, forward: FunctionType | None, *, helpers: bool) -> Iterator[tuple[FunctionType, list[str]]]:

@@ -83,6 +83,8 @@ class CompiledPolicy:
         self.overrides = self.ops | (_ENTRIES if self.attention_kernels - _FREE else frozenset())
         if self.ops & {"layer_norm", "rms_norm"}:
             self.overrides |= {"norm_classes"}
+        if self.ops & {"swiglu", "geglu"}:
+            self.overrides |= {"gated_units"}
         self.avoids = bool(rows_here()) and "auto" in self.attention_kernels
         if self.avoids:
             self.overrides |= {"attention"}

@@ -50,6 +50,7 @@ _MODULES = {
     "multi_head_attention": ("report_only",),
     "eager_attention": ("xpuruntime.pytorch.adapters.eager_attention", "xpuruntime.pytorch.adapters.flash_words"),
     "norm_classes": ("xpuruntime.pytorch.adapters.norm_classes",),
+    "gated_units": ("xpuruntime.pytorch.adapters.gated_units",),
     "swiglu": ("xpuruntime.pytorch.adapters.gated_units",),
     "geglu": ("xpuruntime.pytorch.adapters.gated_units",),
     "rope": ("xpuruntime.pytorch.adapters.rotary",),
