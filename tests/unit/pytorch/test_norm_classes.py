@@ -285,6 +285,45 @@ def test_an_unknown_formula_is_a_gap_and_refused():
     assert (row.operator, row.status, row.count) == ("nn::Unknown", "substituted", 2)
 
 
+class Optional(Norm):
+    def forward(self, x):
+        return getattr(self, "scale", 1.0) * self.weight * self._norm(x.float()).to(x.dtype)
+
+
+class Limited(Norm):
+    def forward(self, x):
+        mean = x.float().pow(2).mean(-1, keepdim=True).clamp(max=1e4)
+        return self.weight * (x.float() * torch.rsqrt(mean + self.variance_epsilon)).to(x.dtype)
+
+
+SCALE = 1.0
+
+
+class Around(Norm):
+    def forward(self, x):
+        return self.weight * self._norm(x.float()).to(x.dtype) * SCALE
+
+
+class OverTheFirst(Norm):
+    def forward(self, x):
+        mean = x.float().pow(2).mean((0, -1), keepdim=True)
+        return self.weight * (x.float() * torch.rsqrt(mean + self.variance_epsilon)).to(x.dtype)
+
+
+class OverTheSecond(Norm):
+    def forward(self, x):
+        mean = x.float().pow(2).mean((1, -1), keepdim=True)
+        return self.weight * (x.float() * torch.rsqrt(mean + self.variance_epsilon)).to(x.dtype)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 16), (2, 3, 4, 16), (2, 2, 3, 2, 16)])
+@pytest.mark.parametrize("kind", [Optional, Limited, Around, OverTheFirst, OverTheSecond])
+def test_a_norm_that_small_rows_of_a_plain_instance_do_not_show_is_refused(kind, shape):
+    norm, x = kind(), torch.randn(shape)
+    with xt.kernel_policy(NORMS), pytest.raises(UnsupportedOperationError, match="by none of the formulas"):
+        norm(x)
+
+
 def test_a_rule_of_a_module_leaves_the_other_its_own_forward():
     model, x = torch.nn.Sequential(Llama(), Llama()), torch.randn(2, 16)
     rules = [{"match": {"op": "rms_norm", "module": "1"}, "use": "cpu.reference"}]

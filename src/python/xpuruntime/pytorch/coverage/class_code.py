@@ -15,12 +15,16 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ACTIVATIONS", "code_constants", "code_names", "depends_on", "projections_of"]
+__all__ = ["ACTIVATIONS", "code_constants", "code_names", "depends_on", "hidden_inputs", "projections_of"]
 
 #: What each module has, and a class of norms does not define.
 _OF_MODULES = frozenset(dir(torch.nn.Module))
 #: Names of the projections of the gate, of what it multiplies, and of the product; or of both of the former, and that.
 _PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("gate_up_proj", "down_proj"))
+#: Names of functions that give some numbers another formula, and of those that read what the code does not name.
+_LIMITS = frozenset(
+    f"{name}{end}" for name in ("clamp", "clip", "nan_to_num", "max", "min", "maximum", "minimum") for end in ("", "_")
+) | {"where", "masked_fill", "getattr", "hasattr", "vars", "isnan", "isinf"}
 ACTIVATIONS = ("act_fn", "activation_fn", "act")
 
 
@@ -48,6 +52,20 @@ def depends_on(kind: type, forward: FunctionType, known: set[str]) -> bool:
         function.__code__.co_freevars or not known.issuperset(names)
         for function, names in _functions(kind, forward, helpers=False)
     )
+
+
+def hidden_inputs(kind: type, forward: FunctionType) -> frozenset[str]:
+    """Return what this code names that decides what it computes for some numbers or some instances alone.
+
+    Those are limits, attributes by text, and numbers and words around it, which may change later.
+    """
+    found: set[str] = set()
+    for function, names in _functions(kind, forward, helpers=False):
+        scope = inspect.getclosurevars(function)
+        around = {**scope.globals, **scope.nonlocals}
+        found |= {name for name, value in around.items() if isinstance(value, int | float | str)}
+        found |= _LIMITS.intersection(names)
+    return frozenset(found)
 
 
 def _functions(kind: type, forward: FunctionType | None, *, helpers: bool) -> Iterator[tuple[FunctionType, list[str]]]:
