@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -282,7 +283,13 @@ class Inference(RMSNorm):
 
 @pytest.fixture
 def repository(tmp_path):
-    variant = tmp_path / "norms" / "build" / "torch-universal"
+    yield new_repository(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "norms_1"]:
+        del sys.modules[name]
+
+
+def new_repository(folder):
+    variant = folder / "norms" / "build" / "torch-universal"
     variant.mkdir(parents=True)
     (variant / "__init__.py").write_text("from . import layers\n")
     (variant / "layers.py").write_text(LAYERS)
@@ -290,7 +297,51 @@ def repository(tmp_path):
         '{"id": "norms_1", "name": "norms", "version": 1, "license": "Apache-2.0", "python-depends": [],'
         ' "backend": {"type": "cpu"}}'
     )
-    return tmp_path / "norms"
+    return folder / "norms"
+
+
+def test_link_to_a_folder_has_no_digest(repository, tmp_path):
+    shutil.move(repository / "build", tmp_path / "elsewhere")
+    (repository / "build").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"build is a link to a folder"):
+        folder_digest(repository)
+
+
+def _same_names_elsewhere(repository, folder):
+    return new_repository(folder / "other")
+
+
+def _other_files_in_its_place(repository, folder):
+    (repository / "build" / "torch-universal" / "layers.py").write_text(LAYERS + "# changed\n")
+    return repository
+
+
+@pytest.mark.parametrize("change", [_same_names_elsewhere, _other_files_in_its_place])
+def test_layer_whose_modules_are_those_of_other_files_is_refused(repository, tmp_path, change):
+    pytest.importorskip("kernels.load", reason='pip install "kernels>=0.17,<0.18"')
+    x, weight = operands()
+    with xt.kernel_policy(strict(f"hf:{repository}@sha256:{folder_digest(repository)}/RMSNorm")):
+        by_operator(x, weight)
+    changed = change(repository, tmp_path)
+    policy = strict(f"hf:{changed}@sha256:{folder_digest(changed)}/RMSNorm")
+    with xt.kernel_policy(policy), pytest.raises(UnsupportedOperationError, match="start another process"):
+        by_operator(x, weight)
+
+
+def test_bytecode_beside_the_files_of_a_layer_is_not_run(repository, tmp_path):
+    pytest.importorskip("kernels.load", reason='pip install "kernels>=0.17,<0.18"')
+    planted = tmp_path / "planted.py"
+    planted.write_text(LAYERS.replace("* self.weight", "* 7"))
+    layers = repository / "build" / "torch-universal" / "layers.py"
+    py_compile.compile(
+        str(planted),
+        cfile=str(layers.parent / "__pycache__" / f"layers.{sys.implementation.cache_tag}.pyc"),
+        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+    )
+    x, weight = operands()
+    expected = norm(x, weight)
+    with xt.kernel_policy(strict(f"hf:{repository}@sha256:{folder_digest(repository)}/RMSNorm")):
+        torch.testing.assert_close(by_operator(x, weight), expected)
 
 
 def test_layer_of_a_local_repository_by_the_digest_of_its_files(repository):

@@ -8,11 +8,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
 import inspect
 import os
+import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -24,7 +27,7 @@ from xpuruntime.files.digests import file_digest
 from xpuruntime.ops.torch_kernels import TorchKernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from xpuruntime.ops.torch_kernels import Saved, TorchCall
 
@@ -32,7 +35,10 @@ __all__ = ["folder_digest", "kernel_of_source", "source_facts"]
 
 #: Attributes of a call that say how this library calls a kernel, and are no arguments of it.
 _OURS = ("formula", "paired", "upcast", "needs", "mirrored")
-_NO_LOADER = 'the package kernels is not installed; pip install "kernels>=0.17,<0.18" installs it'
+#: Folder to the digest of the code that this process has loaded from it: its modules are imported once.
+_loaded: dict[str, str] = {}
+_importing = threading.Lock()
+_LOADER = 'pip install "kernels>=0.17,<0.18" installs it'
 _UNPAIRED = (
     "PyTorch calls the gradient of its norm without epsilon, from which this kernel cannot compute it; it serves a "
     "norm that records no gradient"
@@ -133,17 +139,26 @@ def _layer_of(source: str) -> Any:
     repository, _, pin = location.rpartition("@")
     try:
         from kernels import get_kernel, get_local_kernel
-    except ImportError:
-        raise InputError(_NO_LOADER) from None
+    except ImportError as error:
+        raise InputError(_no_loader(error)) from None
     try:
         if repository.startswith("/"):
             digest = folder_digest(Path(repository))
             if f"sha256:{digest}" != pin:
                 raise InputError(f"{repository} has the digest sha256:{digest}, and the policy names {pin}")
-            module = get_local_kernel(Path(repository), trust_remote_code=False)
+            if (before := _loaded.setdefault(repository, digest)) != digest:
+                raise InputError(
+                    f"this process has loaded {repository} with the digest sha256:{before}; start another process"
+                )
+            folder = Path(repository)
+            with _compiled_anew():
+                module = get_local_kernel(folder, trust_remote_code=False)
         else:
-            _signature(repository, pin)
-            module = get_kernel(repository, revision=pin, trust_remote_code=False)
+            _, folder = _signature(repository, pin)
+            with _compiled_anew():
+                module = get_kernel(repository, revision=pin, trust_remote_code=False)
+        if other := _from_elsewhere(module, folder):
+            raise InputError(f"its module {module.__name__} is that of {other}, loaded before; start another process")
     except InputError:
         raise
     except Exception as error:
@@ -154,9 +169,35 @@ def _layer_of(source: str) -> Any:
     return layer
 
 
+def _no_loader(error: ImportError) -> str:
+    if error.name == "kernels":
+        return f"the package kernels is not installed; {_LOADER}"
+    return f"the package kernels cannot be imported: {error}; {_LOADER} with what it needs"
+
+
+@contextlib.contextmanager
+def _compiled_anew() -> Iterator[None]:
+    """Have modules compiled from their files: bytecode beside these is part of no digest and of no signature."""
+    with _importing:
+        before = sys.pycache_prefix, sys.dont_write_bytecode
+        sys.pycache_prefix, sys.dont_write_bytecode = os.devnull, True
+        try:
+            yield
+        finally:
+            sys.pycache_prefix, sys.dont_write_bytecode = before
+
+
+def _from_elsewhere(module: Any, folder: Path) -> str:
+    """Return the file of a part of a module that is outside of a folder; repositories may have the same names."""
+    names = [name for name in sys.modules if f"{name}.".startswith(f"{module.__name__}.")]
+    files = [file for name in names if (file := getattr(sys.modules[name], "__file__", None)) is not None]
+    inside = folder.resolve()
+    return next((file for file in files if not Path(file).parent.resolve().is_relative_to(inside)), "")
+
+
 @functools.lru_cache(maxsize=256)
-def _signature(repository: str, commit: str) -> str:
-    """Return whether a commit of a repository is ``verified`` or ``unsigned``; nothing of it has run before.
+def _signature(repository: str, commit: str) -> tuple[str, Path]:
+    """Return whether a commit of a repository is ``verified`` or ``unsigned``, and where it is; nothing of it has run.
 
     A signature that is wrong, or that cannot be checked, is an InputError.
     """
@@ -167,8 +208,8 @@ def _signature(repository: str, commit: str) -> str:
         from huggingface_hub import constants
         from kernels.install import install_kernel
         from kernels.verify import VerificationResult, verify_variant
-    except ImportError:
-        raise InputError(_NO_LOADER) from None
+    except ImportError as error:
+        raise InputError(_no_loader(error)) from None
     try:
         folder = install_kernel(
             repository, revision=commit, local_files_only=constants.HF_HUB_OFFLINE, trust_remote_code=False
@@ -180,11 +221,11 @@ def _signature(repository: str, commit: str) -> str:
     except Exception as error:
         raise InputError(f"the signature of {repository} cannot be checked: {type(error).__name__}: {error}") from error
     if isinstance(result, VerificationResult.SignatureBundleMissing):
-        return "unsigned"
+        return "unsigned", folder
     if not isinstance(result, VerificationResult.Success):
         why = getattr(result, "reason", "") or ", ".join(map(str, getattr(result, "violations", ())))
         raise InputError(f"the signature of {repository} does not hold: {type(result).__name__}: {why}".rstrip(": "))
-    return "verified"
+    return "verified", folder
 
 
 def source_facts(word: str) -> dict[str, str]:
@@ -197,7 +238,7 @@ def source_facts(word: str) -> dict[str, str]:
         repository, _, pin = rest.rpartition("/")[0].rpartition("@")
         if repository.startswith("/"):
             return {"code": f"sha256 {folder_digest(Path(repository))}"}
-        return {"code": f"commit {pin}", "signature": _signature(repository, pin)}
+        return {"code": f"commit {pin}", "signature": _signature(repository, pin)[0]}
     module = rest.rpartition(".")[0]
     try:
         file = getattr(importlib.import_module(module), "__file__", None)
@@ -207,9 +248,15 @@ def source_facts(word: str) -> dict[str, str]:
 
 
 def folder_digest(folder: Path) -> str:
-    """Return the SHA-256 of the names and contents of all files in a folder, but for compiled bytecode."""
+    """Return the SHA-256 of the names and contents of all files in a folder, but for bytecode, which is not run.
+
+    A link to a folder is refused: what it holds is elsewhere.
+    """
     digest = hashlib.sha256()
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    paths = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
+    if linked := next((path for path in paths if path.is_symlink() and path.is_dir()), None):
+        raise InputError(f"{linked} is a link to a folder; put a copy of that folder in its place")
+    files = sorted(path for path in paths if path.is_file())
     if not files:
         raise InputError(f"{folder} has no files")
     for path in files:
