@@ -352,6 +352,44 @@ def rotated(monkeypatch):
     return rotate
 
 
+def apply_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=2):
+    if position_ids is not None:
+        cos, sin = cos[:, position_ids], sin[:, position_ids]
+    return operations.rope(q, k, cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "more", "named", "served"),
+    [
+        ((1, 2, 3, 8), (None, 1), {}, True),
+        ((1, 3, 2, 8), (), {}, True),
+        ((1, 3, 2, 8), (None,), {"unsqueeze_dim": 2}, True),
+        ((1, 2, 3, 8), (torch.tensor([2, 0, 1]), 1), {}, False),
+        ((1, 2, 3, 8), (), {"unsqueeze_dim": -3}, False),
+        ((1, 3, 8), (), {"unsqueeze_dim": 0}, False),
+    ],
+)
+def test_rotations_are_served_or_refused_however_their_dimension_is_stated(shape, more, named, served, compiled):
+    def rotate():
+        return sys.modules[__name__].apply_rotary_pos_emb(q, k, angles.cos(), angles.sin(), *more, **named)
+
+    q, k, angles = torch.randn(shape), torch.randn(shape), torch.randn(1, 3, 4).repeat(1, 1, 2)
+    plain = rotate()
+    if compiled:
+        torch._dynamo.reset()
+    run = torch.compile(rotate, backend="aot_eager", fullgraph=True) if compiled else rotate
+    with xt.kernel_policy(strict("rope")), xt.explain() as report:
+        if served or compiled:
+            torch.testing.assert_close(run(), plain)
+        else:
+            with pytest.raises(UnsupportedOperationError, match="for queries and keys of four dimensions"):
+                run()
+    assert {row.resolved for row in rows_of(report, "rope")} == ({"package.rope"} if served else set())
+    with xt.kernel_policy(rope="package.rope"), pytest.raises(TypeError):
+        sys.modules[__name__].apply_rotary_pos_emb(q, k, q, q, None, 1, 2)
+
+
 @pytest.mark.filterwarnings("ignore::xpuruntime.errors.XpuRuntimeWarning")
 def test_the_halves_of_each_pair_of_cos_and_sin_are_looked_at(rotated):
     angles = torch.randn(1, 3, 4)

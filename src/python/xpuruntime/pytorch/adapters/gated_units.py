@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import weakref
 from types import FunctionType
@@ -15,7 +16,7 @@ import torch
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.adapters.in_place import UNUSUAL, AdaptedClasses, decides, is_usual, run_original
 from xpuruntime.pytorch.adapters.norm_formulas import reads_of
-from xpuruntime.pytorch.coverage.class_code import ACTIVATIONS, code_names, depends_on, projections_of
+from xpuruntime.pytorch.coverage.class_code import ACTIVATIONS, code_names, depends_on, hidden_inputs, projections_of
 from xpuruntime.pytorch.dispatch.context import active_policy, in_clean_thread
 from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override
 from xpuruntime.pytorch.providers.operations import geglu, swiglu
@@ -140,7 +141,8 @@ def _recognize(original: Any, kind: Any, activation: Any, approximate: Any, trai
     x = torch.sin(torch.arange(32.0, device="cpu") ** 2).view(1, 4, 8) * 3
     alone = not depends_on(kind, original, {*_NAMES, *names, *ACTIVATIONS})
     if isinstance(activation, type) and activation.__module__ not in _ACTIVATIONS:
-        alone = alone and not reads_of(activation, activation.forward)
+        of_activation: Any = inspect.getattr_static(activation, "forward")
+        alone = alone and not reads_of(activation, of_activation) and not hidden_inputs(activation, of_activation)
     op = "swiglu" if "silu" in named else "geglu" if "gelu" in named else ""
     try:
         instance = kind.__new__(kind)

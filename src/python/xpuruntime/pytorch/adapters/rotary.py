@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["OVERRIDES"]
 
 _UNKNOWN = "it rotates by none of the formulas that this library knows, which rotate halves"
+_OTHER_FORM = "it is for queries and keys of four dimensions, and cos and sin for dimension 1 or 2 of them"
 _LEARNED = "the gradient of its angles is recorded"
 _lock = threading.RLock()
 #: Pairs of cos and sin whose halves were looked at: a model may make several a forward, each for some layers.
@@ -110,30 +111,37 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
 
     _private_api.mark_constant(form_of)
     looks = _Looks()
+    names = original.__code__.co_varnames[4 : original.__code__.co_argcount]
+    default = original.__defaults__[-1] if original.__defaults__ else None
 
     # Traced by Dynamo: nothing but what it can follow, and the function that it takes for a constant.
     @functools.wraps(original)
     def apply_rotary_pos_emb(
         q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        dim = kwargs.get("unsqueeze_dim", 1)
-        if len(args) > 0 or len(kwargs) > ("unsqueeze_dim" in kwargs) or dim not in (1, 2) or q.dim() != 4:
-            return original(q, k, cos, sin, *args, **kwargs)  # type: ignore[no-any-return]
+        more = {**dict(zip(names, args, strict=False)), **kwargs}
+        dim = more.pop("unsqueeze_dim", default)
+        used = [value for value in more.values() if value is not None]
+        if len(used) > 0 or len(args) > len(names) or dim not in (1, 2) or q.dim() != 4:
+            if torch.compiler.is_compiling() or len(args) > len(names) or not decides("rope", q):
+                return original(q, k, cos, sin, *args, **kwargs)  # type: ignore[no-any-return]
+            run = functools.partial(original, **dict(zip(names, args, strict=False)), **kwargs)
+            return run_original("rope", original, run, (q, k, cos, sin), q, _OTHER_FORM)  # type: ignore[no-any-return]
         form = form_of(q.dtype, k.dtype, cos.dtype, cos.shape[-1] < q.shape[-1], dim)
         if form == "":
-            return original(q, k, cos, sin, **kwargs)  # type: ignore[no-any-return]
+            return original(q, k, cos, sin, *args, **kwargs)  # type: ignore[no-any-return]
         learned = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
         repeat = None
         if not torch.compiler.is_compiling():
             if not decides("rope", q):
-                return original(q, k, cos, sin, **kwargs)  # type: ignore[no-any-return]
+                return original(q, k, cos, sin, *args, **kwargs)  # type: ignore[no-any-return]
             why = _LEARNED if learned else "" if is_usual(q, k, cos, sin) else UNUSUAL
             if why or form == "!":
-                run = functools.partial(original, **kwargs)
+                run = functools.partial(original, unsqueeze_dim=dim)
                 return run_original("rope", original, run, (q, k, cos, sin), q, why or _UNKNOWN)  # type: ignore[no-any-return]
             repeat = functools.partial(looks.repeat, cos, sin)
         if form == "!" or learned:
-            return original(q, k, cos, sin, **kwargs)  # type: ignore[no-any-return]
+            return original(q, k, cos, sin, *args, **kwargs)  # type: ignore[no-any-return]
         rotate = functools.partial(_by_kernel, repeat)
         return _rotate(form, rotate, q, k, cos.unsqueeze(dim), sin.unsqueeze(dim))
 
