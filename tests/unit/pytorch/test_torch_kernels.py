@@ -23,6 +23,7 @@ xt = pytest.importorskip("xpuruntime.pytorch")
 
 import torch_kernels as package  # noqa: E402 - it needs PyTorch
 
+from xpuruntime.ops.torch_kernels import packages_of_kernel  # noqa: E402
 from xpuruntime.pytorch.ops import fused_rms_norm  # noqa: E402
 from xpuruntime.pytorch.providers.operators import perform  # noqa: E402
 from xpuruntime.pytorch.providers.sources import folder_digest  # noqa: E402
@@ -163,6 +164,14 @@ def test_missing_and_unfit_distributions_are_refused_with_the_command(site, part
         pass
     with xt.kernel_policy(rms_norm=WORD), pytest.warns(XpuRuntimeWarning, match=reason):
         norm(x, weight)
+
+
+def test_distributions_are_named_as_pip_takes_them(site, monkeypatch):
+    stated = ("Foreign.NORMS>=1", "foreign_core[fast]>=1", "foreign-other>=1; python_version < '3'")
+    monkeypatch.setattr(package.ForeignNorm, "distributions", stated)
+    assert packages_of_kernel(WORD) == ("foreign-norms", "foreign-core")
+    with xt.kernel_policy(strict()):
+        norm(*operands())
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ from xpuruntime.runtime.packages import distributions
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from packaging.requirements import Requirement
+
 __all__ = [
     "CANARY_VARIABLE",
     "Operand",
@@ -329,12 +331,20 @@ def _every(word: str) -> tuple[TorchKernel, ...]:
 
 def packages_of_kernel(word: str) -> tuple[str, ...]:
     """Return the names of the distributions that bring a kernel; none for one of this library or of PyTorch."""
-    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
 
     if not is_torch_kernel(word):
         return ()
-    stated = [Requirement(text).name for kernel in _every(word) for text in kernel.distributions]
-    return tuple(dict.fromkeys(name.lower().replace("_", "-") for name in stated))
+    stated = [wanted.name for kernel in _every(word) for wanted in _requirements(kernel)]
+    return tuple(dict.fromkeys(map(str, map(canonicalize_name, stated))))
+
+
+def _requirements(kernel: TorchKernel) -> list[Requirement]:
+    """Return what a kernel's packages have to be here; markers may leave some out."""
+    from packaging.requirements import Requirement
+
+    every = map(Requirement, kernel.distributions)
+    return [wanted for wanted in every if wanted.marker is None or wanted.marker.evaluate()]
 
 
 def environment_of(word: str) -> tuple[str, ...]:
@@ -414,13 +424,12 @@ def environment_values(kernel: TorchKernel) -> dict[str, str]:
 
 def missing_distributions(kernel: TorchKernel) -> str:
     """Return what of a kernel's packages is missing or of another version, with the command; empty where none is."""
-    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
 
     installed = {distribution.name: distribution.version for distribution in reversed(list(distributions()))}
     wrong = []
-    for text in kernel.distributions:
-        wanted = Requirement(text)
-        version = installed.get(wanted.name.lower().replace("_", "-"))
+    for wanted in _requirements(kernel):
+        version = installed.get(canonicalize_name(wanted.name))
         if version is None:
             wrong.append(f"{wanted.name} is not installed")
         elif not wanted.specifier.contains(version, prereleases=True):
