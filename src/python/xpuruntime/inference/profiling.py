@@ -188,10 +188,10 @@ class profile(Shown, RecordedBlock[_Run]):  # noqa: N801 - used like a function
     __exit__ = _core.guarded(_exit, RecordedBlock._abandon)
 
     def __rich__(self) -> RenderableType:
-        return self.result.__rich__() if self._result is not None else repr(self)
+        return self.result.__rich__() if self._result is not None else object.__repr__(self)
 
     def __str__(self) -> str:
-        return str(self.result) if self._result is not None else repr(self)
+        return str(self.result) if self._result is not None else object.__repr__(self)
 
 
 class MemoryWatch:

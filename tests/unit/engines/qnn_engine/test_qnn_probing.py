@@ -31,7 +31,7 @@ def test_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("machine", "fix"),
-    [("x86_64", "pip install --no-deps onnxruntime-qnn"), ("aarch64", "pip install onnxruntime-qnn (the extra ")],
+    [("x86_64", "`pip install --no-deps onnxruntime-qnn`"), ("aarch64", "`pip install onnxruntime-qnn` (the extra ")],
 )
 def test_how_to_install_depends_on_the_machine(monkeypatch: pytest.MonkeyPatch, machine: str, fix: str) -> None:
     monkeypatch.setattr(probing.platform, "machine", lambda: machine)
