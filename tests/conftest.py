@@ -150,6 +150,27 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if (log := os.environ.get("XPURUNTIME_LOG_TEST_OUTCOMES")) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_OutcomeLog(log))
+    if folder := os.environ.get("XPURUNTIME_PUBLIC_COVERAGE"):
+        config.pluginmanager.register(_PublicCoverage(folder))
+
+
+class _PublicCoverage:
+    """Records in this process what the quick tests run of the package; see `tools/public_coverage.py`."""
+
+    def __init__(self, folder: str) -> None:
+        from public_coverage import recorder
+
+        self._coverage = recorder(folder)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        if item.get_closest_marker("slow") or item.nodeid.startswith(_NOT_QUICK):
+            return (yield)
+        with self._coverage.collect():
+            return (yield)
+
+    def pytest_sessionfinish(self) -> None:  # xdist kills its processes soon after
+        self._coverage.save()
 
 
 #: What a core may be built without, and how to build it with that.
