@@ -18,13 +18,7 @@ import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_init,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -250,24 +244,19 @@ def _streamed_product(weight, x, partial, arrived, bias, residual, out, squares,
             total, up = _multiply(tiles, rows, step, total, up, HALVES)
         total, up = warpgroup_mma_wait(0, deps=(total, up))
     else:
-        total, up = warpgroup_mma_init(total), warpgroup_mma_init(up)
         for step in range(STEPS):
             slot = step % AHEAD
             mbarrier.wait(full.index(slot), step // AHEAD & 1)
             total, up = _multiply(tiles, rows, slot, total, up, HALVES)
-            # What the step in front has read is free; this step's products go on meanwhile.
-            done, done_up = warpgroup_mma_wait(HALVES, deps=(total, up))
-            total, up = warpgroup_mma_init(done), warpgroup_mma_init(done_up)
-            slot = (step + AHEAD - 1) % AHEAD
-            more = (step > 0) & (step + AHEAD - 1 < STEPS)
-            k = first_k + (step + AHEAD - 1) * BLOCK_K
+            total, up = warpgroup_mma_wait(0, deps=(total, up))
+            more = step + AHEAD < STEPS
+            k = first_k + (step + AHEAD) * BLOCK_K
             mbarrier.expect(full.index(slot), BYTES, more)
             for half in gl.static_range(HALVES):
                 tma.async_copy_global_to_shared(
                     weight, [half * N + first_n, k], full.index(slot), tiles.index(HALVES * slot + half), more
                 )
             tma.async_copy_global_to_shared(x, [0, k], full.index(slot), rows.index(slot), more)
-        total, up = warpgroup_mma_wait(0, deps=(total, up))
     last = True
     if SPLITS > 1:
         PIECE: gl.constexpr = HALVES * TALL * ROWS
