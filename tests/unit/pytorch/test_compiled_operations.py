@@ -97,6 +97,18 @@ def test_the_gradient_of_rope_keeps_neither_its_inputs_nor_its_outputs():
         torch.testing.assert_close(x, y)
 
 
+def test_one_output_of_rope_in_another_type_has_a_gradient():
+    leaves = [torch.randn(1, heads, 16, 64).bfloat16().requires_grad_() for heads in (4, 2)]
+    operands = dict(zip(("q", "k", "cos", "sin"), [*leaves, *torch.randn(2, 1, 1, 16, 64)], strict=True))
+    for used in ((0, 1), (0,), (1,), (0, 1)):
+        found = []
+        for kernel in ("compiled.rope", ""):
+            total = sum(perform("rope", operands, {}, kernel)[number].square().sum() for number in used)
+            found.append(torch.autograd.grad(total, leaves, materialize_grads=True))
+        for x, y in zip(*found, strict=True):
+            torch.testing.assert_close(x, y, atol=0.125, rtol=2e-2)
+
+
 def test_who_looks_on_sees_the_operators_and_the_same_numbers():
     class Seen(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):

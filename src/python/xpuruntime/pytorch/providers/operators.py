@@ -179,7 +179,7 @@ class _Plan:
         if operation.linear:
             named = zip(names.split(","), tensors, strict=True)
             inputs = [_without_data(x).requires_grad_() if name in operation.linear else None for name, x in named]
-            self.kept = inputs, [_without_data(x).detach() for x in tensors[: operation.results]]
+            self.kept = inputs, [tensors[0].new_empty((), dtype=x.dtype).expand(x.shape) for x in self.like]
 
     def __call__(self, tensors: Sequence[Tensor], records: bool) -> Sequence[Tensor]:
         """Return the outputs, and leave the node with autograd where the call `records`."""
