@@ -280,7 +280,7 @@ class RunThreads:
 
 
 class InterruptibleFuture(Future[_Result]):
-    """A future for which a program may wait and be interrupted; a child of a fork is told that it has no result."""
+    """A future for which a program may wait and be interrupted; a child of a fork is told that none will come there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -301,6 +301,8 @@ class InterruptibleFuture(Future[_Result]):
         return super().exception(0)
 
     def _wait(self, timeout: float | None) -> None:
+        if self._latch.is_set():
+            return
         if self._process != os.getpid():  # before any lock, which a thread of the parent may have held
             raise EngineError(
                 "this run was started before the process was forked, and its result is the parent's. "
