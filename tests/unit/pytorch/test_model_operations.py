@@ -390,6 +390,32 @@ def test_rotations_are_served_or_refused_however_their_dimension_is_stated(shape
         sys.modules[__name__].apply_rotary_pos_emb(q, k, q, q, None, 1, 2)
 
 
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("deepseek_v3", "apply_rotary_pos_emb_interleave"),
+        ("qwen2_vl", "apply_rotary_pos_emb_vision"),
+        ("dinov3_vit", "apply_rotary_pos_emb"),
+    ],
+)
+def test_rotations_of_other_forms_are_refused_and_left(monkeypatch, family, name):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    module = pytest.importorskip(f"transformers.models.{family}.modeling_{family}")
+    own, angles = getattr(module, name), torch.randn(3, 8)
+    q = torch.randn(1, 2, 3, 8) if family != "qwen2_vl" else torch.randn(3, 2, 8)
+    operands = (q, q, angles.cos()[None], angles.sin()[None])
+    if family != "deepseek_v3":
+        operands = (q, q, angles.cos(), angles.sin())
+    plain = own(*operands)
+    with xt.kernel_policy(strict("rope")), pytest.raises(UnsupportedOperationError, match="by none of the formulas"):
+        getattr(module, name)(*operands)
+    with xt.kernel_policy(rope="package.rope"), pytest.warns(XpuRuntimeWarning, match="by none of the formulas"):
+        assert all(map(torch.equal, getattr(module, name)(*operands), plain))
+    with xt.kernel_policy(strict("swiglu")):
+        assert all(map(torch.equal, getattr(module, name)(*operands), plain))
+    assert getattr(module, name) is own
+
+
 @pytest.mark.filterwarnings("ignore::xpuruntime.errors.XpuRuntimeWarning")
 def test_the_halves_of_each_pair_of_cos_and_sin_are_looked_at(rotated):
     angles = torch.randn(1, 3, 4)

@@ -189,6 +189,28 @@ def _same(seen: Any, other: Tensor) -> bool:
     return isinstance(seen, torch.Tensor) and seen.dtype == other.dtype and torch.equal(seen, other)
 
 
-OVERRIDES = (
-    Override("apply_rotary_pos_emb", "rope", (CLASSES,), functools.partial(AdaptedFunctions, _picks, _adapter)),
+def _picks_other(function: FunctionType) -> bool:
+    return function.__module__.partition(".")[0].startswith("transformers") and not _picks(function)
+
+
+def _reporting(original: FunctionType) -> Callable[..., Any]:
+    """Return a function that says what no kernel can stand in for, and refuses it where the policy is strict."""
+
+    # Traced by Dynamo: nothing but what it can follow.
+    @functools.wraps(original)
+    def rotary(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or len(args) == 0 or not isinstance(args[0], torch.Tensor):
+            return original(*args, **kwargs)
+        if not decides("rope", args[0]):
+            return original(*args, **kwargs)
+        return run_original("rope", original, functools.partial(original, **kwargs), args, args[0], _UNKNOWN)
+
+    return rotary
+
+
+_NAMES = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb_vision", "apply_rotary_emb")
+OVERRIDES = tuple(
+    Override(name, "rope", (CLASSES,), functools.partial(AdaptedFunctions, picks, adapter))
+    for name in _NAMES
+    for picks, adapter in ((_picks, _adapter), (_picks_other, _reporting))
 )
