@@ -263,6 +263,14 @@ def test_what_is_left_to_an_engine_is_as_the_checker_finds_it(kept, tmp_path, na
     assert inspect_model(path) == msgspec.structs.replace(left, deferred=False)
 
 
+def test_an_opset_that_is_no_version_is_refused_at_once(kept, tmp_path):
+    model = _plain(onnx.helper.make_node("Relu", ["x"], ["y"]))
+    model.opset_import.add(domain="org.nobody", version=1 << 31)
+    path = zoo.save(model, tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match=r"of 'org\.nobody' is no version"):
+        inspect_model(path, defer=True)
+
+
 def test_models_of_other_engines_are_checked_before(kept, tmp_path):
     path = zoo.save(LEFT["unknown attribute"][0], tmp_path / "m.onnx")
     with pytest.raises(ModelError, match="Unrecognized attribute"):

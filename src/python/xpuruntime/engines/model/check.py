@@ -139,6 +139,7 @@ def _is_plain(model: onnx.ModelProto) -> bool:
         model.ir_version in _PLAIN_IR
         and not (model.functions or model.training_info or graph.sparse_initializer)
         and [o.version in _PLAIN_OPSETS for o in model.opset_import if not normal_domain(o.domain)] == [True]
+        and all(0 <= opset.version <= _NEVER for opset in model.opset_import)
         and bool(graph.name)
         and _are_distinct(entry.key for entry in model.metadata_props)
         and _are_distinct(tensor.name for tensor in graph.initializer)
