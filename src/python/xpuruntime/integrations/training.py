@@ -270,7 +270,7 @@ class TrainingPolicy:
                 name = " ".join(part for part in (row.op, row.module, row.phase, *row.dtypes) if part)
                 kernels.setdefault(name, set()).add(row.resolved or row.status)
         validators = () if self.lock is None else self.lock.identity.validators
-        reports = self._ranks.gather({
+        report: dict[str, Any] = {
             "rank": self._ranks.rank,
             "host": platform.node(),
             "lock": None if self.lock is None else self.lock.digest,
@@ -279,7 +279,8 @@ class TrainingPolicy:
                 "device" if fact.kind == "device" else f"{fact.kind} {fact.key}": str(fact.expect)
                 for fact in validators
             },
-        })  # fmt: skip
+        }  # fmt: skip
+        reports = self._ranks.gather(report)
         locked = [report for report in reports if report["lock"] is not None]
         without = [report["rank"] for report in reports if report["lock"] is None] if locked else []
         differences, odd = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -236,7 +236,7 @@ def _raced(
             record.keep(
                 decision[0], decision[1], len(measured.twin), budget, undecided=decision[2] == "undecided"
             )  # fmt: skip
-    return ranks.share(decision)  # type: ignore[no-any-return]
+    return cast("tuple[list[StepCandidate], str, Any]", ranks.share(decision))
 
 
 def _prepared(
