@@ -140,6 +140,15 @@ def test_gated_units(activation, op, compiled):
     assert all(torch.equal(one(x), plain[0]) for one in (model, *copies))
 
 
+@pytest.mark.parametrize("word", ["package.swiglu", f"triton:{operations.__name__}.swiglu"])
+def test_a_gradient_that_a_kernel_computes_by_autograd(word):
+    unit, x = Unit(torch.nn.SiLU()), torch.randn(4, 8)
+    plain = step(unit, x)
+    with xt.kernel_policy(xrt.Policy(mode="strict", kernels={"swiglu": word})):
+        torch.testing.assert_close(step(unit, x), plain)  # twice: what is known of the calls serves the second one
+        torch.testing.assert_close(step(unit, x), plain)
+
+
 def test_units_that_compute_something_else():
     x = torch.randn(4, 8)
     with xt.kernel_policy(strict("swiglu")):

@@ -198,8 +198,7 @@ class _Plan:
     ) -> Sequence[Tensor | None]:
         n = self.operation.results
         saved = Saved(tuple(tensors), tuple(kept[:n]), tuple(kept[n:]))
-        with _private_api.below_autograd():
-            return self.place.run_backward(self.backward_call, saved, grads, self.grads)
+        return self.place.run_backward(self.backward_call, saved, grads, self.grads)  # which may use autograd itself
 
 
 def _served(op: str, tensors: Sequence[Tensor], names: str, attributes: str, word: str, phase: str) -> list[Tensor]:
