@@ -319,3 +319,12 @@ def test_an_eager_call_keeps_no_other_copy_of_its_mask(adding):
         found = torch.autograd.grad(out.sum(), leaves)
     torch.testing.assert_close((out, *found), (wanted, *torch.autograd.grad(wanted.sum(), leaves)))
     assert all(x.data_ptr() == mask.data_ptr() for x in adding.masks)
+
+
+def test_a_boolean_mask_without_dense_rows_is_left_to_the_kernel(adding):
+    mask = padded().expand(2, 1, _LENGTH, _LENGTH).mT.contiguous().mT
+    compiled = torch.compile(lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+    with xrt_torch.kernel_policy(Policy(mode="strict", kernels={"attention": "adding.attention"})), torch.no_grad():
+        adding.masks.clear()
+        compiled(*operands())
+    assert {given.dtype for given in adding.masks} == {torch.bool}

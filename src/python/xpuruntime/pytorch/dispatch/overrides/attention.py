@@ -148,7 +148,7 @@ def attend(
         run = attention if plain else _operator
         q, k, v = (query, key, value) if four_already else (four(query), four(key), four(value))
         added = mask
-        if mask is not None and mask.dtype is torch.bool and not plain and _adds_masks(route):
+        if mask is not None and mask.dtype is torch.bool and not plain and _adds_masks(route, mask):
             added = added_mask(mask, query)  # one node of the graph, which layers and gradients share
         try:
             out = run(q, k, v, added, rng, dropout_p, is_causal, scale, name, needs_grad, phase, module)[0]
@@ -175,8 +175,9 @@ def attend(
         return out if in_rows else out.contiguous()  # as PyTorch's own result lies in memory then
 
 
-def _adds_masks(route: Route) -> bool:
-    return isinstance(route.place, BoundKernel) and route.place.kernel.adds_masks and is_lowered()
+def _adds_masks(route: Route, mask: Tensor) -> bool:
+    adds = isinstance(route.place, BoundKernel) and route.place.kernel.adds_masks and is_lowered()
+    return adds and mask.stride(-1) == 1  # the numbers lie as the mask does, and kernels read rows of them
 
 
 def _key_of(active: CompiledPolicy, arguments: Arguments, phase: str, module: str) -> tuple[Any, int, bool, bool]:
