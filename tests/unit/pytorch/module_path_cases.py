@@ -116,11 +116,11 @@ def _inner_wrapped(model):
 #: Wrappers of the whole model, of a part, and what is done to models.
 WRAPS = {
     "bare": lambda model: model,
-    "DataParallel": torch.nn.DataParallel,
+    "DataParallel": lambda model: torch.nn.DataParallel(model, device_ids=[0]),
     "checkpoint_wrapper": checkpoint_wrapper,
     "checkpoint_wrapper inside": _inner_wrapped,
     "AveragedModel": AveragedModel,
-    "two wrappers": lambda model: torch.nn.DataParallel(checkpoint_wrapper(model)),
+    "two wrappers": lambda model: torch.nn.DataParallel(checkpoint_wrapper(model), device_ids=[0]),
     "deepcopy": _copied,
     "replaced": _replaced,
     "parametrize": _parametrized,
