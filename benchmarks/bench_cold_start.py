@@ -3,7 +3,8 @@
 """Processor time of a new process that opens a small model on the CPU and runs it once, beside ONNX Runtime alone.
 
 Processes of the cases alternate; a ratio of medians has an interval from resampled rounds. The first opening of a model
-has an empty cache folder of its own each time; a later one takes the facts of the checked model from the cache.
+has an empty cache folder of its own each time; a later one takes the facts of the checked model from the cache. ONNX
+Runtime alone is measured with both, since it keeps a database in the same folder, which it makes at first.
 An editable install looks each module up in a table of its own; users have a wheel: measure in an environment of one.
 
 python benchmarks/bench_cold_start.py
@@ -50,8 +51,10 @@ def cases(model: str, inputs: str) -> dict[str, list[str]]:
     xrt_command = [sys.executable, "-c", "from xpuruntime_command import main; main()"]
     session = [sys.executable, "-c", SESSION, model]
     run = [*xrt_command, "run", model, "--device", "cpu", "--input", f"@{inputs}"]
+    plain = [sys.executable, "-c", PLAIN, model]
     return {
-        "onnxruntime": [sys.executable, "-c", PLAIN, model],
+        f"onnxruntime{FIRST}": plain,
+        "onnxruntime": plain,
         f"session{FIRST}": session,
         "session": session,
         f"xrt run{FIRST}": run,
@@ -98,12 +101,12 @@ def main() -> None:
                     samples[name].append(taken)
     medians = {name: statistics.median(values) for name, values in samples.items()}
     found = {
-        name: ratio_of(samples[name], samples["onnxruntime"])
+        name: ratio_of(samples[name], samples[f"onnxruntime{FIRST if name.endswith(FIRST) else ''}"])
         for name in samples
         if name.startswith(("session", "xrt run"))
     }
     for name, value in medians.items():
-        print(f"{name:22} {value:7.1f} ms", end="")
+        print(f"{name:27} {value:7.1f} ms", end="")
         if name in found:
             print("  {:.2f} times ONNX Runtime [{:.2f}, {:.2f}]".format(*found[name]), f"(target: {TARGET:g})", end="")
         print()
