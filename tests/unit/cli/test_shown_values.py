@@ -58,7 +58,8 @@ def test_without_a_terminal_a_row_is_one_line(xrt: Callable[..., Any], digits: s
     (head,) = [row for row in rows if row[:1] == ["engine"]]
     assert head[-1] == "verdict"
     assert "median" in head
-    assert {row[0] for row in rows if row[-1:] in (["agrees"], ["differs"])} == {"onnxruntime@cpu", "null@cpu"}
+    engines = {row[0] for row in rows if row[-1:] in (["agrees"], ["differs"]) and "@" in row[0]}
+    assert engines == {"onnxruntime@cpu", "null@cpu"}
     plan = xrt("plan", digits).out
     assert "not_tried" not in plan
     (line,) = re.findall(r"^not tried, because onnxruntime@cpu comes before: (.*)", plan, re.MULTILINE)

@@ -214,13 +214,16 @@ def repeat_lost(kind: type[KeyboardInterrupt], repeat: Callable[[], object]) -> 
     """
     shown = sys.unraisablehook
 
-    def later() -> None:
-        time.sleep(_REPEAT)  # until the hook has ended, in which it would be dropped once more
+    def later(hook_ends: threading.Event) -> None:
+        hook_ends.wait()  # in the hook it would be dropped once more, with a traceback
+        time.sleep(_REPEAT)
         repeat()
 
     def hook(unraisable: Any, /) -> None:
         if isinstance(unraisable.exc_value, kind) and threading.current_thread() is threading.main_thread():
-            threading.Thread(target=later, daemon=True).start()
+            hook_ends = threading.Event()
+            threading.Thread(target=later, args=(hook_ends,), daemon=True).start()
+            hook_ends.set()
         else:
             shown(unraisable)
 

@@ -84,8 +84,8 @@ def output_option(*names: str, metavar: str = "FILE", help: str) -> Any:
 
 
 def refuse_dash(value: str | None) -> str | None:
-    """Return the value of an option that names an output. Raises `typer.BadParameter` for ``-``."""
-    if value == "-":
+    """Return the value of an option that names an output. Raises `typer.BadParameter` for ``-``, and ``FORMAT=-``."""
+    if value is not None and value.rpartition("=")[2] == "-":
         raise typer.BadParameter(
             "'-' is not standard output here. Fix: name a file or a folder; one that is called '-' is './-'"
         )

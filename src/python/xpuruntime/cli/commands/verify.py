@@ -19,6 +19,7 @@ from xpuruntime.cli.options import (
     SessionOptions,
     flag_option,
     html_option,
+    refuse_dash,
     text_option,
     with_session_options,
 )
@@ -79,11 +80,13 @@ MetricMemoryOption = Annotated[
 ]
 OutputOption = Annotated[
     list[str] | None,
-    text_option(
+    typer.Option(
         "--output",
         "-o",
         metavar="FORMAT=FILE",
         help="Also write the result: json, md, junit, sarif, openmetrics or intoto. May be repeated.",
+        show_default=False,
+        callback=lambda values: [refuse_dash(value) for value in values or ()],
     ),
 ]
 HtmlOption = Annotated[str | None, html_option("Also write the result as one HTML page.")]
