@@ -79,7 +79,7 @@ def test_plain_values_go_through_json() -> None:
 def test_what_is_printed() -> None:
     text = str(profile(notes=("something is missing",)))
     assert text.startswith("3.00 ms; device work: by CUPTI")
-    [kernel] = [line.split() for line in text.splitlines() if line.startswith(" kernel")]
+    [kernel] = [line.split() for line in text.splitlines() if line.startswith("kernel")]
     assert kernel == [
         "kernel",
         "cutlass_80_simt_sgemm_128x32_8x5_tn_align1",
@@ -87,7 +87,7 @@ def test_what_is_printed() -> None:
         "8.0",
         "53%",
     ]  # of 15 us of kernels, copies and fills
-    [wait] = [line.split() for line in text.splitlines() if line.startswith(" wait")]
+    [wait] = [line.split() for line in text.splitlines() if line.startswith("wait")]
     assert wait[-2:] == ["1", "900.0"]  # no share: it is no work
     assert "1,500" in text
     assert "note: something is missing" in text
@@ -108,7 +108,7 @@ def test_the_first_line_says_where_device_work_comes_from(source: str, words: st
 def test_many_rows_are_cut_and_counted() -> None:
     ranges = tuple(Range(at, 0, f"range {at}", "range", 1, 0, at) for at in range(1, 26))
     text = str(profile(ranges=ranges, work=()))
-    assert text.count(" range ") == 20 + 20  # what it is, and its name
+    assert sum(line.startswith("range ") for line in text.splitlines()) == text.count(" range ") == 20
     assert "and 5 more" in text
 
 
