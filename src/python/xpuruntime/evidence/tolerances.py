@@ -98,8 +98,6 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
             f"{reason} in {', '.join(names[:4])}" + (f" and {len(names) - 4} more" if len(names) > 4 else "")
             for reason, names in idle.items()
         ]
-        if not said and not any(output.compared for output in self.outputs):
-            said = ["the reference has no value other than zero"]
         return f"nothing was compared: {'; '.join(said)}" if said else None
 
     @property
@@ -213,7 +211,7 @@ def _compare_exact(name: str, want: Any, got: Any, limits: Tolerance) -> OutputF
         max_abs=float(different),
         max_rel=share,
         reason=reason,
-        compared=0 if want.dtype.kind in "biu" and not want.any() else int(want.size),
+        compared=int(want.size),
         undecided="" if reason else idle,
     )
 
