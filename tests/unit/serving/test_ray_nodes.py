@@ -196,7 +196,7 @@ def test_a_node_on_which_the_lock_does_not_hold_is_named(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as Ray sets it in its processes
     path = tmp_path / "digits.lock"
     xrt.lock(demo_model_path(), CPU, path)
-    here, other = nodes.add(), nodes.add(env_vars={"ORT_TENSORRT_FP16_ENABLE": "0"})
+    here, other = nodes.add(), nodes.add(env_vars={"ORT_LOAD_CONFIG_FROM_MODEL": "0"})
     options = {"num_cpus": 0.5, "resources": {"room": 1}}
     made = deployment(demo_model_path(), lock=path, num_replicas=2, ray_actor_options=options).bind()
 
@@ -211,7 +211,7 @@ def test_a_node_on_which_the_lock_does_not_hold_is_named(
         found = serve.status().applications.get("locked")
         return None if found is None else found.deployments.get("digits")
 
-    eventually(lambda: deployed() and "ORT_TENSORRT_FP16_ENABLE" in deployed().message)
+    eventually(lambda: deployed() and "ORT_LOAD_CONFIG_FROM_MODEL" in deployed().message)
     assert f"/{other.node_id[:8]}: " in deployed().message
     eventually(lambda: deployed().replica_states.get("RUNNING") == 1)
     serve.delete("locked")

@@ -44,7 +44,7 @@ def lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     )
     policy = {"mode": "strict", "execution": {"engine": "onnxruntime", "device": "cpu", "threads": 1}}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ORT_TENSORRT_FP16_ENABLE", "0")
+        patch.setenv("ORT_LOAD_CONFIG_FROM_MODEL", "0")
         xrt.lock(folder / "mlp.onnx", policy, folder / "mlp.lock", shapes={"x": (2, 64)})
         yield folder / "mlp.lock"
 
@@ -149,7 +149,7 @@ def test_kserve(lock: Path, expected: np.ndarray, tmp_path: Path) -> None:
         validator.expect for validator in xrt.load_lock(lock).identity.validators if validator.kind == "environment"
     )
     assert container["env"] == [{"name": name, "value": value} for name, value in sorted(demanded.items())]
-    assert {"name": "ORT_TENSORRT_FP16_ENABLE", "value": "0"} in container["env"]
+    assert {"name": "ORT_LOAD_CONFIG_FROM_MODEL", "value": "0"} in container["env"]
     settings = ServeSettings.load(out / "models" / "serve.yaml")
     assert settings.http.listen == f"0.0.0.0:{runtime['spec']['annotations']['prometheus.kserve.io/port']}"
     assert settings.metrics.path == runtime["spec"]["annotations"]["prometheus.kserve.io/path"]
