@@ -241,7 +241,7 @@ def test_a_byte_of_a_locked_artifact(case: Int8, tmp_path: Path, monkeypatch: py
         for validator in lock.identity.validators
     )
     save_lock(Lock.of(msgspec.structs.replace(lock.identity, validators=others), measured=lock.measured), "other.lock")
-    with pytest.raises(xrt.LockError, match=r"hold: artifact: .*restore the artifact") as refused:
+    with pytest.raises(xrt.LockError, match=r"hold for mlp.onnx: artifact: .*restore the artifact") as refused:
         xrt.InferenceSession("mlp.xrt", lock="other.lock")
     assert [drift.code for drift in refused.value.drifts] == ["artifact"]
     entry = artifact.folder / artifact.manifest.entry
