@@ -332,6 +332,7 @@ print(settings_of("torch", "cpu", {}))
 @pytest.mark.torch
 def test_the_order_of_products_in_einsum(tmp_path: Path) -> None:
     """PyTorch asks no package for it but one of this name, so an empty one does."""
+    pytest.importorskip("torch")
     (tmp_path / "opt_einsum.py").touch()
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     words = [sys.executable, "-W", "ignore", "-c", PATHS_OF_EINSUM]
@@ -346,8 +347,7 @@ def test_the_order_of_products_in_einsum(tmp_path: Path) -> None:
 @pytest.mark.torch
 def test_numbers_near_zero_that_become_zero(case: Case) -> None:
     """On every engine: it is the processor that does it."""
-    import torch
-
+    torch = pytest.importorskip("torch")
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor keeps numbers near zero")
     try:
