@@ -188,10 +188,10 @@ class profile(Shown, RecordedBlock[_Run]):  # noqa: N801 - used like a function
     __exit__ = _core.guarded(_exit, RecordedBlock._abandon)
 
     def __rich__(self) -> RenderableType:
-        return self.result.__rich__() if self._result is not None else object.__repr__(self)
+        return self.result.__rich__() if self._result is not None else _NOT_ENDED
 
     def __str__(self) -> str:
-        return str(self.result) if self._result is not None else object.__repr__(self)
+        return str(self.result) if self._result is not None else _NOT_ENDED
 
 
 class MemoryWatch:
@@ -259,6 +259,7 @@ class MemoryWatch:
 
 #: Attribute of an instrumented function: its recorder, and the function that it replaces; ``None``: a method.
 _MARK = "xpuruntime_watch"
+_NOT_ENDED = "the profile has no result yet: its block has not ended"
 
 
 class InstrumentedRuns:

@@ -82,6 +82,10 @@ forward_pre_hooks: Callable[[Any], dict[Any, Any]] = attribute(
     "torch.nn.Module._forward_pre_hooks", "which check shapes of an exported program that were checked before",
     without="they are checked twice", otherwise={},
 )  # fmt: skip
+TABLE += [
+    PrivateName(f"torch.nn.Module.{name}", "which says whether an activation has hooks", "its unit is refused")
+    for name in ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+]
 is_replica: Callable[[Any], bool] = attribute(
     "torch.nn.Module._is_replica", "which recognizes the copies of DataParallel",
     without="copies are of no module", otherwise=False,
@@ -103,6 +107,12 @@ TABLE += [
     PrivateName(f"torch.nn.modules.module.{name}", "which Dynamo looks at in a strict export", "none counts as placed")
     for name in _HOOKS
 ]
+
+
+def has_hooks(module: Any) -> bool:
+    """Return whether a module has hooks of its own; Dynamo can follow it."""
+    forward = len(module._forward_hooks) + len(module._forward_pre_hooks)
+    return forward + len(module._backward_hooks) + len(module._backward_pre_hooks) > 0
 
 
 def global_module_hooks() -> list[Any]:

@@ -88,8 +88,7 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
         approximate = getattr(activation, "approximate", None)
         hooked = False
         if isinstance(activation, torch.nn.Module):
-            hooked = len(activation._forward_hooks) + len(activation._forward_pre_hooks) > 0
-            hooked = hooked or len(activation._backward_hooks) + len(activation._backward_pre_hooks) > 0
+            hooked = _private_api.has_hooks(activation)
             activation = type(activation)
         text = form(type(self), activation, approximate, self.training)
         if text == "":
