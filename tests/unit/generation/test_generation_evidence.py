@@ -204,7 +204,7 @@ def test_the_engine_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(metadata, "version", version)
     facts = OnnxRuntimeGenAiEngine().probe()
     assert (facts.loadable, facts.version) == (False, None)
-    assert str(facts.fix).startswith("pip install --no-deps onnxruntime-genai")
+    assert str(facts.fix).startswith("`pip install --no-deps onnxruntime-genai`")
 
 
 def test_an_onnxruntime_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch):
