@@ -54,7 +54,7 @@ def warned_at(call: Callable[[], Any]) -> list[tuple[str, str]]:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         call()
-    return [(one.filename, linecache.getline(one.filename, one.lineno).strip()) for one in told]
+    return [(entry.filename, linecache.getline(entry.filename, entry.lineno).strip()) for entry in told]
 
 
 def test_a_warning_points_at_the_line_of_the_user(tmp_path: Path) -> None:

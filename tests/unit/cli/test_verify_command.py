@@ -187,8 +187,8 @@ def test_files_in_the_wrong_place_give_the_command_that_is_meant(
         assert commands, slip
         for command in commands:
             assert command in found.err
-            for one in re.split(r"&&|;", command):
-                assert xrt(*shlex.split(one)[1:]).code == 0, one
+            for part in re.split(r"&&|;", command):
+                assert xrt(*shlex.split(part)[1:]).code == 0, part
     assert "`xrt verify --help` lists" in xrt("verify", "a.onnx", "--html").err
     for command, option, words in (
         ("explain", "--out", "No such option: --out. Fix: --html FILE for the page, or -o FILE"),

@@ -356,7 +356,7 @@ def _ends_with(wanted: str, attributes: Mapping[str, onnx.AttributeProto], dims:
 def _is_open(node: onnx.NodeProto, values: Mapping[str, _Value]) -> bool:
     """Whether the first input of a node that is no scalar is known to have an open size."""
     sizes = (values.get(name, _UNKNOWN).dims for name in node.input)
-    dims = next((one for one in sizes if one != ()), ())
+    dims = next((shape for shape in sizes if shape != ()), ())
     return dims is not None and not all(isinstance(dim, int) for dim in dims)
 
 

@@ -280,7 +280,7 @@ class RunThreads:
 
 
 class InterruptibleFuture(Future[_Result]):
-    """A future for which a program may wait and be interrupted; a child of a fork is told that none will come there."""
+    """A future whose wait can be interrupted; in a forked child it has no result, and says so at once."""
 
     def __init__(self) -> None:
         super().__init__()

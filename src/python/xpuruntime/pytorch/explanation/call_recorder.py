@@ -102,7 +102,7 @@ class MergedSizes:
         self._shapes: dict[Any, set[Shapes]] = {}
 
     def __call__(self, group: Any, op: str, name: str, phase: str, shapes: Shapes) -> Shapes:
-        """Return the shapes by which a call is told apart from others of a group."""
+        """Return the shapes that identify a call within its group."""
         kinds, seen = ranged(op, name, phase, shapes), self._shapes.setdefault(group, set())
         if kinds not in seen and len(seen) >= _FEW_SIZES:
             return ranged(op, name, phase, shapes, many=True)
