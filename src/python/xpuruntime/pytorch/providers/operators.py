@@ -9,7 +9,6 @@ operation is one more row of `operations.OPERATIONS`.
 
 from __future__ import annotations
 
-import ast
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,18 @@ from xpuruntime.pytorch.providers.bound import (
     dense_like,
     rejection_of_word,
 )
+from xpuruntime.pytorch.providers.calls import (
+    PLAIN,
+    CallPlan,
+    call_by,
+    call_text,
+    options_of,
+    outputs_like,
+    reference,
+    text_of,
+    with_gradient,
+    without_data,
+)
 from xpuruntime.pytorch.providers.canary import COMPARISON_ENDED
 from xpuruntime.pytorch.providers.operations import OPERATIONS, rms_norm
 
@@ -49,7 +60,6 @@ if TYPE_CHECKING:
 __all__ = ["define", "perform", "rms_norm", "takes"]
 
 _library = torch.library.Library("xpuruntime", "FRAGMENT")
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _KINDS = _private_api.transform_kinds
 
 
@@ -72,14 +82,14 @@ def perform(
     tensors = [x for x in present.values() if x is not None]
     if torch.compiler.is_compiling():
         names = ",".join(name for name, x in present.items() if x is not None)
-        text = _text(op, attributes)
+        text = text_of(op, attributes)
         decided, written = getattr(torch.ops.xpuruntime, op).decided, OPERATIONS[op].writes
         if written > 0:
             decided(tensors[:written], tensors[written:], names, text, kernel)
             return ()
         outputs = decided(tensors, names, text, kernel)
     else:
-        names, text = _stated(op, tuple([x is not None for x in present.values()]), tuple(attributes.items()))
+        names, text = call_text(op, tuple([x is not None for x in present.values()]), tuple(attributes.items()))
         outputs = _decide(op, tensors, names, text, kernel, confirm)
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
@@ -98,27 +108,9 @@ def takes(op: str, operands: Mapping[str, Tensor], attributes: Mapping[str, Any]
     kernel = bound_kernel(word, op)
     if kernel is None or rejection_of_word(word, op):
         return False
-    text = _text(op, attributes)
+    text = text_of(op, attributes)
     exact = torch.are_deterministic_algorithms_enabled() or active.policy.execution.deterministic
     return not _rejection(kernel, list(operands.values()), ",".join(operands), text, torch.is_grad_enabled(), exact)
-
-
-def _text(op: str, attributes: Mapping[str, Any]) -> str:
-    stated = {**OPERATIONS[op].defaults, **attributes}
-    return "; ".join([f"{name}={value!r}" for name, value in stated.items()])  # Dynamo traces no json.dumps
-
-
-@functools.lru_cache(maxsize=1024)
-def _stated(op: str, present: tuple[bool, ...], attributes: tuple[tuple[str, Any], ...]) -> tuple[str, str]:
-    """Return the names of the operands that a call has, and its attributes, as text."""
-    names = [name for name, there in zip(OPERATIONS[op].operands, present, strict=True) if there]
-    return ",".join(names), _text(op, dict(attributes))
-
-
-@functools.lru_cache(maxsize=1024)
-def _options(attributes: str) -> dict[str, Any]:
-    pairs = (part.partition("=") for part in attributes.split("; ") if part)
-    return {name: ast.literal_eval(value) for name, _, value in pairs}
 
 
 def _decide(
@@ -142,9 +134,9 @@ def _decide(
         if not holds():
             return _decide(op, tensors, names, attributes.replace(f"{name}=True", f"{name}=False"), kernel)
     if isinstance(route.place, BoundKernel) and _is_unwatched(op, tensors):
-        plan: _Plan = route.plan or _Plan(op, route.place, tensors, names, attributes, context.phase())
+        plan: CallPlan = route.plan or CallPlan(op, route.place, tensors, names, attributes, context.phase())
         route.plan = plan
-        return plan(tensors, records)
+        return _planned(plan, tensors, records)
     word = route.place.word if isinstance(route.place, BoundKernel) else route.kernel
     served = _served(op, tensors, names, attributes, word, context.phase())
     return served[: OPERATIONS[op].results]
@@ -154,51 +146,16 @@ def _is_unwatched(op: str, tensors: Sequence[Tensor]) -> bool:
     """Say whether nobody would see that a call goes past the dispatcher, which costs more than most kernels' host."""
     if OPERATIONS[op].writes or CONTEXT.observer is not None or is_watched() or _private_api.profiler_enabled():
         return False
-    plain = all(type(x) in _PLAIN and not x.is_meta for x in tensors) and not is_put_off(tensors)
+    plain = all(type(x) in PLAIN and not x.is_meta for x in tensors) and not is_put_off(tensors)
     return plain and not torch.compiler.is_compiling()
 
 
-class _Plan:
-    """What calls of one route have in common, so that nothing of it is found out for each."""
-
-    __slots__ = ("attributes", "backward_call", "call", "grads", "kept", "like", "names", "operation", "place", "word")
-
-    def __init__(
-        self, op: str, place: BoundKernel, tensors: Sequence[Tensor], names: str, attributes: str, phase: str
-    ) -> None:
-        operation = OPERATIONS[op]
-        self.operation, self.place, self.word = operation, place, place.word
-        self.names, self.attributes = names, attributes
-        self.call = _call(place, phase, tensors, names, attributes)
-        self.backward_call = _call(place, "backward", tensors, names, attributes)
-        self.like = _like(op, tensors, names, attributes)
-        wanted = zip(tensors, _with_gradient(operation, names, attributes), strict=True)
-        self.grads = [dense_like(x) if has else None for x, has in wanted]
-        #: What stands for inputs, and for outputs, that no gradient reads.
-        self.kept: tuple[list[Tensor | None], list[Tensor] | None] = ([None] * len(tensors), None)
-        if operation.linear:
-            named = zip(names.split(","), tensors, strict=True)
-            inputs = [_without_data(x).requires_grad_() if name in operation.linear else None for name, x in named]
-            self.kept = inputs, [tensors[0].new_empty((), dtype=x.dtype).expand(x.shape) for x in self.like]
-
-    def __call__(self, tensors: Sequence[Tensor], records: bool) -> Sequence[Tensor]:
-        """Return the outputs, and leave the node with autograd where the call `records`."""
-        if records:
-            args = (self.operation, self, self.names, self.attributes, self.word, "")
-            return _Served.apply(*args, *tensors)[: self.operation.results]  # type: ignore[no-any-return]
-        return self.forward(tensors)[: self.operation.results]
-
-    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        with _private_api.below_autograd():
-            outputs, extra = self.place.run_forward(self.call, tensors, self.like)
-        return (*outputs, *extra)
-
-    def backward(
-        self, grads: Sequence[Tensor], tensors: Sequence[Tensor], kept: Sequence[Tensor]
-    ) -> Sequence[Tensor | None]:
-        n = self.operation.results
-        saved = Saved(tuple(tensors), tuple(kept[:n]), tuple(kept[n:]))
-        return self.place.run_backward(self.backward_call, saved, grads, self.grads)  # which may use autograd itself
+def _planned(plan: CallPlan, tensors: Sequence[Tensor], records: bool) -> Sequence[Tensor]:
+    """Return the outputs of a call past the dispatcher, and leave its node with autograd where it `records`."""
+    if records:
+        args = (plan.operation, plan, plan.names, plan.attributes, plan.word, "")
+        return _Served.apply(*args, *tensors)[: plan.operation.results]  # type: ignore[no-any-return]
+    return plan.forward(tensors)[: plan.operation.results]
 
 
 def _served(op: str, tensors: Sequence[Tensor], names: str, attributes: str, word: str, phase: str) -> list[Tensor]:
@@ -213,7 +170,7 @@ def _by_torch(op: str, route: Route | None, tensors: Sequence[Tensor], names: st
     part = functools.partial(_part, OPERATIONS[op].part) if OPERATIONS[op].part else None
 
     def run(*inputs: Tensor) -> list[Tensor]:
-        return _reference(op, inputs, names, attributes, part)
+        return reference(op, inputs, names, attributes, part)
 
     if CONTEXT.observer is None or route is None:
         return run(*tensors)
@@ -223,36 +180,6 @@ def _by_torch(op: str, route: Route | None, tensors: Sequence[Tensor], names: st
 
 def _part(op: str, *tensors: Tensor, kernel: str = "", **attributes: Any) -> Any:
     return perform(op, dict(zip(OPERATIONS[op].operands, tensors, strict=False)), attributes, kernel)
-
-
-def _reference(
-    op: str, tensors: Sequence[Tensor], names: str, attributes: str, part: Callable[..., Any] | None = None
-) -> list[Tensor]:
-    """Return an operation by PyTorch's own ones, a part of it by another function where there is one for it."""
-    operands = dict(zip(names.split(","), tensors, strict=True))
-    options = {name: value for name, value in _options(attributes).items() if name != "needs"}
-    if part is not None:
-        options[OPERATIONS[op].part] = part
-    results = OPERATIONS[op].reference(*(operands.get(name) for name in OPERATIONS[op].operands), **options)
-    return [results] if isinstance(results, torch.Tensor) else list(results or ())
-
-
-def _like(op: str, tensors: Sequence[Tensor], names: str, attributes: str) -> list[Tensor]:
-    """Return the outputs of an operation without data, all of them dense."""
-    if all(type(x) in _PLAIN for x in tensors):
-        known = _like_of_kinds if _private_api.dispatch_modes() == 0 else _like_of_kinds.__wrapped__
-        return list(known(op, tuple((x.shape, x.stride(), x.dtype) for x in tensors), names, attributes))
-    with torch.no_grad():
-        results = _reference(op, tensors, names, attributes)
-        return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in results]
-
-
-@functools.lru_cache(maxsize=4096)
-def _like_of_kinds(op: str, kinds: tuple[Any, ...], names: str, attributes: str) -> tuple[Tensor, ...]:
-    with torch.no_grad():
-        metas = [torch.empty_strided(shape, stride, dtype=dtype, device="meta") for shape, stride, dtype in kinds]
-        results = _reference(op, metas, names, attributes)
-        return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in results)
 
 
 def _route_of(
@@ -267,7 +194,7 @@ def _route_of(
     phase = context.phase()
     module = (module_paths.traced() or module_paths.current()) if active.by_module else ""
     exact = torch.are_deterministic_algorithms_enabled() or active.policy.execution.deterministic
-    traced = torch.compiler.is_compiling() or any(type(x) not in _PLAIN for x in tensors)
+    traced = torch.compiler.is_compiling() or any(type(x) not in PLAIN for x in tensors)
     known = (
         op, names, attributes, records, phase, module, exact, context.capturing(), traced,
         *_private_api.compile_stance(), transforms_and_tangents(tuple(tensors)), *map(alignment_of, tensors),
@@ -330,18 +257,18 @@ def _settle(
                 torch.autograd.grad(outputs, [x for x in inputs if x.requires_grad], [*map(torch.ones_like, outputs)])
 
     phase = "train" if records else context.phase()
-    plans = {word: _Plan(op, bound, tensors, names, attributes, phase) for word, bound in places.items()}
+    plans = {word: CallPlan(op, bound, tensors, names, attributes, phase) for word, bound in places.items()}
 
     def served(word: str, inputs: list[Tensor]) -> Sequence[Tensor]:
         if _is_unwatched(op, inputs):
-            return plans[word](inputs, records)
+            return _planned(plans[word], inputs, records)
         return _served(op, inputs, names, attributes, word, phase)
 
     part = _kernel_of_part(op, tensors, names, attributes, records)
     if part is None:
         return route
     by = functools.partial(_part, OPERATIONS[op].part, kernel=part) if part else None
-    candidates = [(route.kernel, lambda: run(lambda inputs: _reference(op, inputs, names, attributes, by)))]
+    candidates = [(route.kernel, lambda: run(lambda inputs: reference(op, inputs, names, attributes, by)))]
     candidates += [(word, functools.partial(run, functools.partial(served, word))) for word in places]
     layouts = ",".join(f"{list(x.shape)}{list(x.stride())}{x.dtype}" for x in tensors)
     text = f"{names};{attributes};{layouts};grad={records};deterministic={exact}{part and f';part={part}'}"
@@ -363,7 +290,7 @@ def _kernel_of_part(op: str, tensors: Sequence[Tensor], names: str, attributes: 
     def decide(*operands: Tensor, **stated: Any) -> Tensor:
         part = OPERATIONS[op].part
         own_names = ",".join(OPERATIONS[part].operands[: len(operands)])
-        route = _route_of(part, operands, own_names, _text(part, stated), "", records)
+        route = _route_of(part, operands, own_names, text_of(part, stated), "", records)
         if route is not None:
             words.append(None if route.open else route.place.word if isinstance(route.place, BoundKernel) else "")
         return operands[0]
@@ -371,7 +298,7 @@ def _kernel_of_part(op: str, tensors: Sequence[Tensor], names: str, attributes: 
     if OPERATIONS[op].part:
         with torch.set_grad_enabled(records):
             inputs = [x.detach().requires_grad_(records and x.requires_grad) for x in tensors]
-            _reference(op, inputs, names, attributes, decide)
+            reference(op, inputs, names, attributes, decide)
     return words[-1]
 
 
@@ -388,7 +315,7 @@ def _named(op: str, tensors: Sequence[Tensor], names: str, attributes: str, kern
 def _rejection(
     bound: BoundKernel, tensors: Sequence[Tensor], names: str, attributes: str, records: bool, exact: bool
 ) -> str:
-    options = {**_options(attributes), "paired": True}
+    options = {**options_of(attributes), "paired": True}
     operands = dict(zip(names.split(","), tensors, strict=True))
     around = transforms_and_tangents(tuple(tensors))
     if any(kind is True or kind in (_KINDS.Vmap, _KINDS.Jvp) for kind in around):
@@ -407,15 +334,6 @@ def _placed(op: str, word: str) -> BoundKernel:
     if bound is None:
         raise InputError(f"xpuruntime::{op} is called with the kernel {word!r}, which is not registered any more")
     return bound
-
-
-def _call(bound: BoundKernel, phase: str, tensors: Sequence[Tensor], names: str, attributes: str) -> Any:
-    return call_of(
-        bound.kernel.op,
-        phase,
-        dict(zip(names.split(","), tensors, strict=True)),
-        _options(f"{attributes}; paired=True"),
-    )
 
 
 def _observed(
@@ -443,7 +361,7 @@ def _times(active: CompiledPolicy, op: str, bound: BoundKernel, tensors: Sequenc
     times = (
         route.times
         for route in list(active.routes.values())
-        if route.tuned and route.place is bound and route.op == op and isinstance(route.plan, _Plan)
+        if route.tuned and route.place is bound and route.op == op and isinstance(route.plan, CallPlan)
         and [(operand.shape, operand.dtype) for operand in route.plan.call.operands.values()] == kinds
     )  # fmt: skip
     return next(times, ())
@@ -464,7 +382,7 @@ class _Served(Recorded):
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         ctx.operation, ctx.names, ctx.attributes, ctx.kernel = operation, names, attributes, kernel
-        ctx.count, ctx.plan = len(tensors), plan if isinstance(plan, _Plan) else None
+        ctx.count, ctx.plan = len(tensors), plan if isinstance(plan, CallPlan) else None
         ctx.set_materialize_grads(False)  # zeros like what is saved beside the outputs would be in vain
         inputs: Sequence[Tensor] = tensors
         if ctx.plan is not None:
@@ -481,8 +399,8 @@ class _Served(Recorded):
         kept = outputs
         if operation.linear:
             named = zip(names.split(","), tensors, strict=True)
-            inputs = tuple(_without_data(x) if name in operation.linear else x for name, x in named)
-            kept = [*map(_without_data, outputs[: operation.results]), *outputs[operation.results :]]
+            inputs = tuple(without_data(x) if name in operation.linear else x for name, x in named)
+            kept = [*map(without_data, outputs[: operation.results]), *outputs[operation.results :]]
         ctx.save_for_backward(*inputs, *kept)
         return tuple(outputs)
 
@@ -498,7 +416,7 @@ class _Served(Recorded):
         ]
         if torch.is_grad_enabled():
             with torch.enable_grad():
-                outputs = _reference(operation.name, tensors, ctx.names, ctx.attributes)
+                outputs = reference(operation.name, tensors, ctx.names, ctx.attributes)
                 gradients_of_torch = torch.autograd.grad(
                     outputs, [x for x in tensors if x.requires_grad], of_outputs, create_graph=True, allow_unused=True
                 )
@@ -508,7 +426,7 @@ class _Served(Recorded):
             return *(None,) * 6, *ctx.plan.backward(of_outputs, tensors, kept)
         operator = getattr(torch.ops.xpuruntime, f"{operation.name}_backward").served
         values = iter(operator(of_outputs, list(tensors), list(kept), ctx.names, ctx.attributes, ctx.kernel))
-        wanted = _with_gradient(operation, ctx.names, ctx.attributes)
+        wanted = with_gradient(operation, ctx.names, ctx.attributes)
         return *(None,) * 6, *(next(values) if x else None for x in wanted)
 
 
@@ -524,10 +442,10 @@ def define(operation: Operation) -> None:
 
     def served(tensors: Sequence[Tensor], names: str, attributes: str, kernel: str, phase: str) -> list[Tensor]:
         bound = _placed(op, kernel)
-        like = _like(op, tensors, names, attributes)
+        like = outputs_like(op, tensors, names, attributes)
 
         def run(*inputs: Tensor) -> list[Tensor]:
-            outputs, extra = bound.forward(_call(bound, phase, inputs, names, attributes), inputs, like)
+            outputs, extra = bound.forward(call_by(bound, phase, inputs, names, attributes), inputs, like)
             return [*outputs, *extra]
 
         results: list[Tensor] = _observed(op, f"xpuruntime::{op}", phase, bound, run, tensors)
@@ -535,8 +453,8 @@ def define(operation: Operation) -> None:
 
     def fake(tensors: Sequence[Tensor], names: str, attributes: str, kernel: str, phase: str) -> list[Tensor]:
         bound = _placed(op, kernel)
-        call = _call(bound, phase, tensors, names, attributes)
-        return [*_like(op, tensors, names, attributes), *bound.saved_like(call, tensors)]
+        call = call_by(bound, phase, tensors, names, attributes)
+        return [*outputs_like(op, tensors, names, attributes), *bound.saved_like(call, tensors)]
 
     def served_backward(
         grads: Sequence[Tensor], tensors: Sequence[Tensor], kept: Sequence[Tensor], names: str, attributes: str,
@@ -545,10 +463,10 @@ def define(operation: Operation) -> None:
         bound, n = _placed(op, kernel), len(grads)
 
         def run(*inputs: Tensor) -> list[Tensor]:
-            call = _call(bound, "backward", inputs, names, attributes)
+            call = call_by(bound, "backward", inputs, names, attributes)
             like = [
                 dense_like(x) if wanted else None
-                for x, wanted in zip(inputs, _with_gradient(operation, names, attributes), strict=True)
+                for x, wanted in zip(inputs, with_gradient(operation, names, attributes), strict=True)
             ]
             gradients = bound.backward(call, Saved(tuple(inputs), tuple(kept[:n]), tuple(kept[n:])), tuple(grads), like)
             return [x for x in gradients if x is not None]
@@ -562,7 +480,7 @@ def define(operation: Operation) -> None:
         del grads, kept
         return [
             torch.empty_like(x, memory_format=torch.contiguous_format)
-            for x, wanted in zip(tensors, _with_gradient(operation, names, attributes), strict=True)
+            for x, wanted in zip(tensors, with_gradient(operation, names, attributes), strict=True)
             if wanted
         ]
 
@@ -595,7 +513,7 @@ def _define_in_place(operation: Operation) -> None:
         bound = _placed(op, kernel)
 
         def run(*inputs: Tensor) -> None:
-            bound.forward(_call(bound, phase, inputs, names, attributes), inputs, (), saved=0)
+            bound.forward(call_by(bound, phase, inputs, names, attributes), inputs, (), saved=0)
 
         _observed(op, f"xpuruntime::{op}", phase, bound, run, [*written, *tensors])
         torch.autograd.graph.increment_version(written)
@@ -606,16 +524,6 @@ def _define_in_place(operation: Operation) -> None:
     _library.impl(f"{op}.decided", decided, "CompositeImplicitAutograd")
     _library.impl(f"{op}.served", served, "CompositeExplicitAutograd")
     torch.library.register_fake(f"xpuruntime::{op}.served", lambda *_: None, lib=_library)
-
-
-def _without_data(x: Tensor) -> Tensor:
-    """Return a tensor of the same shape and type, of one number in memory."""
-    return x.new_empty(()).expand(x.shape).requires_grad_(x.requires_grad)
-
-
-def _with_gradient(operation: Operation, names: str, attributes: str) -> list[bool]:
-    needs = _options(attributes).get("needs")
-    return [name not in operation.without_gradient and (needs is None or name in needs) for name in names.split(",")]
 
 
 for _operation in OPERATIONS.values():
