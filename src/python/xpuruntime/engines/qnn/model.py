@@ -16,7 +16,7 @@ import msgspec
 
 from xpuruntime.engines.onnxruntime.cpu import CopyingBinding, CpuModel
 from xpuruntime.engines.onnxruntime.opening import translate
-from xpuruntime.engines.qnn.worker_side import decoded, encoded
+from xpuruntime.engines.qnn.opening import decoded, encoded
 from xpuruntime.errors import EngineError, EngineFailed, InputError, XpuRuntimeError
 from xpuruntime.runtime.worker import FailureKind, Worker, WorkerFailure
 
@@ -254,4 +254,4 @@ def _model(model: str | bytes, opening: Opening) -> dict[str, Any]:
 
 
 #: The functions that are called over there.
-_SIDE = "xpuruntime.engines.qnn.worker_side"
+_SIDE = "xpuruntime.engines.qnn.opening"
