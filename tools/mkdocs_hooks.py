@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 #: The page with this mark gets the list of modules in its place.
 MODULES = "<!-- modules -->"
+#: Likewise the table of levels, and that of the public names of each.
+STABILITY = "<!-- stability -->"
 PACKAGE = ROOT / "src" / "python" / "xpuruntime"
 KOREAN = "ko/"
 #: How much a page counts in a search, by the begin of its path; others, such as guides, count double, and tables of
@@ -41,6 +44,19 @@ def modules() -> Iterator[str]:
         yield ""
 
 
+def stability() -> Iterator[str]:
+    """Yield the lines of two tables: what each level promises, and the names of each package by level."""
+    table = runpy.run_path(str(PACKAGE / "stability.py"))
+    levels, marks = table["LEVELS"], table["__stability__"]
+    yield "| level | a name of it |\n|---|---|"
+    yield from (f"| {level} | {promise} |" for level, promise in levels.items())
+    yield f"\n| package | {' | '.join(levels)} |\n|---|{'---|' * len(levels)}"
+    for package in dict.fromkeys(name.rpartition(".")[0] for name in marks):
+        own = {name.rpartition(".")[2]: level for name, level in marks.items() if name.rpartition(".")[0] == package}
+        cells = (" ".join(f"`{name}`" for name in own if own[name] == level) for level in levels)
+        yield f"| `{package}` | {' | '.join(cells)} |"
+
+
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Fill in the list of modules, or the body of a page from the root, with its links into ``docs/`` as local ones.
 
@@ -51,6 +67,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     page.meta.setdefault("search", found)
     if MODULES in markdown:
         return markdown.replace(MODULES, "\n".join(modules()))
+    markdown = markdown.replace(STABILITY, "\n".join(stability()) if STABILITY in markdown else "")
     source = PAGES.get(page.file.src_uri)
     if source is None and "\n## " not in markdown.partition("\n::: ")[0]:  # names right below the title
         options = r"\1\n    options:\n      heading_level: 2\n"

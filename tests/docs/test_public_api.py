@@ -16,6 +16,7 @@ import xpuruntime
 from xpuruntime.evidence.records import VerdictCode
 from xpuruntime.locks.verification.claims import ClaimCode
 from xpuruntime.runtime.doctor.facts import FindingCode
+from xpuruntime.stability import LEVELS
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -40,6 +41,16 @@ def test_name_resolves_and_is_documented(name: str):
         assert inspect.getdoc(thing), f"xpuruntime.{name} has no docstring"
     directive = rf"^::: xpuruntime\.(?:[\w.]+\.)?{re.escape(name)}$|^\| `{re.escape(name)}` \|"
     assert re.search(directive, API, re.M), f"{name} is on no page of docs/reference"
+
+
+@pytest.mark.parametrize("package", ["", *sorted(xpuruntime._PACKAGES - {"training"}), "pytorch.ops"])
+def test_each_public_name_has_one_level_of_stability(package: str):
+    if package.startswith("pytorch"):
+        pytest.importorskip("torch", reason="xpuruntime.pytorch needs torch")
+    full = f"xpuruntime.{package}".rstrip(".")
+    marked = [name for name in xpuruntime.__stability__ if name.rpartition(".")[0] == full]
+    assert sorted(marked) == sorted(f"{full}.{name}" for name in importlib.import_module(full).__all__)
+    assert {xpuruntime.__stability__[name] for name in marked} <= set(LEVELS)
 
 
 @pytest.mark.parametrize("package", PACKAGES[1:])

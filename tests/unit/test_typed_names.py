@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What type checkers see of the public names in a file of a user."""
+"""What type checkers see of the public names, and of the pages' programs, in a file of a user."""
 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "python"
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "python"
+#: Pages whose programs open sessions, train, and call operations.
+PAGES = ("README.md", "docs/quickstart.md", "docs/guides/pytorch.md", "docs/guides/tune-training.md")
 PACKAGES = {
     "xpuruntime": (),
     "xpuruntime.pytorch": ("ops.fused_attention", "ops.fused_layernorm", "allocator.set_allocator"),
@@ -85,3 +90,35 @@ reveal_type(xrt_torch.capture_graph(step, [1])(1))
     assert [kind.rpartition(".")[2] for kind in kinds] == [
         "ndarray", "memoryview", "ndarray", "ndarray", "ndarray", "tuple", "ndarray", "ndarray", "float",
     ]  # fmt: skip
+
+
+def test_pyright_knows_each_type_in_the_programs_of_the_pages_and_each_public_name(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("pyright", reason="pyright is not installed")
+    if shutil.which("node") is None:
+        pytest.skip("pyright needs node")
+    # Unknown arguments come from PyTorch, which leaves some types open.
+    settings = {"reportUnknownVariableType": "error", "reportAttributeAccessIssue": "error"}
+    (tmp_path / "pyrightconfig.json").write_text(
+        json.dumps({"typeCheckingMode": "off", "extraPaths": [str(SOURCE)], **settings})
+    )
+    for index, page in enumerate(PAGES):
+        blocks = re.findall(
+            r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+        )
+        assert blocks
+        (tmp_path / f"page{index}.py").write_text("\n".join(blocks))
+    names = [f"{package}.{name}" for package in PACKAGES if "training" not in package for name in names_of(package)]
+    imports = [f"import {package}" for package in PACKAGES]
+    (tmp_path / "names.py").write_text("\n".join([*imports, *(f"reveal_type({name})" for name in names)]))
+    (tmp_path / "unknown.py").write_text("def copy(value):\n    other = value\n    return other\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    revealed = [entry["message"] for entry in found if entry["severity"] == "information"]
+    assert len(revealed) == len(names)
+    assert [message for message in revealed if re.search(r'is "(type\[)?(Any|Unknown)', message)] == []
+    errors = {Path(entry["file"]).name: entry["message"] for entry in found if entry["severity"] == "error"}
+    assert set(errors) == {"unknown.py"}, errors

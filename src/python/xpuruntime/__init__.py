@@ -7,7 +7,8 @@ what really ran::
 
     Policy (requested) -> Plan (resolved) -> run -> Report (observed)
 
-Importing this package imports no vendor package and needs no GPU, driver or vendor library.
+Importing this package imports no vendor package and needs no GPU, driver or vendor library. `xpuruntime.__stability__`
+says of each public name whether it is stable, provisional or experimental.
 """
 
 from __future__ import annotations
@@ -128,6 +129,7 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.stream import Graph as Graph
     from xpuruntime.runtime.stream import Stream as Stream
     from xpuruntime.runtime.stream import Tensor as Tensor
+    from xpuruntime.stability import __stability__ as __stability__
     from xpuruntime.tuning.spec.tune_spec import TuneSpec as TuneSpec
     from xpuruntime.tuning.tune import tune
     from xpuruntime.tuning.tune_result import TuneResult
@@ -193,6 +195,7 @@ __all__ = [
 #: Name to the module that has it; loaded on first use. Those outside `__all__` are public in their packages, such as
 #: `xpuruntime.runtime`, and can be imported from here too.
 _LAZY = {
+    "__stability__": "stability",
     "AccuracyPolicy": "policies",
     "Artifact": "artifacts.manifest",
     "ArtifactPolicy": "policies",

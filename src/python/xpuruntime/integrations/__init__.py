@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["needs"]
+__all__ = ["accelerate", "lightning", "ray", "training", "transformers"]
 
 
 @contextlib.contextmanager
