@@ -368,3 +368,39 @@ def test_yaml_refusals(text, message):
     assert said.startswith(start + message), said
     assert "\n" not in said
     assert len(said) < 600
+
+
+def test_every_fault_of_a_file_is_named_in_one_error():
+    text = (
+        "moode: strict\nexecution: {engin: ort, device: xpu}\nkernels: {rules: [{match: {op: matmull}, use: auto}, 3]}"
+    )
+    with pytest.raises(PolicyError) as error:
+        Policy.loads(text, name="policy.yaml")
+    lines = str(error.value).split("\n  ")
+    begins = [
+        "policy.yaml:1:1: unknown key 'moode' in the policy; did you mean 'mode'?",
+        "policy.yaml:2:13: unknown key 'engin' in execution; did you mean 'engine'?",
+        "policy.yaml:2:33: execution.device: 'xpu' is not a device",
+        "policy.yaml:3:32: kernels.rules[0].match.op: 'matmull' is not",
+        "policy.yaml:3:54: kernels.rules[1]: expected a mapping",
+    ]
+    assert [line[: len(begin)] for line, begin in zip(lines, begins, strict=True)] == begins
+
+
+def test_an_error_names_eight_faults_and_counts_the_rest():
+    with pytest.raises(PolicyError) as error:
+        Policy.loads("\n".join(f"key_{index}: 1" for index in range(11)), name="policy.yaml")
+    *first, last = str(error.value).split("\n  ")
+    assert [line.split(":")[1] for line in first] == list("12345678")
+    assert last == "and 3 more"
+
+
+def test_every_fault_of_a_constructor_is_named_in_one_error():
+    with pytest.raises(PolicyError) as error:
+        Policy(mode="strikt", execution={"device": "xpu", "precision": "fp17"})
+    said = str(error.value).split("\n  ")
+    assert [line.partition(": ")[0] for line in said] == [
+        "Policy.mode", "Policy.execution.device", "Policy.execution.precision"
+    ]  # fmt: skip
+    with pytest.raises(PolicyError, match=r"unknown key 'moode' .*\n  unknown key 'kernel' in Policy"):
+        Policy(moode="strict", kernel={})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from xpuruntime.policies.document import (
     MappingNode,
     Node,
+    Refusals,
     Refused,
     ScalarNode,
     SequenceNode,
@@ -189,11 +190,13 @@ class ListOf(Kind):
 
 def _each(accept: Callable[[Any], Any], values: Any) -> list[Any]:
     accepted = []
+    refusals = Refusals()
     for index, value in enumerate(values):
         try:
             accepted.append(accept(value))
         except Refused as refused:
-            raise (refused.at(value) if isinstance(value, Node) else refused).under(index) from None
+            refusals.add((refused.at(value) if isinstance(value, Node) else refused).under(index))
+    refusals.raise_any()
     return accepted
 
 
@@ -221,15 +224,18 @@ class MappingOf(Kind):
 def read_entries(node: MappingNode, check_name: Callable[[str], object], read: Callable[[Node], Any]) -> FrozenDict:
     """Return the entries of a mapping, sorted by name. A refusal has the place of its name or value."""
     entries = {}
+    refusals = Refusals()
     for name, (key_node, value) in sorted(node.entries.items()):
         try:
             check_name(name)
         except Refused as refused:
-            raise refused.at(key_node) from None
+            refusals.add(refused.at(key_node))
+            continue
         try:
             entries[name] = read(value)
         except Refused as refused:
-            raise refused.at(value).under(name) from None
+            refusals.add(refused.at(value).under(name))
+    refusals.raise_any()
     return FrozenDict(entries)
 
 

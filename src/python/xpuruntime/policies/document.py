@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 __all__ = [
     "MAX_DEPTH",
     "MappingNode",
     "Node",
+    "Refusals",
     "Refused",
     "ScalarNode",
     "SequenceNode",
@@ -143,6 +144,8 @@ def to_python(node: Node) -> Any:
 
 
 _LONGEST_QUOTE = 60
+#: Faults that one error names.
+_MOST_NAMED = 8
 
 
 class Refused(Exception):  # noqa: N818 - read as a sentence: `raise Refused(...)`
@@ -154,17 +157,32 @@ class Refused(Exception):  # noqa: N818 - read as a sentence: `raise Refused(...
         self.path = path
         self.unknown_key = unknown_key
         self.node: Node | None = None
+        #: What else is refused in the same document, see `Refusals`.
+        self.others: tuple[Refused, ...] = ()
+
+    @property
+    def everything(self) -> tuple[Refused, ...]:
+        """The refusal and the others, none of which has others of its own."""
+        return (self, *self.others)
 
     def under(self, *path: str | int) -> Refused:
         """Put `path` before what is already known of the place."""
-        self.path = (*path, *self.path)
+        for refused in self.everything:
+            refused.path = (*path, *refused.path)
         return self
 
     def at(self, node: Node) -> Refused:
         """Remember the node of the document; the innermost, which comes first, stays."""
-        if self.node is None:
-            self.node = node
+        for refused in self.everything:
+            if refused.node is None:
+                refused.node = node
         return self
+
+    def lines(self, line: Callable[[Refused], str]) -> str:
+        """Return the text of an error with a line for each refusal, the first `_MOST_NAMED` of them."""
+        lines = [line(refused) for refused in self.everything[:_MOST_NAMED]]
+        more = len(self.everything) - len(lines)
+        return "\n  ".join([*lines, *([f"and {more} more"] if more else [])])
 
     def message(self, root: str = "", subject: str = "the policy") -> str:
         """Return the sentence with the dotted key, which starts with `root`, but without the place in a file.
@@ -175,6 +193,25 @@ class Refused(Exception):  # noqa: N818 - read as a sentence: `raise Refused(...
         if self.unknown_key is not None:
             return f"unknown key {quote(self.unknown_key)} in {where or subject}{self.reason}"
         return f"{where}: {self.reason}" if where else self.reason
+
+
+class Refusals:
+    """Everything that is refused in one mapping or list, so that one error names it all."""
+
+    def __init__(self) -> None:
+        self._all: list[Refused] = []
+
+    def add(self, refused: Refused) -> None:
+        """Keep a refusal, with those that it has."""
+        self._all += refused.everything
+        refused.others = ()
+
+    def raise_any(self) -> None:
+        """Raise the first `Refused` with the others, if there is one."""
+        if self._all:
+            first, *others = self._all
+            first.others = tuple(others)
+            raise first
 
 
 def dotted(path: Iterable[str | int]) -> str:

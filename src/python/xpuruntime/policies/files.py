@@ -36,9 +36,13 @@ class Document(msgspec.Struct):
 
 def policy_error(refused: Refused, name: str, subject: str = "the policy") -> PolicyError:
     """Return the public error: ``file:line:column: message``. `whole` says what kind of document it is."""
-    node = refused.node
-    text = f"{name}:{node.line}:{node.column}" if node is not None and node.line else name
-    return PolicyError(f"{text}: {refused.message(subject=subject)}")
+
+    def line(part: Refused) -> str:
+        node = part.node
+        text = f"{name}:{node.line}:{node.column}" if node is not None and node.line else name
+        return f"{text}: {part.message(subject=subject)}"
+
+    return PolicyError(refused.lines(line))
 
 
 def loads(text: str, format: str, name: str) -> Document:

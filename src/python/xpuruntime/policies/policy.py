@@ -240,8 +240,9 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
         try:
             fields = read_fields(document.root, cls.DOCUMENT)
         except Refused as refused:
-            if refused.unknown_key is not None:
-                refused.reason = home_in_file(refused.unknown_key, cls.DOCUMENT) or refused.reason
+            for part in refused.everything:
+                if part.unknown_key is not None:
+                    part.reason = home_in_file(part.unknown_key, cls.DOCUMENT) or part.reason
             raise files.policy_error(refused, document.name) from None
         fields.pop("schema", None)
         outside = {name: fields.pop(name) for name in KernelPolicy.OUTSIDE if fields.get(name) is not None}

@@ -16,6 +16,7 @@ from xpuruntime.policies.compound_kinds import ListOf, Nested
 from xpuruntime.policies.document import (
     MappingNode,
     Node,
+    Refusals,
     Refused,
     ScalarNode,
     SequenceNode,
@@ -97,10 +98,12 @@ class _PolicyMeta(msgspec.StructMeta):
             return super().__new__(mcls, name, bases, namespace | defaults, **options)
 
         def __call__(cls, *args: Any, **fields: Any) -> Any:  # noqa: N805 - a metaclass
+            refusals = Refusals()
             try:
                 for name in fields:
                     if name not in cls.KINDS:
-                        raise Refused(did_you_mean(name, cls.KINDS, "keys"), unknown_key=name)
+                        refusals.add(Refused(did_you_mean(name, cls.KINDS, "keys"), unknown_key=name))
+                refusals.raise_any()
                 cls.check_required(fields)
             except Refused as refused:
                 raise PolicyError(_message(refused, cls)) from None
@@ -122,15 +125,18 @@ class PolicyValue(msgspec.Struct, metaclass=_PolicyMeta, frozen=True, kw_only=Tr
     ROOTS: ClassVar[list[Any]] = []
 
     def __post_init__(self) -> None:
+        refusals = Refusals()
         try:
             for name, kind in self.KINDS.items():
                 value = getattr(self, name)
                 try:
                     canonical = kind.check(value)
                 except Refused as refused:
-                    raise refused.under(name) from None
+                    refusals.add(refused.under(name))
+                    continue
                 if canonical is not value:
                     msgspec.structs.force_setattr(self, name, canonical)
+            refusals.raise_any()
             self._check_together()
         except Refused as refused:
             raise PolicyError(_message(refused, type(self))) from None
@@ -155,7 +161,9 @@ class PolicyValue(msgspec.Struct, metaclass=_PolicyMeta, frozen=True, kw_only=Tr
             # Each field is good by itself, so fields do not go together; the constructor's reason is kept as context.
             refused = error.__context__
             assert isinstance(refused, Refused)
-            raise refused.at(_find(node, refused.path)) from None
+            for part in refused.everything:
+                part.node = part.node or _find(node, part.path)
+            raise refused from None
 
     def stated_fields(self) -> dict[str, Any]:
         """Return the fields that are away from their defaults."""
@@ -186,27 +194,31 @@ class PolicyValue(msgspec.Struct, metaclass=_PolicyMeta, frozen=True, kw_only=Tr
 
 def _message(refused: Refused, cls: Any) -> str:
     """Return the sentence of a refusal in Python; an unknown key that another class has comes with how to write it."""
-    if refused.unknown_key is not None:
-        refused.reason = home_in_python(refused.unknown_key, cls) or refused.reason
-    return refused.message(cls.__name__)
+    for part in refused.everything:
+        if part.unknown_key is not None:
+            part.reason = home_in_python(part.unknown_key, cls) or part.reason
+    return refused.lines(lambda part: part.message(cls.__name__))
 
 
 def read_fields(node: Node, kinds: dict[str, Kind]) -> dict[str, Any]:
-    """Read the entries of a mapping, each by its kind. Raises `Refused` with the node concerned."""
+    """Read the entries of a mapping, each by its kind. Raises `Refused` of each entry, with the node concerned."""
     if not isinstance(node, MappingNode):
         hint = ""
         if isinstance(node, ScalarNode) and isinstance(node.value, str) and ":" in node.value:
             hint = "; a space must follow the colon of each key"
         raise Refused(f"expected a mapping such as {{{next(iter(kinds))}: ...}}, got {describe(node)}{hint}").at(node)
     fields = {}
+    refusals = Refusals()
     for key, (key_node, value_node) in node.entries.items():
         kind = kinds.get(key)
         if kind is None:
-            raise Refused(did_you_mean(key, kinds, "keys"), unknown_key=key).at(key_node)
+            refusals.add(Refused(did_you_mean(key, kinds, "keys"), unknown_key=key).at(key_node))
+            continue
         try:
             fields[key] = kind.read(value_node)
         except Refused as refused:
-            raise refused.at(value_node).under(key) from None
+            refusals.add(refused.at(value_node).under(key))
+    refusals.raise_any()
     return fields
 
 
