@@ -54,8 +54,11 @@ def test_an_engine_that_is_broken_is_unavailable(name: str) -> None:
 
 
 def test_a_name_that_no_engine_has() -> None:
-    with pytest.raises(EngineUnavailable, match="unknown engine"):
+    near = r"unknown engine 'onnxrunttime'; did you mean 'onnxruntime'\? Registered: .*\. Fix: write onnxruntime, or"
+    with pytest.raises(EngineUnavailable, match=near):
         default_registry().get("onnxrunttime")
+    with pytest.raises(EngineUnavailable, match=r"Fix: write one of these, or install the package that registers xyz"):
+        default_registry().get("xyz")
 
 
 def test_a_library_that_is_not_found() -> None:

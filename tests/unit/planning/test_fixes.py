@@ -168,3 +168,32 @@ def test_a_rule_that_names_no_node_is_told(rule: dict[str, str]) -> None:
     assert any("kernels.rules[0]" in line and "correct match.node" in line for line in plan.warnings)
     with pytest.raises(xrt.UnsupportedOperationError, match="names no node"):
         xrt.plan(xrt.demo_model_path(), policy={"mode": "strict", **policy})
+
+
+@pytest.mark.parametrize(
+    ("kernels", "asked", "near"),
+    [
+        ({"conv": "cpu.refrence"}, "kernels.conv: cpu.refrence is", "cpu.reference"),
+        ({"rules": [{"match": {"op": "matmul"}, "use": "cpu.referense"}]}, "kernels.rules[0]: ", "cpu.reference"),
+    ],
+)
+def test_a_misspelt_kernel_is_told_the_nearest(kernels: dict[str, Any], asked: str, near: str) -> None:
+    policy = {"mode": "strict", "execution": {"engine": "onnxruntime", "device": "cpu"}, "kernels": kernels}
+    with pytest.raises(xrt.UnsupportedOperationError) as error:
+        xrt.plan(xrt.demo_model_path(), policy=policy)
+    line = next(line for line in str(error.value).splitlines() if line.strip().startswith(asked))
+    assert f"; did you mean '{near}'? Fix: write {near}, or use mode: prefer" in line
+
+
+def test_a_format_that_an_engine_does_not_take_is_in_words() -> None:
+    assert verdicts(MACHINES["engines"], "torch", "cpu")["torch@cpu"] == (
+        "format_unsupported",
+        "use execution.engine: onnxruntime or openvino, or give torch an exported program (.pt2), a module of PyTorch "
+        "or a folder of Transformers",
+    )
+
+
+def test_gpu_without_a_number_is_told_the_name_of_nvidias() -> None:
+    fixes = {name: fix for name, (_, fix) in verdicts(MACHINES["engines"], "auto", "gpu").items()}
+    assert fixes["onnxruntime@gpu"] == "use device cpu; an NVIDIA GPU is device cuda:0"
+    assert "cuda" not in fixes["openvino@gpu"]

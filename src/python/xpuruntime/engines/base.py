@@ -287,8 +287,6 @@ class PackagedEngine(Engine[SettingsT]):
         kind = request.device.partition(":")[0]
         if kind not in (self.device_kinds or ()):
             reason = f"{self.title} has no device {request.device!r}; it runs on {self.runs_on}"
-            if kind == "gpu" and "cuda" in (self.device_kinds or ()):
-                reason += "; an NVIDIA GPU is cuda:0"
             return Refusal(VerdictCode.DEVICE_UNSUPPORTED, reason)
         return missing_cuda_device(request.device, machine) if kind == "cuda" else None
 

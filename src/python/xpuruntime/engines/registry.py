@@ -74,8 +74,9 @@ class EngineRegistry:
 
         near = difflib.get_close_matches(name, words, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
-        msg = f"unknown engine {name!r}{hint} Registered: {', '.join(sorted(self._engines))}"
-        raise EngineUnavailable(msg, engine=name)
+        msg = f"unknown engine {name!r}{hint} Registered: {', '.join(sorted(self._engines)) or 'none'}"
+        fix = f"write {near[0] if near else 'one of these'}, or install the package that registers {name}"
+        raise EngineUnavailable(msg, fix=fix, engine=name)
 
     def names(self) -> tuple[str, ...]:
         """Return the engine names in order of registration."""

@@ -137,7 +137,7 @@ def compare_engines(
         try:
             known.get(engine)
         except EngineError as error:
-            raise InputError(f"{error}. Correct the name, or install the package that registers it") from None
+            raise InputError(error.reason, fix=error.fix) from None
     base = SessionArguments(device=device, policy=policy, precision=precision).checked().merged()
     info = with_shapes(read_model(model), base)
     request = PlanRequest(model=info, calibration=calibration_of(calibration, base, info))

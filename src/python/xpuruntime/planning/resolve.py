@@ -140,18 +140,31 @@ def plan_of(
     )
 
 
+#: Formats of models, in words.
+_FORMATS = {
+    "genai": "a folder with genai_config.json",
+    "onnx": "an ONNX model",
+    "openvino-genai": "a folder that optimum-cli exported for OpenVINO",
+    "pt2": "an exported program (.pt2)",
+    "torch": "a module of PyTorch",
+    "transformers": "a folder of Transformers",
+}
+
+
 def judge_candidate(
     candidate: EngineCandidate, request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]
 ) -> Judgement:
     """Return what an engine says of one candidate, with a control for every key that the policy states. Pure."""
     engine = engines[candidate.engine]
     if request.model.format not in engine.formats:
-        takes = " and ".join(engine.formats)
+        *first, last = [_FORMATS.get(name, name) for name in engine.formats]
+        takes = ", ".join(first) + " or " * bool(first) + last
+        others = " or ".join(_taking(request, candidate, machine, engines))
         return Refusal(
             VerdictCode.FORMAT_UNSUPPORTED,
-            f"the model is of the format {request.model.format}, and {candidate.engine} takes {takes}",
-            "export the model to a format of it, or name an engine that takes this one: "
-            + (" or ".join(_taking(request, candidate, machine, engines)) or "none that is registered does"),
+            f"the model is {_FORMATS.get(request.model.format, request.model.format)}, and {candidate.engine} takes "
+            f"{takes}",
+            (f"use execution.engine: {others}, or " if others else "") + f"give {candidate.engine} {takes}",
         ).judgement(candidate.engine, candidate.device)
     foreign = request.artifact and foreign_artifact(request.artifact, candidate.engine, candidate.device)
     if foreign:
@@ -220,7 +233,10 @@ def _with_device_fix(
     """Return the verdict, with a fix where the engine does not have the device and states none."""
     if verdict.code not in (VerdictCode.DEVICE_MISSING, VerdictCode.DEVICE_UNSUPPORTED) or verdict.fix is not None:
         return verdict
-    return msgspec.structs.replace(verdict, fix=device_fix(candidate, request, policy, machine, engines))
+    fixes = [device_fix(candidate, request, policy, machine, engines)]
+    if candidate.device.startswith("gpu") and "cuda" in kinds_of(engines[candidate.engine], machine):
+        fixes.append("an NVIDIA GPU is device cuda:0")
+    return msgspec.structs.replace(verdict, fix="; ".join(filter(None, fixes)) or None)
 
 
 def _taking(

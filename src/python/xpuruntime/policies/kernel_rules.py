@@ -33,6 +33,7 @@ __all__ = [
     "check_kernel",
     "computed_by",
     "families_of",
+    "misspelt_kernel",
     "ops_of",
 ]
 
@@ -208,6 +209,19 @@ def computed_by(use: str | Sequence[str] | None) -> frozenset[str]:
     return frozenset(op_names)
 
 
+def nearest_kernel(kernel: str, op: str | None) -> str | None:
+    """Return the family or id for `op` (``None``: for any) that a name was probably meant to be, or ``None``."""
+    ids = [name for name, (ops, _) in KERNEL_IDS.items() if op is None or op in ops]
+    return nearest(kernel, [*families_of(op), *ids])
+
+
+def misspelt_kernel(kernels: Sequence[str], op: str | None) -> str | None:
+    """Return what the first id without a known kernel was probably meant to be; ``None`` where there is no such id."""
+    names = (kernel.partition("@")[0] for kernel in kernels)
+    unknown = next((name for name in names if "." in name and name not in KERNEL_IDS), None)
+    return None if unknown is None else nearest_kernel(unknown, op)
+
+
 def check_kernel(kernel: str, op: str | None) -> str:
     """Return `kernel` if it can be used for `op` (``None``: for any operation). Raises `Refused` otherwise."""
     if (prefix := next((prefix for prefix in SOURCE_PREFIXES if kernel.startswith(prefix)), None)) is not None:
@@ -231,9 +245,7 @@ def check_kernel(kernel: str, op: str | None) -> str:
         hint = did_you_mean(kernel, families, "kernels").removesuffix(".")
         raise Refused(f"{quote(kernel)} is not a known kernel{for_op}{hint}, or an id such as 'backend.name'.")
     if not re.fullmatch(_ID, kernel):
-        near = nearest(
-            kernel, [*families, *(known for known, (ops, _) in KERNEL_IDS.items() if op is None or op in ops)]
-        )
+        near = nearest_kernel(kernel, op)
         question = f"; did you mean {near!r}?" if near else ""
         raise Refused(f"{quote(kernel)} is not a kernel id: an id is 'backend.name', with one dot{question}")
     ops, _ = KERNEL_IDS.get(name, (OPS, ""))

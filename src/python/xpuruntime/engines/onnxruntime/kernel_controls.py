@@ -20,7 +20,7 @@ from xpuruntime.engines.onnxruntime.rewriting.rules import (
     by_key,
     xpuruntime_threads,
 )
-from xpuruntime.policies.kernel_rules import RuleMatch
+from xpuruntime.policies.kernel_rules import RuleMatch, misspelt_kernel
 from xpuruntime.policies.kinds import share_text
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class KernelKeys:
             self._book.add(key, ENGINE_CHOICE, "enforced", f"it has no {', '.join(wanted[:-1])}, then auto")
         else:
             reason = f"neither an option of ONNX Runtime nor an xpuruntime kernel is called {', '.join(wanted)}"
-            self._book.add(key, "-", "unsupported", *_not_built(wanted, reason))
+            self._book.add(key, "-", "unsupported", *_not_built(wanted, reason, op))
 
     def _has_option(self, op: str, wanted: Sequence[str]) -> bool:
         known: object = {"attention": ATTENTION_BITS, "conv": CONV_SEARCH}.get(op, {})
@@ -244,7 +244,7 @@ class KernelKeys:
                 reason = (
                     f"no xpuruntime kernel is called {', '.join(use)}, and no option of ONNX Runtime is for one node"
                 )
-                self._book.add(key, "-", "unsupported", *_not_built(use, reason))
+                self._book.add(key, "-", "unsupported", *_not_built(use, reason, rule.match.op))
             elif kept:
                 by = "converter" if self._settings.qdq is None else "quantizer"
                 self._book.add(key, f"nodes {glob} stay fp32", "enforced", f"the {by} leaves them alone")
@@ -337,12 +337,15 @@ class KernelKeys:
         self._book.add(key, f"cudnn_conv_algo_search={search}", "enforced", "provider option, read back after loading")
 
 
-def _not_built(words: Sequence[str], reason: str) -> tuple[str, str | None]:
+def _not_built(words: Sequence[str], reason: str, op: str | None) -> tuple[str, str | None]:
     """Return why no kernel has one of these names, and the fix: the build lacks its backend, or another reason."""
     from xpuruntime import _core
 
     missing = [why for why in dict.fromkeys(map(_core.why_not_built, words)) if why]
-    return ("; ".join(missing), "run `xrt doctor`, which names the fix") if missing else (reason, None)
+    if missing:
+        return "; ".join(missing), "run `xrt doctor`, which names the fix"
+    near = misspelt_kernel(words, op)
+    return (f"{reason}; did you mean {near!r}?", f"write {near}") if near else (reason, None)
 
 
 def _why_not(request: Request, settings: OnnxRuntimeSettings) -> tuple[str, str] | None:
