@@ -70,7 +70,7 @@ def test_versions_of_a_folder(versions: Path, serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda folder: None, "cannot be read"),
+        (lambda folder: None, "there is no such file. Fix: check the name; the folder holds"),
         (lambda folder: folder.mkdir(), "neither a compiled artifact nor a folder of versions"),
         (lambda folder: (folder / "1").mkdir(parents=True), "must hold one model"),
         (lambda folder: folder.write_bytes(b"no model"), "m"),

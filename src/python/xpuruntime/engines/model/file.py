@@ -39,6 +39,7 @@ __all__ = [
     "parse",
     "read",
     "refuse",
+    "refuse_missing",
 ]
 
 #: A protobuf message holds at most this many bytes.
@@ -171,7 +172,7 @@ def opened(path: Any) -> Iterator[tuple[str, BinaryIO, os.stat_result]]:
     except NotRegularError as error:
         raise refuse(where, reason_of(error), "give the path of the .onnx file itself") from None
     except FileNotFoundError:
-        raise refuse(where, *_missing(where)) from None
+        raise refuse_missing(where) from None
     except IsADirectoryError:
         raise refuse(where, *_directory(where)) from None
     except OSError as error:
@@ -334,16 +335,20 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     return value, at
 
 
-def _missing(where: str) -> tuple[str, str]:
+def refuse_missing(where: str) -> ModelError:
+    """Return the `ModelError` of a path where nothing is, with what stands beside it."""
     path = Path(where)
     if path.is_symlink():
-        return f"it is a symbolic link to {str(path.readlink())!r}, which does not exist", "restore the link's target"
+        reason = f"it is a symbolic link to {str(path.readlink())!r}, which does not exist"
+        return refuse(where, reason, "restore the link's target")
     if not path.parent.is_dir():
-        return f"the folder {str(path.parent)!r} does not exist", "check the path"
+        return refuse(where, f"the folder {str(path.parent)!r} does not exist", "check the path")
     beside = sorted(p.name for p in path.parent.glob("*.onnx"))[:5]
     if beside:
-        return "there is no such file", f"check the name; the folder holds {', '.join(map(repr, beside))}"
-    return "there is no such file", f"check the path (the current folder is {str(Path.cwd())!r})"
+        fix = f"check the name; the folder holds {', '.join(map(repr, beside))}"
+    else:
+        fix = f"check the path (the current folder is {str(Path.cwd())!r})"
+    return refuse(where, "there is no such file", fix)
 
 
 def _directory(where: str) -> tuple[str, str]:

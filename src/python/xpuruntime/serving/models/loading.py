@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from xpuruntime.artifacts.manifest import made_files
+from xpuruntime.engines.model.file import refuse_missing
 from xpuruntime.errors import InputError, LockError, ModelError, PolicyError
 from xpuruntime.files.paths import reason_of
 from xpuruntime.inference.calls import time_batches
@@ -68,8 +69,8 @@ def find_versions(source: str, wanted: str | tuple[int, ...]) -> dict[int, str]:
     missing = [version for version in chosen if version not in path_by_version]
     if missing:
         raise InputError(
-            f"{source} has no version {missing[0]}; it has {', '.join(map(str, sorted(path_by_version)))}. "
-            "Fix: correct 'versions'"
+            f"{source} has no version {missing[0]}; it has {', '.join(map(str, sorted(path_by_version)))}",
+            fix="state one of these in versions, or latest",
         )
     if path_by_version.get(1) == path:
         return {1: source}
@@ -79,8 +80,12 @@ def find_versions(source: str, wanted: str | tuple[int, ...]) -> dict[int, str]:
 def _versions(folder: Path) -> dict[int, Path]:
     try:
         names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        raise refuse_missing(str(folder)) from None
     except OSError as error:
-        raise ModelError(f"{folder}: cannot be read: {reason_of(error)}. Fix: correct 'source'") from None
+        raise ModelError(
+            f"{folder} cannot be read: {reason_of(error)}", fix="give a model file, or a folder that this user may read"
+        ) from None
     versions = {int(name): folder / name for name in names if _VERSION.fullmatch(name)}
     if not versions:
         raise ModelError(
