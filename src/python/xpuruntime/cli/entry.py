@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import io
 import os
@@ -22,7 +23,7 @@ from xpuruntime.errors import XpuRuntimeWarning
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main", "run"]
+__all__ = ["EXAMPLES", "main", "run"]
 
 
 #: Options of typer that end the process.
@@ -118,10 +119,11 @@ def _call(arguments: list[str], interrupts: Interrupts | None) -> int:
         context = getattr(error, "ctx", None)
         named = [word for word in arguments[:1] if not word.startswith("-")]
         command = context.command_path if context is not None else " ".join(["xrt", *named])
+        text = _with_fix(text, arguments, command)
         if "--json" in arguments:
             print_json(_error_record("UsageError", text, ExitCode.BAD_INPUT))
         if text:  # without arguments, the help has been shown already
-            error_line(_with_option(text, arguments, command))
+            error_line(text)
             error_line(f"`{command} --help` lists what it takes", label="help")
         return ExitCode.BAD_INPUT
     results().flush()
@@ -147,16 +149,56 @@ _MEANT = {
 }
 
 
-def _with_option(text: str, arguments: list[str], command: str) -> str:
-    """Return a usage error with what is meant, where a file lacks its option, or an option has another name here."""
-    unknown = re.match(r"No such option: (--[\w-]+)", text)
+#: Command to a line that runs in a folder with the files that it names.
+EXAMPLES = {
+    "bench": "xrt bench model.onnx",
+    "bisect": "xrt bisect onnxruntime 1.27.0..1.31.1 model.onnx --claim numerics",
+    "compare": "xrt compare model.onnx",
+    "compile": "xrt compile model.onnx -o model.xrt",
+    "determinism": "xrt determinism model.onnx",
+    "diff": "xrt diff before.lock after.lock",
+    "explain": "xrt explain model.onnx",
+    "export": "xrt export model.lock --to ort-python -o exported",
+    "index": "xrt index .",
+    "lock": "xrt lock model.onnx",
+    "log": "xrt log model.lock",
+    "oip-check": "xrt oip-check http://127.0.0.1:8000",
+    "plan": "xrt plan model.onnx",
+    "policy calibration": "xrt policy calibration model.onnx samples.npz",
+    "policy check": "xrt policy check policy.yaml",
+    "policy convert": "xrt policy convert policy.yaml policy.json",
+    "policy show": "xrt policy show policy.yaml",
+    "profile": "xrt profile model.onnx",
+    "run": "xrt run model.onnx",
+    "serve": "xrt serve model.onnx",
+    "tune": "xrt tune model.onnx --input random",
+    "verify": "xrt verify model.onnx",
+}
+
+
+def _with_fix(text: str, arguments: list[str], command: str) -> str:
+    """Return a usage error with a line that works, or with what is meant by an option, a command or a file."""
+    if text.startswith("Missing ") and (example := EXAMPLES.get(command.removeprefix("xrt "))):
+        return f"{text.removesuffix('.')}. Fix: {example}"
+    if unknown := re.match(r"No such command '([^']*)'", text):
+        word = f"{command} {unknown[1]}".removeprefix("xrt ")
+        near = difflib.get_close_matches(word, [*EXAMPLES, "demo", "devices", "doctor", "kernels"], n=1)
+        return f"{unknown[0]}. Fix: xrt {near[0] if near else '--help'}"
+    unknown = re.match(r"No such option: (--[\w-]+)(?: \(Possible options: (.*)\))?", text)
     if unknown and unknown[1] in _MEANT:
-        return f"{unknown[0]}. Fix: {_MEANT[unknown[1]]}"
-    extra = re.fullmatch(r"Got unexpected extra arguments? \((\S+)\)", text.replace("argument(s)", "argument"))
-    option = _OPTIONS.get(os.path.splitext(extra[1])[1]) if extra else None  # noqa: PTH122 - of an argument
-    if extra is None or option is None or extra[1] not in arguments:
+        return f"{unknown[0].partition(' (')[0]}. Fix: {_MEANT[unknown[1]]}"
+    near = difflib.get_close_matches(unknown[1], (unknown[2] or "").split(", "), n=1) if unknown else []
+    if unknown and near:
+        words = [re.sub(rf"^{unknown[1]}(?=$|=)", near[0], word) for word in arguments]
+        return f"{unknown[0].partition(' (')[0]}. Fix: {shlex.join(['xrt', *words])}"
+    extra = re.fullmatch(r"Got unexpected extra arguments? \((.+)\)", text.replace("argument(s)", "argument"))
+    if extra is None or extra[1] not in arguments:
         return text
     place = arguments.index(extra[1])
+    option = _OPTIONS.get(os.path.splitext(extra[1])[1])  # noqa: PTH122 - of an argument
+    if option is None:
+        words = [*command.split()[:1], *arguments[:place], *arguments[place + 1 :]]
+        return f"{extra[1]} is one argument too many. Fix: {shlex.join(words)}"
     stated = [option, extra[1]] if option[-1] != "@" else [*option.split()[:1], f"@{extra[1]}"]
     words = [*command.split()[:1], *arguments[:place], *arguments[place + 1 :], *stated]
     return f"{extra[1]} is a file without an option. Fix: {shlex.join(words)}"
@@ -200,14 +242,17 @@ def _error_record(kind: str, text: str, code: ExitCode, **details: str | None) -
 
 
 def _show_warnings_plainly() -> None:
-    """Print xpuruntime's warnings as one line on stderr, always; leave those of other packages as they are."""
+    """Print each of xpuruntime's warnings as one line on stderr, once; leave those of other packages as they are."""
     from xpuruntime.cli.output import error_line
 
     shown = warnings.showwarning
+    told: set[str] = set()  # a lock opens the model twice, under the policy and as locked
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **options: Any) -> None:
         if issubclass(category, XpuRuntimeWarning):
-            error_line(str(message), label="warning")
+            if str(message) not in told:
+                told.add(str(message))
+                error_line(str(message), label="warning")
         else:
             shown(message, category, *rest, **options)
 
