@@ -22,7 +22,7 @@ import pytest
 import xpuruntime as xrt
 from xpuruntime.lockfile.differences import compare_identities
 from xpuruntime.lockfile.drift import ValidatorKind, drift_error, lacking
-from xpuruntime.lockfile.engine_dependencies import compiler_packages, libraries_of
+from xpuruntime.lockfile.engine_dependencies import compiler_packages, libraries_of, variables_of
 from xpuruntime.lockfile.records import CallEntry, Identity, LockedModel, UnitEntry, Validator
 from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
 from xpuruntime.ops import plugins
@@ -225,6 +225,18 @@ def test_commands_that_restore_are_quoted_for_a_shell() -> None:
     here = replace(HERE, environment={"ORT_X": "$(a) b"})
     (drift,) = compare_validators(identity_of(here), replace(here, environment={"ORT_Y;c": "1"}))
     assert drift.restore == "export 'ORT_X=$(a) b'; unset 'ORT_Y;c'"
+
+
+@pytest.mark.parametrize(
+    ("variables", "kept"),
+    [
+        ({"PYTORCH_JIT": "1", "TORCHDYNAMO_DISABLE": "0", "TORCH_USE_RTLD_GLOBAL": ""}, set()),
+        ({"PYTORCH_JIT": "0", "TORCHDYNAMO_DISABLE": "1"}, {"PYTORCH_JIT", "TORCHDYNAMO_DISABLE"}),
+        ({"TORCH_USE_RTLD_GLOBAL": "0"}, {"TORCH_USE_RTLD_GLOBAL"}),  # PyTorch reads "0" as yes
+    ],
+)
+def test_a_variable_at_its_default_is_no_drift(variables: dict[str, str], kept: set[str]) -> None:
+    assert variables_of("torch", "cpu", variables).keys() == kept
 
 
 def test_secrets_are_not_recorded() -> None:

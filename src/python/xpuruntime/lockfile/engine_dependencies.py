@@ -205,6 +205,15 @@ _PACKAGES: dict[str, tuple[str, ...]] = {
 }
 
 
+#: Variables to the texts that change nothing. ``TORCH_USE_RTLD_GLOBAL=0`` does: PyTorch takes any text for a yes.
+_USUAL = {
+    "PYTORCH_JIT": ("1",),
+    "TORCHDYNAMO_DISABLE": ("", "0"),
+    "TORCH_COMPILE_DISABLE": ("", "0"),
+    "TORCH_USE_RTLD_GLOBAL": ("",),
+}
+
+
 def libraries_of(engine: str, device: str, mapped: Mapping[str, str], kernels: Collection[str] = ()) -> dict[str, str]:
     """Return those mapped libraries, file name to path, that compute what an engine and kernels run on a device."""
     patterns = _LIBRARIES.get(engine, ()) + (_CUDA if device.startswith("cuda") else ())
@@ -254,7 +263,10 @@ def variables_of(
     variables = {
         name: environment[name]
         for name in sorted(environment)
-        if _matches(name, patterns) and not _matches(name, idle) and not any(word in name for word in _SECRET)
+        if _matches(name, patterns)
+        and not _matches(name, idle)
+        and not any(word in name for word in _SECRET)
+        and environment[name] not in _USUAL.get(name, ())
     }
     if _TUNABLES in variables:  # those of the allocator and of threads compute nothing
         parts = [part for part in variables.pop(_TUNABLES).split(":") if part.startswith("glibc.cpu.")]
