@@ -5,6 +5,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -223,3 +226,20 @@ def test_integer_products_of_few_rows_are_not_captured(torchao: Any) -> None:
     )
     assert few(17, storage="int8", compute="int8") == few(1, "cpu", storage="int8", compute="int8") == ""
     assert few(1, storage="int8") == few(1, storage="fp8") == ""
+
+
+def test_nothing_is_printed_where_torchao_is_imported_without_a_cuda_device() -> None:
+    pytest.importorskip("torchao")
+    code = """
+import logging
+from xpuruntime.pytorch.weights import quiet_torchao
+with quiet_torchao():
+    import torchao
+    logging.getLogger("torchao").warning("another message")
+logging.getLogger("torchao").warning("Failed to load x.so: afterwards")
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.splitlines() == ["another message", "Failed to load x.so: afterwards"]

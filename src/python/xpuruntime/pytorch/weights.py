@@ -7,8 +7,11 @@ Stored bytes and computed products are two facts: int8 weights may be converted 
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import math
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,6 +38,7 @@ __all__ = [
     "deviations",
     "few_rows",
     "quantize",
+    "quiet_torchao",
     "traffic_of",
     "weights_of",
 ]
@@ -407,9 +411,10 @@ def quantize(model: torch.nn.Module, policy: Any) -> torch.nn.Module:
 
     _refuse_layers(claimed, model, {name for name, layer in model.named_modules() if is_quantized(layer, name)})
     try:
-        from torchao.quantization import quantize_
+        with quiet_torchao():
+            from torchao.quantization import quantize_
 
-        config = _config(claimed)
+            config = _config(claimed)
     except ImportError as error:
         raise UnsupportedOperationError(
             f"quantize() needs torchao: {error}. Fix: {_TORCHAO}", engine="torch"
@@ -423,6 +428,31 @@ def quantize(model: torch.nn.Module, policy: Any) -> torch.nn.Module:
         fix = "state weights: {storage: int4}, or {storage: fp8, compute: fp8} from compute capability 8.9"
         warn(f"{msg} on an H200; they save memory alone. Fix: {fix}")
     return model
+
+
+#: Logger to what it says while torchao is imported, and nobody can mend: libraries for CUDA devices
+#: do not load on a machine without one, and torchao registers its enumerations as an older PyTorch wants it.
+_OF_IMPORTS = {
+    "torchao": r"Failed to load .*\.so: ",
+    "torch.utils._pytree": r".* is an Enum subclass and is now natively",
+}
+
+
+@contextlib.contextmanager
+def quiet_torchao() -> Iterator[None]:
+    """Import torchao, or what imports it, such as transformers, without its messages; on CUDA devices with them."""
+
+    def is_told(record: logging.LogRecord) -> bool:
+        return re.match(_OF_IMPORTS[record.name], record.getMessage()) is None
+
+    loggers = [] if torch.cuda.is_available() else [logging.getLogger(name) for name in _OF_IMPORTS]
+    for logger in loggers:
+        logger.addFilter(is_told)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_told)
 
 
 def few_rows(model: torch.nn.Module, rows: int, device: torch.device) -> str:

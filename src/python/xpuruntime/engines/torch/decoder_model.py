@@ -57,6 +57,8 @@ def load_decoder(request: Request, judgement: Judgement[DecoderSettings]) -> Dec
 
 
 def _module(request: Request, settings: DecoderSettings) -> Any:
+    from xpuruntime.pytorch.weights import quantize, quiet_torchao
+
     try:
         from transformers import AutoModelForCausalLM
     except Exception as error:  # it imports many packages, each of which may fail
@@ -66,7 +68,7 @@ def _module(request: Request, settings: DecoderSettings) -> Any:
         msg = f"transformers {version} does not import: {' '.join(str(error).split())}"
         raise EngineUnavailable(msg, fix="pip install --upgrade transformers", engine="torch") from None
     folder = request.model.source.folder
-    with _without_progress():
+    with quiet_torchao(), _without_progress():  # the module of the model imports torchao where it is installed
         module, loading_info = AutoModelForCausalLM.from_pretrained(
             folder,
             local_files_only=True,
@@ -82,8 +84,6 @@ def _module(request: Request, settings: DecoderSettings) -> Any:
             raise ModelError(reason, fix="save the model again: model.save_pretrained(folder)")
     module = module.to(request.device).eval()
     if request.policy.execution.weights.storage is not None:
-        from xpuruntime.pytorch.weights import quantize
-
         quantize(module, request.policy)
     return module
 
