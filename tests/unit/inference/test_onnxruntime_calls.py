@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,10 @@ def test_the_order_of_its_run(session: Any, call: Callable[[Any], Any], fix: str
 def test_the_order_of_its_run_async(session: Any, call: Callable[[Any], Any]) -> None:
     with pytest.raises(InputError, match="ONNX Runtime's own run_async has it") as error:
         call(session)
-    assert fixed(error).startswith("future = session.run_async({name: array}), then future.result()")
+    assert re.match(
+        r"future = session\.run_async\(\{name: array\}(, outputs=\['logits'\])?\), then future\.result\(\)",
+        fixed(error),
+    )
 
 
 def test_a_misspelt_argument_of_run(session: Any) -> None:
@@ -135,6 +139,9 @@ def test_a_misspelt_argument_of_run(session: Any) -> None:
     with pytest.raises(TypeError, match="time_out") as error:
         session.run_async(FEEDS, time_out=1)
     assert fixed(error) == "timeout="
+    with pytest.raises(TypeError, match="output") as error:
+        session.run_async(FEEDS, output=["logits"])
+    assert fixed(error) == "outputs="
 
 
 @pytest.mark.parametrize("name", [name for name in dir(ort.InferenceSession) if not name.startswith("_")])
@@ -148,6 +155,17 @@ def test_its_methods_are_here_or_name_what_is(session: Any, name: str) -> None:
         for word in fixed(error).replace(",", " ").split():
             if word.startswith("session.") and "(" not in word:
                 assert eval(word.rstrip(";."), {"session": session}) is not None
+
+
+@pytest.mark.parametrize(
+    "name", ["GraphOptimizationLevel", "ExecutionMode", "get_all_providers", "get_available_providers", "get_device"]
+)
+def test_names_of_its_package_say_what_works_here(name: str) -> None:
+    assert hasattr(ort, name)
+    with pytest.raises(AttributeError, match=f"module 'xpuruntime' has no attribute '{name}'") as error:
+        getattr(xrt, name)
+    code = fixed(error).removeprefix("use ").partition(", or ")[0]
+    assert eval(code, {"xpuruntime": xrt})
 
 
 def test_an_attribute_of_nobody() -> None:
@@ -180,11 +198,16 @@ def test_a_choice_of_outputs(engine: str, tmp_path: Path) -> None:
             for _ in range(2):
                 outputs = session.run(feeds, outputs=chosen)
                 assert list(outputs) == list(dict.fromkeys(chosen))
+                later = session.run_async(feeds, outputs=chosen).result()
+                assert list(later) == list(outputs)
                 for name, array in outputs.items():
                     np.testing.assert_array_equal(array, everything[name])
+                    np.testing.assert_array_equal(later[name], everything[name])
         for wrong, text in ((["moon"], "no output 'moon'"), ("sum", "a list of names"), ([], "a list of names")):
             with pytest.raises(InputError, match=text):
                 session.run(feeds, outputs=wrong)
+            with pytest.raises(InputError, match=text):
+                session.run_async(feeds, outputs=wrong)
     with pytest.raises(xrt.XpuRuntimeError, match="closed"):
         session.run(feeds, outputs=["sum"])
 

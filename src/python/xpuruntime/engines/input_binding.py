@@ -155,10 +155,11 @@ def check_call(feeds: Any, other: Mapping[str, Any], method: str = "run", extra:
         msg = f"{method} takes the inputs first, and got {received}, as ONNX Runtime's own {method} has it"
         fix = f"session.run({{name: array}}{chosen}), which returns a dict of output name to array"
         if method == "run_async":
-            fix = "future = session.run_async({name: array}), then future.result() or future.add_done_callback(f)"
+            fix = f"future = session.run_async({{name: array}}{chosen}), then future.result() or "
+            fix += "future.add_done_callback(f)"
         raise InputError(msg, fix=fix)
     if other:
-        known = ("stream", "outputs") if method == "run" else ("stream", "queue", "timeout")
+        known = ("stream", "outputs", *(("queue", "timeout") if method == "run_async" else ()))
         import difflib
 
         near = difflib.get_close_matches(min(other), known, n=1)

@@ -111,20 +111,28 @@ class LoadedModel(ABC):
         return None
 
     def run_async(
-        self, feeds: Mapping[str, Any], stream: Any = None, *, limits: QueueLimits | None = None
+        self,
+        feeds: Mapping[str, Any],
+        stream: Any = None,
+        *,
+        limits: QueueLimits | None = None,
+        outputs: Sequence[str] | None = None,
     ) -> Future[dict[str, Any]]:
-        """Start a run and return at once; see `InferenceSession.run_async`.
+        """Start a run and return at once; see `InferenceSession.run_async`. `outputs` are some of the model's.
 
         By default, `run` is called by a few threads of the model. Arrays on a device are run by the calling thread, and
         the future is done at once: there `run` only queues the work, in the order of the caller's stream.
         """
+        run = instrumented_method(self, "run")
+        if outputs is not None:
+            run = _choosing(run, outputs)
         if stream is not None or _on_device(feeds):
             from xpuruntime.engines.run_threads import InterruptibleFuture
 
             done: Future[dict[str, Any]] = InterruptibleFuture()
             done.set_running_or_notify_cancel()
             try:
-                done.set_result(instrumented_method(self, "run")(feeds, stream))
+                done.set_result(run(feeds, stream))
             except Exception as error:
                 if self._threads is not None and self._threads.closed:
                     closed()
@@ -132,7 +140,7 @@ class LoadedModel(ABC):
             return done
         threads = self.run_threads(max(1, min(_THREADS, os.cpu_count() or 1)))
         arrays = dict(feeds) if hasattr(feeds, "keys") else feeds
-        return threads.submit(instrumented_method(self, "run"), arrays, limits=limits)
+        return threads.submit(run, arrays, limits=limits)
 
     def run_threads(self, count: int) -> RunThreads | _Closed:
         """Return the threads that run this model asynchronously; the first call says how many, at most."""
@@ -192,6 +200,16 @@ class LoadedModel(ABC):
     def restore_thread(self) -> None:
         """Undo, after `close`, what opening the model changed in the calling thread alone. Nothing by default."""
         return
+
+
+def _choosing(run: Callable[..., dict[str, Any]], outputs: Sequence[str]) -> Callable[..., dict[str, Any]]:
+    """Return `run` with some of its results."""
+
+    def chosen(*arguments: Any) -> dict[str, Any]:
+        results = run(*arguments)
+        return {name: results[name] for name in outputs}
+
+    return chosen
 
 
 def _on_device(feeds: Mapping[str, Any]) -> bool:

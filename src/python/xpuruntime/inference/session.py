@@ -12,7 +12,7 @@ import msgspec
 
 from xpuruntime.argument_types import COUNT, NAMES, check_types
 from xpuruntime.engines.base import closed
-from xpuruntime.engines.input_binding import check_call, check_mapping
+from xpuruntime.engines.input_binding import check_call, check_mapping, chosen_outputs
 from xpuruntime.engines.model.shapes import with_open_batch
 from xpuruntime.engines.registry import known_engines
 from xpuruntime.errors import EngineError, InputError, LockError, XpuRuntimeError
@@ -304,6 +304,7 @@ class InferenceSession:
         inputs: Mapping[str, Any] = None,  # type: ignore[assignment]  # noqa: RUF013
         *extra: Never,
         stream: Any = None,
+        outputs: Sequence[str] | None = None,
         queue: int | None = None,
         timeout: float | None = None,
         **unknown: Never,
@@ -316,6 +317,8 @@ class InferenceSession:
             As for `run`. Do not write into the arrays before the future is done: they are not copied.
         stream : stream, optional
             CUDA only, as for `run`.
+        outputs : list of str, optional
+            The outputs to return, as for `run`.
         queue : int, optional
             Most runs of this session that may wait already; 1 or more. Default: any number.
         timeout : float, optional
@@ -331,7 +334,7 @@ class InferenceSession:
         Raises
         ------
         InputError
-            An input is wrong, where the engine looks at once; else the future raises it. Or `queue` or `timeout` is.
+            An input is wrong, where the engine looks at once; else the future raises it. Or another argument is.
         QueueFullError
             As many runs wait as `queue` allows.
         DeadlineError
@@ -345,11 +348,10 @@ class InferenceSession:
         arrays are ready in the order of the caller's stream. None of these waits, so `queue` and `timeout` hold.
         """
         check_call(inputs, unknown, "run_async", extra)
-        limits = _limits(queue, timeout)
-        start = instrumented_method(self._open(), "run_async")
-        future: Future[dict[str, Any]] = (
-            start(inputs, stream) if limits is None else start(inputs, stream, limits=limits)
-        )
+        chosen = None if outputs is None else chosen_outputs(outputs, [info.name for info in self.outputs])
+        options = {"limits": _limits(queue, timeout), "outputs": chosen}
+        stated = {name: value for name, value in options.items() if value is not None}
+        future: Future[dict[str, Any]] = instrumented_method(self._open(), "run_async")(inputs, stream, **stated)
         return future
 
     def bind(

@@ -95,13 +95,18 @@ class OpenVinoModel(HostModel):
         return super().run(feeds, stream)
 
     def run_async(
-        self, feeds: Mapping[str, Any], stream: Any = None, *, limits: QueueLimits | None = None
+        self,
+        feeds: Mapping[str, Any],
+        stream: Any = None,
+        *,
+        limits: QueueLimits | None = None,
+        outputs: Sequence[str] | None = None,
     ) -> Future[dict[str, Any]]:
         """Check, and run in a thread, as many side by side as OpenVINO runs well; see `InferenceSession.run_async`."""
         if self._handle is None:
             closed()
         if self._extended:
-            return super().run_async(feeds, stream, limits=limits)
+            return super().run_async(feeds, stream, limits=limits, outputs=outputs)
         self._refuse_constants(feeds)
         refuse_stream(stream)
         ready, kind = self.ready(feeds)
@@ -109,8 +114,8 @@ class OpenVinoModel(HostModel):
         names = self._outputs
 
         def run() -> dict[str, Any]:
-            results = self._infer(ready, arrays)
-            return {name: from_host(value, kind) for name, value in zip(names, results, strict=True)}
+            results = dict(zip(names, self._infer(ready, arrays), strict=True))
+            return {name: from_host(results[name], kind) for name in (names if outputs is None else outputs)}
 
         return self.run_threads(self._side_by_side).submit(run, limits=limits)
 
