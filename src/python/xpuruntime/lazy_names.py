@@ -17,9 +17,24 @@ if TYPE_CHECKING:
 
 __all__ = ["REPLACED", "import_msgspec", "import_part", "load_name", "refuse_rest"]
 
-_ONE_MODULE = "the core is one module without parts; use xpuruntime._core"
-#: Names of the original design that are spelled otherwise, and how.
+_ONE_MODULE = "use xpuruntime._core, one module without parts"
+_LOADABLE = "[engine.name for engine in xpuruntime.engines.default_registry() if engine.probe().loadable]"
+#: Names of the original design, and of ONNX Runtime, that are spelled otherwise, and how.
 REPLACED = {
+    "xpuruntime.ExecutionMode": "use xpuruntime.Policy(execution={'provider_options': {'onnxruntime': "
+    "{'inter_op_num_threads': 2}}})",
+    "xpuruntime.GraphOptimizationLevel": "use xpuruntime.Policy(execution={'provider_options': {'onnxruntime': "
+    "{'graph_optimization_level': 'all'}}}), or 'layout', 'extended', 'basic', 'disable'",
+    "xpuruntime.IOBinding": "use xpuruntime.InferenceSession.bind: binding = session.bind({name: array})",
+    "xpuruntime.OrtValue": "use arrays of any device, which xpuruntime.InferenceSession.run takes through DLPack",
+    "xpuruntime.RunOptions": "leave them out: xpuruntime.InferenceSession.run takes stream= and outputs=, and "
+    "the policy states the rest",
+    "xpuruntime.SessionOptions": "use a policy: xpuruntime.InferenceSession(model, policy={'execution': {'threads': 4, "
+    "'provider_options': {'onnxruntime': {'graph_optimization_level': 'all'}}}})",
+    "xpuruntime.get_all_providers": "use xpuruntime.engines.default_registry().names()",
+    "xpuruntime.get_available_providers": f"use {_LOADABLE}, or the command xrt devices",
+    "xpuruntime.get_device": "use xpuruntime.get_all_devices()",
+    "xpuruntime.set_default_logger_severity": "use logging.getLogger(xpuruntime.__name__).setLevel('DEBUG')",
     "xpuruntime.BackendRegistry": "use xpuruntime.engines.EngineRegistry for engines and xpuruntime.ops.kernels for "
     "kernels",
     "xpuruntime.DeviceInfo": "use xpuruntime.Device",
@@ -78,7 +93,7 @@ def load_name(package: str, name: str, modules: Mapping[str, str]) -> Any:
     if fix is None and _has_part(package, name):
         return import_part(f"{package}.{name}")
     msg = f"module {package!r} has no attribute {name!r}"
-    raise AttributeError(msg if fix is None else f"{msg}: {fix}")
+    raise AttributeError(msg if fix is None else f"{msg}. Fix: {fix}")
 
 
 class _ReplacedNames:
@@ -90,7 +105,7 @@ class _ReplacedNames:
         fix = REPLACED.get(re.sub(r"\.training(\.pytorch_ext)?\.", ".pytorch.", fullname))
         if fix is not None:
             package, _, name = fullname.rpartition(".")
-            raise ImportError(f"cannot import name {name!r} from {package!r}: {fix}", name=package)
+            raise ImportError(f"cannot import name {name!r} from {package!r}. Fix: {fix}", name=package)
 
 
 sys.meta_path.append(_ReplacedNames)
