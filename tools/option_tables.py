@@ -276,7 +276,7 @@ With another version, or without the package, `prefer` passes the kernels over a
 A [lock](../guides/kernel-providers.md#locks) holds the versions, the file lists and the environment variables
 {variables}.
 
-| word | operation | limits | in a CUDA graph | where determinism is stated |
+| kernel name | operation | limits | in a CUDA graph | where determinism is stated |
 |---|---|---|---|---|
 """
 #: Page to the module of the adapters, the name of the package, and what it is good at.
@@ -300,8 +300,8 @@ gets five, so it is called directly."""),
     "kernels-flashinfer": ("flashinfer", "FlashInfer", """\
 FlashInfer has kernels for inference, which its first call compiles with `nvcc`. It is made for decoding: attention of a
 single query, and writes of keys and values into a cache, for which each sequence of a static cache is a page. It has no
-gradients, and its functions are no operators of PyTorch's. On a GPU it has written a cache; **its other words have
-served no call there yet**."""),
+gradients, and its functions are no operators of PyTorch's. On a GPU it has written a cache; **its other
+kernels have served no call there yet**."""),
 }  # fmt: skip
 ADVISORIES_INTRO = """\
 # Known errors of kernels
@@ -354,10 +354,10 @@ def kernels_page(name: str) -> str:
     intro = KERNELS_INTRO.format(
         title=title, text=text, install=kernels[0].install, versions=", ".join(versions), variables=", ".join(variables)
     )
-    words = ((", ".join(f"`{word}`" for word in (*kernel.families, kernel.id)), kernel) for kernel in kernels)
+    named = ((", ".join(f"`{name}`" for name in (*kernel.families, kernel.id)), kernel) for kernel in kernels)
     rows = [
-        f"| {word} | `{kernel.op}` | {kernel.limits} | {said(kernel.capturable)} | {said(kernel.deterministic)} |"
-        for word, kernel in words
+        f"| {names} | `{kernel.op}` | {kernel.limits} | {said(kernel.capturable)} | {said(kernel.deterministic)} |"
+        for names, kernel in named
     ]
     return intro + "\n".join(rows) + "\n"
 
