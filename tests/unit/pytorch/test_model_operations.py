@@ -6,9 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
+import inspect
 import pickle
+import re
 import sys
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +25,8 @@ xt = pytest.importorskip("xpuruntime.pytorch")
 
 from package_kernels import REFERENCES, WideKernel, package, rows_of, strict  # noqa: E402, F401 - it needs both
 
+from xpuruntime.pytorch.adapters import gated_units  # noqa: E402
+from xpuruntime.pytorch.coverage import class_code  # noqa: E402
 from xpuruntime.pytorch.providers import operations  # noqa: E402
 
 pytestmark = [
@@ -144,12 +151,23 @@ def hooked():
     return unit
 
 
+def replaced():
+    unit = Unit(torch.nn.SiLU())
+    unit.act_fn.forward = torch.nn.functional.relu
+    return unit
+
+
+FACTOR = SimpleNamespace(now=1.0)
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
         *((lambda kind=kind: kind(torch.nn.SiLU()), "no product of SiLU") for kind in (Optional, Limited)),
         (lambda: Unit(Swish(3.0)), "no product of SiLU"),
+        (lambda: Unit(lambda x: torch.nn.functional.silu(x) * FACTOR.now), "no product of SiLU"),
         (hooked, "its activation has hooks"),
+        (replaced, "or a forward of its own"),
     ],
 )
 @pytest.mark.parametrize("compiled", [False, True])
@@ -162,9 +180,41 @@ def test_units_whose_instance_or_numbers_decide_what_they_compute(make, said, co
         torch._dynamo.reset()
         run = torch.compile(unit, backend="aot_eager")
     with xt.kernel_policy(swiglu="package.swiglu"):
-        with pytest.warns(XpuRuntimeWarning, match=said) if not compiled else contextlib.nullcontext():
+        with pytest.warns(XpuRuntimeWarning, match=said):
             torch.testing.assert_close(run(x), plain[0])
         torch.testing.assert_close(run(1e4 * x), plain[1])
+
+
+def test_hooks_of_all_modules_run_around_the_activation_too():
+    unit, x, seen = Unit(torch.nn.SiLU()), torch.randn(4, 8), []
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module)))
+    with hook, xt.kernel_policy(swiglu="package.swiglu"), pytest.warns(XpuRuntimeWarning, match="has hooks"):
+        unit(x)
+    assert torch.nn.SiLU in seen
+    with xt.kernel_policy(strict("swiglu")):
+        unit(x)
+
+
+def test_a_class_of_activations_that_is_changed_is_recognized_anew(monkeypatch):
+    unit, x = Unit(torch.nn.SiLU()), torch.randn(4, 8)
+    with xt.kernel_policy(strict("swiglu")):
+        unit(x)
+        monkeypatch.setattr(torch.nn.SiLU, "forward", lambda self, x: torch.relu(x))
+        torch.testing.assert_close(unit(x), Unit.forward.__wrapped__(unit, x))
+
+
+def test_gelu_of_other_bits_is_refused_and_another_function_left():
+    activations = pytest.importorskip("transformers.activations").ACT2FN
+    x = torch.randn(4, 8)
+    with xt.kernel_policy(strict("geglu")), xt.explain() as report:
+        for name in ("gelu_new", "gelu_python", "gelu_fast"):
+            with pytest.raises(UnsupportedOperationError, match="no product of SiLU or GELU"):
+                Unit(activations[name])(x)
+        Unit(activations["gelu"])(x)
+        changed = Unit(activations["gelu"])
+        changed.act_fn.act = torch.relu
+        torch.testing.assert_close(changed(x), Unit.forward.__wrapped__(changed, x))
+    assert [row.status for row in rows_of(report, "geglu")] == ["honoured"]
 
 
 def test_a_class_that_scales_the_unit_of_another_is_served_inside():
@@ -223,7 +273,7 @@ def test_words_that_are_none():
         xrt.Policy(kernels={"log_softmax": "torch"})
 
 
-@pytest.mark.parametrize("family", ["Llama", "Gemma", "Qwen3", "Phi3"])
+@pytest.mark.parametrize("family", ["Llama", "Gemma", "Qwen3", "Phi3", "GraniteMoeShared"])
 def test_models_of_transformers(monkeypatch, family):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     hf = pytest.importorskip("transformers")
@@ -291,6 +341,50 @@ def test_losses_of_transformers_give_a_kernel_the_logits_without_a_copy(monkeypa
     assert own == losses.LOSS_MAPPING
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gated_units_inside_of_more_are_refused(monkeypatch, compiled):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    module = pytest.importorskip("transformers.models.modernbert.modeling_modernbert")
+    unit, x = module.ModernBertMLP(module.ModernBertConfig(hidden_size=8, intermediate_size=16)), torch.randn(2, 3, 8)
+    unit.eval()
+    torch._dynamo.reset()
+    run, plain = torch.compile(unit, backend="aot_eager") if compiled else unit, unit(x)
+    with xt.kernel_policy(strict("geglu")), pytest.raises(Exception, match="its gated unit is inside of more"):
+        run(x)
+    with xt.kernel_policy(geglu="package.geglu"), pytest.warns(XpuRuntimeWarning, match="inside of more"):
+        assert torch.equal(run(x), plain)
+    with xt.kernel_policy(strict("swiglu")):
+        assert torch.equal(run(x), plain)
+
+
+def test_the_gated_units_of_transformers_are_served_or_refused(monkeypatch):
+    """Each product by an activation, in all classes of models: those left are gates of norms and of other functions."""
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    folder = Path(pytest.importorskip("transformers").models.__file__).parent
+    left = set()
+    for path in sorted(folder.glob("*/modeling_*.py")):
+        text = path.read_text()
+        if not re.search(
+            r"(act\w*|silu|gelu)\([^\n]*\) \* |\* (self\.|F\.|nn\.functional\.)\w*(act|silu|gelu)\w*\(", text
+        ):
+            continue
+        with contextlib.suppress(ImportError):
+            module = importlib.import_module(f"transformers.models.{path.parent.name}.{path.stem}")
+            kinds = [
+                kind for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__ == module.__name__
+            ]
+            for kind in kinds:
+                forward = vars(kind).get("forward")
+                if not issubclass(kind, torch.nn.Module) or not class_code.multiplies_activation(
+                    inspect.unwrap(forward or len)
+                ):
+                    continue
+                if not any(own(kind) for own in (gated_units._own_forward, gated_units._other_forward)):
+                    left.add(kind.__name__)
+    assert left, "the pattern matches nothing"
+    assert {name for name in left if "RMSNorm" not in name} == set()
+
+
 @pytest.mark.parametrize("experts", ["batched_mm", "grouped_mm"])
 def test_experts_of_transformers(monkeypatch, experts):
     monkeypatch.setitem(sys.modules, "torchvision", None)
@@ -315,6 +409,10 @@ def test_experts_of_transformers(monkeypatch, experts):
     assert {(row.resolved, row.status, row.count) for row in rows_of(report, "swiglu")} == {
         ("package.swiglu", "honoured", 1)
     }
+    model.set_experts_implementation("eager")
+    with xt.kernel_policy(strict("swiglu")), pytest.raises(UnsupportedOperationError, match="inside of more"):
+        model(ids)
+    model.set_experts_implementation(experts)
     assert kind.__dict__["_apply_gate"] is own
     assert torch.equal(model(ids).logits, plain)
 

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -107,19 +109,53 @@ def test_rotations_are_served_or_refused_however_their_dimension_is_stated(shape
         torch._dynamo.reset()
     run = torch.compile(rotate, backend="aot_eager", fullgraph=True) if compiled else rotate
     with xt.kernel_policy(strict("rope")), xt.explain() as report:
-        if served or compiled:
+        if served:
             torch.testing.assert_close(run(), plain)
         else:
-            with pytest.raises(UnsupportedOperationError, match="for queries and keys of four dimensions"):
+            with pytest.raises(Exception, match="for queries and keys of four dimensions"):
                 run()
     assert {row.resolved for row in rows_of(report, "rope")} == ({"package.rope"} if served else set())
     with xt.kernel_policy(rope="package.rope"), pytest.raises(TypeError):
         sys.modules[__name__].apply_rotary_pos_emb(q, k, q, q, None, 1, 2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_rotation_by_one_half_of_cos_and_sin_is_given_both(monkeypatch, compiled, dtype):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    module = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
+    monkeypatch.setattr(WideKernel, "supports", lambda self, call: (call.attributes["mirrored"], "it reads one half"))
+    angles = torch.randn(1, 3, 4).to(dtype)
+    q, k = torch.randn(1, 2, 3, 8).to(dtype), torch.randn(1, 1, 3, 8).to(dtype)
+
+    def rotate():
+        return module.apply_rotary_pos_emb(q, k, angles.cos(), angles.sin())
+
+    torch._dynamo.reset()
+    run, plain = torch.compile(rotate, backend="aot_eager", fullgraph=True) if compiled else rotate, rotate()
+    with xt.kernel_policy(strict("rope")), xt.explain() as report:
+        torch.testing.assert_close(run(), plain, atol=1e-2, rtol=2e-2)
+    assert {(row.resolved, row.status) for row in rows_of(report, "rope")} == {("package.rope", "honoured")}
+
+
+def test_each_function_and_method_of_transformers_that_rotates_is_served_or_refused():
+    folder = Path(pytest.importorskip("transformers").models.__file__).parent
+    found = set()
+    for path in folder.glob("*/modeling_*.py"):
+        for name, body in re.findall(
+            r"def (_?\w*apply_\w*(?:rotary|rope)\w*)\(((?:.|\n)*?)(?=\n[^\s)]|\n    def )", path.read_text()
+        ):
+            if not re.search(r"apply_rotary_(pos_)?emb\(", body):  # by which it rotates itself
+                found.add(name)
+    assert "apply_rotary_pos_emb" in found
+    assert found - {*rotary._NAMES, *rotary._METHODS} == {"_apply_rotary_emb"}  # a part of gpt_oss's
+
+
 @pytest.mark.parametrize(
     ("family", "name"),
     [
+        ("sam3", "apply_rotary_pos_emb_2d"),
+        ("roformer", "RoFormerSelfAttention.apply_rotary_position_embeddings"),
         ("deepseek_v3", "apply_rotary_pos_emb_interleave"),
         ("qwen2_vl", "apply_rotary_pos_emb_vision"),
         ("dinov3_vit", "apply_rotary_pos_emb"),
@@ -128,11 +164,15 @@ def test_rotations_are_served_or_refused_however_their_dimension_is_stated(shape
 def test_rotations_of_other_forms_are_refused_and_left(monkeypatch, family, name):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     module = pytest.importorskip(f"transformers.models.{family}.modeling_{family}")
+    *kind, name = name.split(".")
+    module = getattr(module, kind[0]) if kind else module
     own, angles = getattr(module, name), torch.randn(3, 8)
     q = torch.randn(1, 2, 3, 8) if family != "qwen2_vl" else torch.randn(3, 2, 8)
     operands = (q, q, angles.cos()[None], angles.sin()[None])
     if family != "deepseek_v3":
         operands = (q, q, angles.cos(), angles.sin())
+    if family == "roformer":
+        operands = (angles, q, q)
     plain = own(*operands)
     with xt.kernel_policy(strict("rope")), pytest.raises(UnsupportedOperationError, match="by none of the formulas"):
         getattr(module, name)(*operands)

@@ -110,9 +110,9 @@ TABLE += [
 
 
 def has_hooks(module: Any) -> bool:
-    """Return whether a module has hooks of its own; Dynamo can follow it."""
-    forward = len(module._forward_hooks) + len(module._forward_pre_hooks)
-    return forward + len(module._backward_hooks) + len(module._backward_pre_hooks) > 0
+    """Return whether a module has hooks of its own, or another forward than its class; Dynamo can follow it."""
+    hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
+    return hooks + len(module._backward_hooks) + len(module._backward_pre_hooks) > 0 or "forward" in module.__dict__
 
 
 def global_module_hooks() -> list[Any]:

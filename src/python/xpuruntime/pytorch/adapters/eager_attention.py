@@ -113,7 +113,7 @@ def asks_for_kernel(dtype: torch.dtype, device: torch.device, head_dim: int) -> 
 
 OVERRIDES = (
     Override(
-        NAME, "attention", (CLASSES,), functools.partial(AdaptedFunctions, lambda _: True, _adapter), "",
+        NAME, "attention", (CLASSES,), functools.partial(AdaptedFunctions, (NAME,), _adapter), "",
         "eager_attention",
     ),
 )  # fmt: skip

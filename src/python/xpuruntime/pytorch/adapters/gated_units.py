@@ -8,15 +8,23 @@ import functools
 import inspect
 import threading
 import weakref
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.adapters.in_place import UNUSUAL, AdaptedClasses, decides, is_usual, run_original
+from xpuruntime.pytorch.adapters.in_place import UNUSUAL, AdaptedClasses, decides, is_usual, run_original, tell_compiled
 from xpuruntime.pytorch.adapters.norm_formulas import reads_of
-from xpuruntime.pytorch.coverage.class_code import ACTIVATIONS, code_names, depends_on, hidden_inputs, projections_of
+from xpuruntime.pytorch.coverage.class_code import (
+    ACTIVATIONS,
+    code_names,
+    depends_on,
+    hidden_inputs,
+    multiplies_activation,
+    projections_of,
+)
+from xpuruntime.pytorch.coverage.operation_table import norm_by_operators
 from xpuruntime.pytorch.dispatch.context import active_policy, in_clean_thread
 from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override
 from xpuruntime.pytorch.providers.operations import geglu, swiglu
@@ -32,7 +40,8 @@ __all__ = ["OVERRIDES"]
 #: Name of the method by which experts of transformers compute the unit, of gate and input beside each other.
 _GATE = "_apply_gate"
 _UNKNOWN = "it is no product of SiLU or GELU of a gate with its input that this library knows"
-_HOOKED = "its activation has hooks, which run around that module alone"
+_INSIDE = "its gated unit is inside of more that it computes, or of a form that this library does not know"
+_HOOKED = "its activation has hooks or a forward of its own, which run in that module alone"
 #: What the code of a unit may name beside its projections and its activation. What else it names could decide, for
 #: another instance or other numbers than those of the probe, what it computes.
 _NAMES = frozenset(("torch", "nn", "functional", "F", "silu", "gelu", "chunk", "to", "dtype", "float", "type_as"))
@@ -53,9 +62,12 @@ _FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def _own_forward(kind: type) -> FunctionType | None:
     """Return the forward that a class itself defines, where it takes one tensor and has the three projections."""
     forward = kind.__dict__.get("forward")
-    if not isinstance(forward, FunctionType) or forward.__code__.co_argcount != 2 or kind.__module__[:6] == "torch.":
-        return None
-    return forward if projections_of(code_names(kind, forward)) else None
+    return forward if isinstance(forward, FunctionType) and _is_unit(kind, forward) else None
+
+
+def _is_unit(kind: type, forward: FunctionType) -> bool:
+    takes_one = forward.__code__.co_argcount == 2 and kind.__module__[:6] != "torch."
+    return takes_one and bool(projections_of(code_names(kind, forward)))
 
 
 def _own_gate(kind: type) -> FunctionType | None:
@@ -64,14 +76,71 @@ def _own_gate(kind: type) -> FunctionType | None:
     return gate if isinstance(gate, FunctionType) and gate.__code__.co_argcount == 2 else None
 
 
+def _other_forward(kind: type) -> FunctionType | None:
+    """Return the forward of a class of transformers with a gated unit inside that no kernel can stand in for."""
+    forward = kind.__dict__.get("forward")
+    if not isinstance(forward, FunctionType) or not kind.__module__.startswith("transformers.models."):
+        return None
+    own = inspect.unwrap(forward)
+    named = code_names(kind, own)
+    if not named & {*ACTIVATIONS, "silu", "gelu"} or _is_unit(kind, own) or norm_by_operators(kind, own):
+        return None
+    return forward if multiplies_activation(own) else None
+
+
+def _reporting(original: FunctionType) -> Callable[..., Any]:
+    """Return a forward that says what no kernel can stand in for, and refuses it where the policy is strict."""
+
+    def form(kind: Any, *facts: Any) -> str:
+        return _form_of(inspect.unwrap(original), kind, *facts)
+
+    _private_api.mark_constant(form)
+
+    # Traced by Dynamo: nothing but what it can follow, and functions that it takes for constants.
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        text = ""
+        if len(args) > 0 and isinstance(args[0], torch.Tensor) and not _calls_gate(self):
+            text = form(type(self), *_facts_of(self))
+        if text == "":
+            return original(self, *args, **kwargs)
+        op = text.removeprefix("!").partition(" ")[0]
+        if torch.compiler.is_compiling():
+            tell_compiled(op, type(self), args[0].dtype, args[0].device, _INSIDE)
+        elif decides(op, args[0]):
+            run = functools.partial(original, **kwargs)
+            return run_original(op, type(self), run, (self, *args), args[0], _INSIDE)
+        return original(self, *args, **kwargs)
+
+    return forward
+
+
+def _calls_gate(module: Any) -> bool:
+    """Say whether experts run by the method for their gate, which has an adapter of its own."""
+    words = getattr(module, "config", None)
+    return hasattr(module, _GATE) and getattr(words, "_experts_implementation", None) not in (None, "eager")
+
+
+def _facts_of(module: Any) -> tuple[Any, ...]:
+    """Return the activation of a module, or its class, and what that computes with."""
+    activation = None
+    for name in ACTIVATIONS:
+        if activation is None:
+            activation = getattr(module, name, None)
+    facts = (getattr(activation, "approximate", None), getattr(activation, "act", None), module.training)
+    if isinstance(activation, torch.nn.Module):
+        activation = type(activation)
+    return (activation, getattr(activation, "forward", None), *facts)
+
+
 def _adapter(original: FunctionType) -> Callable[..., Any]:
-    def form(kind: Any, activation: Any, approximate: Any, training: bool) -> str:
-        return _form_of(original, kind, activation, approximate, training)
+    def form(*facts: Any) -> str:
+        return _form_of(original, *facts)
 
     def projections(kind: Any) -> tuple[str, ...]:
         return projections_of(code_names(kind, original))
 
-    for constant in (form, projections):
+    for constant in (form, projections, _others_hook):
         _private_api.mark_constant(constant)
 
     # Traced by Dynamo: nothing but what it can follow, and functions that it takes for constants.
@@ -81,23 +150,20 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
         if len(operands) != 1 or not isinstance(operands[0], torch.Tensor):
             return original(self, *args, **kwargs)
         x = operands[0]
-        activation = None
-        for name in ACTIVATIONS:
-            if activation is None:
-                activation = getattr(self, name, None)
-        approximate = getattr(activation, "approximate", None)
-        hooked = False
-        if isinstance(activation, torch.nn.Module):
-            hooked = _private_api.has_hooks(activation)
-            activation = type(activation)
-        text = form(type(self), activation, approximate, self.training)
+        text = form(type(self), *_facts_of(self))
         if text == "":
             return original(self, x)
+        hooked = False
+        for name in ACTIVATIONS:
+            activation = getattr(self, name, None)
+            if isinstance(activation, torch.nn.Module):
+                hooked = hooked or _private_api.has_hooks(activation) or _others_hook()
         op, _, choice = text.removeprefix("!").partition(" ")
         if text[0] == "!" or hooked:
-            if torch.compiler.is_compiling():
-                return original(self, x)
             why = _HOOKED if text[0] != "!" else _UNKNOWN
+            if torch.compiler.is_compiling():
+                tell_compiled(op, type(self), x.dtype, x.device, why)
+                return original(self, x)
             return run_original(op, type(self), original, (self, x), x, why)
         if not torch.compiler.is_compiling():
             if not decides(op, x):
@@ -116,7 +182,12 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
     return forward
 
 
-def _form_of(original: FunctionType, kind: Any, activation: Any, approximate: Any, training: bool) -> str:
+def _others_hook() -> bool:
+    """Say whether another library has hooks around all modules, which would not run around an activation."""
+    return any(not hook.__module__.startswith("xpuruntime.") for hook in _private_api.global_module_hooks())
+
+
+def _form_of(original: FunctionType, kind: Any, *facts: Any) -> str:
     """Return what a class computes where the active policy decides that; after ``!`` where it does so in its own way.
 
     The policy that holds is part of the key of compiled code; see `compile_hooks`.
@@ -124,23 +195,26 @@ def _form_of(original: FunctionType, kind: Any, activation: Any, approximate: An
     active = active_policy()
     if active is None or torch.compiler.is_exporting():
         return ""
-    key = (original, activation, approximate, training)
+    key = (original, *facts)
     with _lock:
         known = _known.setdefault(kind, {})
         if key not in known:
-            known[key] = in_clean_thread(_recognize, original, kind, activation, approximate, training)
+            known[key] = in_clean_thread(_recognize, original, kind, *facts)
         text = known[key]
     return text if text.partition(" ")[0].removeprefix("!") in active.ops else ""
 
 
-def _recognize(original: Any, kind: Any, activation: Any, approximate: Any, training: bool) -> str:
+def _recognize(
+    original: Any, kind: Any, activation: Any, of_activation: Any, approximate: Any, inner: Any, training: bool
+) -> str:
     """Run the forward of a class with small projections, and compare the bits with each form."""
     named = code_names(kind, original)
     names = projections_of(named)
     x = torch.sin(torch.arange(32.0, device="cpu") ** 2).view(1, 4, 8) * 3
     alone = not depends_on(kind, original, {*_NAMES, *names, *ACTIVATIONS})
-    if isinstance(activation, type) and activation.__module__ not in _ACTIVATIONS:
-        of_activation: Any = inspect.getattr_static(activation, "forward")
+    if not isinstance(activation, type):
+        alone = alone and (activation is None or _is_plain(activation))
+    elif activation.__module__ not in _ACTIVATIONS or of_activation.__module__ not in _ACTIVATIONS:
         alone = alone and not reads_of(activation, of_activation) and not hidden_inputs(activation, of_activation)
     op = "swiglu" if "silu" in named else "geglu" if "gelu" in named else ""
     try:
@@ -153,8 +227,10 @@ def _recognize(original: Any, kind: Any, activation: Any, approximate: Any, trai
         if activation is not None:
             options = {} if approximate is None else {"approximate": approximate}
             function = activation(**options) if isinstance(activation, type) else activation
-            ones = torch.ones_like(x)
-            op = next((text for text, form in _FORMS.items() if torch.equal(form(x, ones), function(x))), "")
+            if inner is not None and function is not activation:
+                alone, function.act = alone and _is_plain(inner), inner
+            value, ones = function(x), torch.ones_like(x)
+            op = next((text for text, form in _FORMS.items() if torch.allclose(form(x, ones), value, 1e-5, 1e-6)), "")
             for name in ACTIVATIONS:
                 setattr(instance, name, function)
         seen = original(instance, x.clone())
@@ -169,6 +245,12 @@ def _recognize(original: Any, kind: Any, activation: Any, approximate: Any, trai
     return f"!{op.partition(' ')[0]}" if op else ""
 
 
+def _is_plain(function: Any) -> bool:
+    """Say whether a function is one of PyTorch's, or that with some arguments: it reads nothing that may change."""
+    inner = function.func if isinstance(function, functools.partial) else function
+    return isinstance(inner, BuiltinFunctionType) or getattr(inner, "__module__", "").partition(".")[0] == "torch"
+
+
 def _linear(columns: int, rows: int, phase: int) -> torch.nn.Linear:
     layer = torch.nn.Linear(columns, rows, device="meta", dtype=torch.float32).to_empty(device="cpu")
     for parameter in layer.parameters():
@@ -179,6 +261,10 @@ def _linear(columns: int, rows: int, phase: int) -> torch.nn.Linear:
 
 #: One adapter of a class for both operations: policies of several threads may decide one each.
 OVERRIDES = tuple(
-    Override(name, "swiglu", (CLASSES,), functools.partial(AdaptedClasses, own, _adapter), group="gated_units")
-    for name, own in (("forward", _own_forward), (_GATE, _own_gate))
+    Override(name, "swiglu", (CLASSES,), functools.partial(AdaptedClasses, own, adapter), group="gated_units")
+    for name, own, adapter in (
+        ("forward", _own_forward, _adapter),
+        (_GATE, _own_gate, _adapter),
+        ("forward", _other_forward, _reporting),
+    )
 )

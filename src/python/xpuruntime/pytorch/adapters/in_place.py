@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.coverage.gaps import CoverageGap, report_gaps
 from xpuruntime.pytorch.coverage.operation_table import title_of
 from xpuruntime.pytorch.dispatch.context import DTYPES, active_policy
 from xpuruntime.pytorch.dispatch.overrides.invoke import call_native
 from xpuruntime.pytorch.dispatch.route import facts_of_call
+from xpuruntime.pytorch.explanation.requested import requests_other_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,9 +26,19 @@ if TYPE_CHECKING:
 
     from xpuruntime.pytorch.dispatch.overrides.native import Override
 
-__all__ = ["UNUSUAL", "AdaptedClasses", "AdaptedFunctions", "compiled_decision", "decides", "is_usual", "run_original"]
+__all__ = [
+    "UNUSUAL",
+    "AdaptedClasses",
+    "AdaptedFunctions",
+    "compiled_decision",
+    "decides",
+    "is_usual",
+    "run_original",
+    "tell_compiled",
+]
 
 UNUSUAL = "it is called in a transform of torch.func, in forward mode, or with tensors of another class"
+_FIX = "leave {op} out of the policy, or use mode: prefer"
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _DEVICES = ("cpu", "cuda")
 
@@ -73,6 +85,23 @@ def run_original(
             unsupported_reason=reason, by_own_code=True,
         )  # fmt: skip
     return call_native(f"nn::{owner.__name__}", op, original, args, route=route)
+
+
+def tell_compiled(op: str, owner: Any, dtype: torch.dtype, device: torch.device, reason: str) -> bool:
+    """Report or refuse what a kernel of the policy cannot stand in for in code that is being compiled.
+
+    Dynamo calls it while it traces; the policy that holds is part of the key of compiled code.
+    """
+    active = active_policy()
+    if active is not None and op in active.ops and device.type in _DEVICES and not torch.compiler.is_exporting():
+        phase = "train" if torch.is_grad_enabled() else "infer"
+        facts = facts_of_call(op, device=device, dtype=dtype, phase=phase, module="", sizes={})
+        if active.by_module or requests_other_kernel(op, active.policy.kernels.compiled_rules.match(facts).use):
+            report_gaps([CoverageGap(op, title_of(owner), reason, _FIX.format(op=op))], active)
+    return False
+
+
+_private_api.mark_constant(tell_compiled)
 
 
 class _Definitions:
@@ -165,34 +194,42 @@ class AdaptedClasses:
 
 
 class AdaptedFunctions:
-    """The functions of one name in all modules that are imported, adapted until `remove`."""
+    """The functions of some names in all modules that are imported, adapted until `remove`.
+
+    `adapter` returns what replaces a function, or ``None`` where nothing does.
+    """
 
     def __init__(
         self,
-        picks: Callable[[FunctionType], bool],
-        adapter: Callable[[FunctionType], Callable[..., Any]],
+        names: tuple[str, ...],
+        adapter: Callable[[FunctionType], Callable[..., Any] | None],
         placed: tuple[Override, str],
     ) -> None:
         self.override, self.key = placed
-        self._picks, self._adapter = picks, adapter
+        self._names, self._adapter = names, adapter
         self._replacements: dict[FunctionType, Any] = {}
-        self._places: list[tuple[Any, FunctionType]] = []
+        self._places: list[tuple[Any, str, FunctionType]] = []
         _definitions.follow(self._defined)
         for module in list(sys.modules.values()):
-            if self.override.name in getattr(module, "__dict__", ()):
-                self._adapt(module)
+            self._adapt(module)
 
     def _defined(self, kind: type) -> None:
         self._adapt(sys.modules.get(kind.__module__))
 
     def _adapt(self, module: Any) -> None:
-        method = getattr(module, "__dict__", {}).get(self.override.name)
-        if not isinstance(method, FunctionType) or hasattr(method, "__wrapped__") or not self._picks(method):
+        stated: dict[str, Any] = getattr(module, "__dict__", {})
+        for name in self._names:
+            if name in stated:
+                self._adapt_function(module, name, stated[name])
+
+    def _adapt_function(self, module: Any, name: str, function: Any) -> None:
+        if not isinstance(function, FunctionType) or hasattr(function, "__wrapped__"):
             return
-        if method not in self._replacements:
-            self._replacements[method] = self._adapter(method)
-        self._places.append((module, method))
-        setattr(module, self.override.name, self._replacements[method])
+        if function not in self._replacements:
+            self._replacements[function] = self._adapter(function)
+        if self._replacements[function] is not None:
+            self._places.append((module, name, function))
+            setattr(module, name, self._replacements[function])
 
     @property
     def title(self) -> str:
@@ -202,7 +239,7 @@ class AdaptedFunctions:
     def remove(self) -> None:
         """Give each module its own function back, unless another library has replaced it since."""
         _definitions.leave(self._defined)
-        for module, original in self._places:
-            if getattr(module, self.override.name, None) is self._replacements[original]:
-                setattr(module, self.override.name, original)
+        for module, name, original in self._places:
+            if getattr(module, name, None) is self._replacements[original]:
+                setattr(module, name, original)
         self._places.clear()

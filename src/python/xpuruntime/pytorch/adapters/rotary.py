@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.adapters.in_place import UNUSUAL, AdaptedFunctions, decides, is_usual, run_original
+from xpuruntime.pytorch.adapters.in_place import (
+    UNUSUAL,
+    AdaptedClasses,
+    AdaptedFunctions,
+    decides,
+    is_usual,
+    run_original,
+    tell_compiled,
+)
 from xpuruntime.pytorch.dispatch.context import active_policy, capturing, in_clean_thread
 from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override
 from xpuruntime.pytorch.providers.operations import rope
@@ -36,8 +44,10 @@ _MOST_SHAPES = 256
 
 
 def _rotate(form: str, rotate: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what a function of this form does: with all columns or the first ones, rounded or not."""
+    """Return what a function of this form does: with all columns or the first ones, of one half, rounded or not."""
     columns = cos.shape[-1]
+    if form == "half":
+        return rotate(q, k, torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))  # type: ignore[no-any-return]
     if form == "first":
         of_q, of_k = rotate(q[..., :columns], k[..., :columns], cos, sin)
         return torch.cat([of_q, q[..., columns:]], dim=-1), torch.cat([of_k, k[..., columns:]], dim=-1)
@@ -46,11 +56,11 @@ def _rotate(form: str, rotate: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tens
 
 
 def _by_kernel(
-    repeat: Callable[[], bool] | None, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+    repeat: Callable[[], bool] | bool, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor]:
     operands = {"q": q, "k": k, "cos": cos, "sin": sin}
-    if repeat is None:
-        return perform("rope", operands, {"mirrored": False})  # type: ignore[no-any-return]
+    if isinstance(repeat, bool):
+        return perform("rope", operands, {"mirrored": repeat})  # type: ignore[no-any-return]
     return perform("rope", operands, {"mirrored": True}, confirm=("mirrored", repeat))  # type: ignore[no-any-return]
 
 
@@ -123,15 +133,19 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
         dim = more.pop("unsqueeze_dim", default)
         used = [value for value in more.values() if value is not None]
         if len(used) > 0 or len(args) > len(names) or dim not in (1, 2) or q.dim() != 4:
-            if torch.compiler.is_compiling() or len(args) > len(names) or not decides("rope", q):
+            if torch.compiler.is_compiling():
+                tell_compiled("rope", original, q.dtype, q.device, _OTHER_FORM)
+                return original(q, k, cos, sin, *args, **kwargs)  # type: ignore[no-any-return]
+            if len(args) > len(names) or not decides("rope", q):
                 return original(q, k, cos, sin, *args, **kwargs)  # type: ignore[no-any-return]
             run = functools.partial(original, **dict(zip(names, args, strict=False)), **kwargs)
             return run_original("rope", original, run, (q, k, cos, sin), q, _OTHER_FORM)  # type: ignore[no-any-return]
-        form = form_of(q.dtype, k.dtype, cos.dtype, cos.shape[-1] < q.shape[-1], dim)
+        columns, half = q.shape[-1], 2 * cos.shape[-1] == q.shape[-1]
+        form = form_of(q.dtype, k.dtype, cos.dtype, cos.shape[-1] < columns, half, dim)
         if form == "":
             return original(q, k, cos, sin, *args, **kwargs)  # type: ignore[no-any-return]
         learned = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
-        repeat = None
+        repeat: Callable[[], bool] | bool = form == "half"  # which it repeats itself
         if not torch.compiler.is_compiling():
             if not decides("rope", q):
                 return original(q, k, cos, sin, *args, **kwargs)  # type: ignore[no-any-return]
@@ -139,8 +153,9 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
             if why or form == "!":
                 run = functools.partial(original, unsqueeze_dim=dim)
                 return run_original("rope", original, run, (q, k, cos, sin), q, why or _UNKNOWN)  # type: ignore[no-any-return]
-            repeat = functools.partial(looks.repeat, cos, sin)
+            repeat = repeat or functools.partial(looks.repeat, cos, sin)
         if form == "!" or learned:
+            tell_compiled("rope", original, q.dtype, q.device, _LEARNED if learned else _UNKNOWN)
             return original(q, k, cos, sin, *args, **kwargs)  # type: ignore[no-any-return]
         rotate = functools.partial(_by_kernel, repeat)
         return _rotate(form, rotate, q, k, cos.unsqueeze(dim), sin.unsqueeze(dim))
@@ -167,8 +182,9 @@ def _recognized(original: FunctionType, *facts: Any) -> str:
 
 
 def _first_form(
-    original: FunctionType, q_dtype: torch.dtype, k_dtype: torch.dtype, dtype: torch.dtype, partial: bool, dim: int
-) -> str:
+    original: FunctionType, q_dtype: torch.dtype, k_dtype: torch.dtype, dtype: torch.dtype, partial: bool, half: bool,
+    dim: int,
+) -> str:  # fmt: skip
     shape = (1, 2, 3, 16) if dim == 1 else (1, 3, 2, 16)
     count = torch.arange(96.0, device="cpu").view(shape)
     q, k = torch.sin(count * count * 0.7).to(q_dtype), torch.cos(count * count * 0.3).to(k_dtype)
@@ -178,7 +194,7 @@ def _first_form(
         seen = original(q.clone(), k.clone(), cos.clone(), sin.clone(), unsqueeze_dim=dim)
     except Exception:
         return "!"
-    for form in ("first",) if partial else ("all", "rounded"):
+    for form in ("first", *["half"] * half) if partial else ("all", "rounded"):
         rotated = _rotate(form, rope, q, k, cos.unsqueeze(dim), sin.unsqueeze(dim))
         if len(seen) == len(rotated) and all(map(_same, seen, rotated)):
             return form
@@ -189,28 +205,55 @@ def _same(seen: Any, other: Tensor) -> bool:
     return isinstance(seen, torch.Tensor) and seen.dtype == other.dtype and torch.equal(seen, other)
 
 
-def _picks_other(function: FunctionType) -> bool:
-    return function.__module__.partition(".")[0].startswith("transformers") and not _picks(function)
+def _adapted(function: FunctionType) -> Callable[..., Any] | None:
+    if _picks(function):
+        return _adapter(function)
+    return _reporting(function) if function.__module__.startswith("transformers") else None
 
 
-def _reporting(original: FunctionType) -> Callable[..., Any]:
+def _own_method(name: str, kind: type) -> Any:
+    """Return the method, of an instance or static, by which a class of transformers itself rotates."""
+    return kind.__dict__.get(name) if kind.__module__.startswith("transformers") else None
+
+
+def _reporting(original: Any) -> Any:
     """Return a function that says what no kernel can stand in for, and refuses it where the policy is strict."""
+    if isinstance(original, staticmethod):
+        return staticmethod(_reporting(original.__func__))
 
     # Traced by Dynamo: nothing but what it can follow.
     @functools.wraps(original)
     def rotary(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or len(args) == 0 or not isinstance(args[0], torch.Tensor):
+        x = None
+        for operand in (*args, *kwargs.values()):
+            if x is None and isinstance(operand, torch.Tensor):
+                x = operand
+        if x is None:
             return original(*args, **kwargs)
-        if not decides("rope", args[0]):
+        if torch.compiler.is_compiling():
+            tell_compiled("rope", original, x.dtype, x.device, _UNKNOWN)
             return original(*args, **kwargs)
-        return run_original("rope", original, functools.partial(original, **kwargs), args, args[0], _UNKNOWN)
+        if not decides("rope", x):
+            return original(*args, **kwargs)
+        return run_original("rope", original, functools.partial(original, **kwargs), args, x, _UNKNOWN)
 
     return rotary
 
 
-_NAMES = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb_vision", "apply_rotary_emb")
-OVERRIDES = tuple(
-    Override(name, "rope", (CLASSES,), functools.partial(AdaptedFunctions, picks, adapter))
-    for name in _NAMES
-    for picks, adapter in ((_picks, _adapter), (_picks_other, _reporting))
-)
+#: The functions of models, of which those behind the first rotate in ways of their own, as methods do.
+_NAMES = (
+    "apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb_vision", "apply_rotary_emb",
+    "apply_rotary_pos_emb_2d", "apply_rotary_pos_emb_2d_cross_attn", "apply_rotary_pos_emb_2d_self_attn",
+    "apply_rotary_time_emb", "vision_apply_rotary_emb",
+)  # fmt: skip
+_METHODS = ("_apply_rotary_embedding", "apply_rotary_embeddings", "apply_rotary_position_embeddings")
+OVERRIDES = (
+    Override(_NAMES[0], "rope", (CLASSES,), functools.partial(AdaptedFunctions, _NAMES, _adapted)),
+    *(
+        Override(
+            name, "rope", (CLASSES,),
+            functools.partial(AdaptedClasses, functools.partial(_own_method, name), _reporting),
+        )
+        for name in _METHODS
+    ),
+)  # fmt: skip

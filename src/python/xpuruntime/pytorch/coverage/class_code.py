@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import ast
 import dis
 import inspect
+import textwrap
 from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING
@@ -15,17 +17,28 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ACTIVATIONS", "code_constants", "code_names", "depends_on", "hidden_inputs", "projections_of"]
+__all__ = [
+    "ACTIVATIONS",
+    "code_constants",
+    "code_names",
+    "depends_on",
+    "hidden_inputs",
+    "multiplies_activation",
+    "projections_of",
+]
 
 #: What each module has, and a class of norms does not define.
 _OF_MODULES = frozenset(dir(torch.nn.Module))
 #: Names of the projections of the gate, of what it multiplies, and of the product; or of both of the former, and that.
-_PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("gate_up_proj", "down_proj"))
+_PROJECTIONS = (
+    ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("proj_up_gate", "proj_up", "proj_down"),
+    ("gate_up_proj", "down_proj"), ("input_linear", "output_linear"),
+)  # fmt: skip
 #: Names of functions that give some numbers another formula, and of those that read what the code does not name.
 _LIMITS = frozenset(
     f"{name}{end}" for name in ("clamp", "clip", "nan_to_num", "max", "min", "maximum", "minimum") for end in ("", "_")
 ) | {"where", "masked_fill", "getattr", "hasattr", "vars", "isnan", "isinf"}
-ACTIVATIONS = ("act_fn", "activation_fn", "act")
+ACTIVATIONS = ("act_fn", "activation_fn", "act", "activation", "glu_act")
 
 
 @lru_cache(maxsize=4096)
@@ -100,6 +113,22 @@ def _in_code(code: CodeType) -> frozenset[str]:
         if isinstance(const, CodeType):
             names |= _in_code(const)
     return frozenset(names)
+
+
+@lru_cache(maxsize=4096)
+def multiplies_activation(forward: FunctionType) -> bool:
+    """Say whether this code multiplies by an activation; without its source, it does not."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
+    except (OSError, SyntaxError, TypeError):
+        return False
+    products = (node for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult))
+    return any(_is_activated(product.left) or _is_activated(product.right) for product in products)
+
+
+def _is_activated(node: ast.expr) -> bool:
+    called = node.func if isinstance(node, ast.Call) else None
+    return getattr(called, "attr", getattr(called, "id", "")) in (*ACTIVATIONS, "silu", "gelu")
 
 
 def projections_of(names: frozenset[str]) -> tuple[str, ...]:
