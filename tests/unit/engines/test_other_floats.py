@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import yaml
 from onnx import TensorProto, parser
 
 import xpuruntime as xrt
@@ -80,6 +82,45 @@ def test_a_plan_that_is_not_strict_names_the_nodes_and_the_report_agrees(tmp_pat
 def test_openvino_computes_fp64_in_fp32_which_is_what_fp32_asks_for(name: str, tmp_path: Path) -> None:
     path = write(OTHERS[name], tmp_path)
     with xrt.InferenceSession(path, policy=policy("fp32", "openvino")) as session:
+        assert session.explain(X, runs=1).honoured
+
+
+#: Ways to come by fp64 of which nothing is computed in fp32, and others.
+WIDE = {
+    **{name: OTHERS[name] for name in ("cast", "constant", "weight", "inside")},
+    "casts": "{ d = Cast<to = 11>(x) y = Cast<to = 1>(d) }",
+    "branch": (
+        "{ m = ReduceMax<keepdims = 0>(x) c = Cast<to = 9>(m) y = If(c) "
+        "<then_branch = t () => (float[2, 4] p) { d = Cast<to = 11>(x) e = Exp(d) p = Cast<to = 1>(e) }, "
+        "else_branch = e () => (float[2, 4] p) { p = Identity(x) }> }"
+    ),
+}
+
+
+@pytest.mark.needs_module("openvino")
+@pytest.mark.parametrize("name", WIDE)
+def test_openvino_is_refused_for_fp64_under_strict(name: str, tmp_path: Path) -> None:
+    path = write(WIDE[name], tmp_path)
+    execution = {"engine": "openvino", "device": "cpu"}
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"computes fp64 in fp32.*state precision fp32") as refused:
+        xrt.plan(path, policy={"mode": "strict", "execution": execution})
+    (fix,) = re.findall(r"\((execution: {[^}]*})\)", str(refused.value))
+    want = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, X)[0]
+    with xrt.InferenceSession(path, policy={"mode": "strict", **yaml.safe_load(fix)}) as session:
+        np.testing.assert_allclose(session.run(X)["y"], want, rtol=1e-6)
+        assert session.explain(X, runs=1).honoured
+    both = {"engine": ["openvino", "onnxruntime"], "device": "cpu"}
+    assert xrt.plan(path, policy={"mode": "strict", "execution": both}).engine == "onnxruntime"
+    with pytest.warns(xrt.XpuRuntimeWarning, match="computes fp64 in fp32"):
+        session = xrt.InferenceSession(path, policy={"execution": execution})
+    with session:
+        assert not session.explain(X, runs=1).honoured
+
+
+@pytest.mark.needs_module("openvino")
+def test_a_constant_in_fp64_that_is_cast_is_no_fp64(tmp_path: Path) -> None:
+    body = "{ c = Constant<value = double[1] {2.0}>() d = Cast<to = 1>(c) y = Mul(x, d) }"
+    with xrt.InferenceSession(write(body, tmp_path), policy=policy("model", "openvino")) as session:
         assert session.explain(X, runs=1).honoured
 
 

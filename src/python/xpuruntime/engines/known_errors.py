@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from xpuruntime.engines.model.digests import inline_functions
-from xpuruntime.engines.model.graph import name_nodes, normal_domain, subgraphs, without_weights
+from xpuruntime.engines.model.graph import inferred, name_nodes, normal_domain, subgraphs
 from xpuruntime.engines.saturation import saturates_on, saturating_nodes
 from xpuruntime.evidence.records import Control
 
@@ -101,6 +101,8 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Whether the first input must have a size that the graph leaves open; or must not, as far as is known.
     empty : tuple of int
         Inputs that must have a size of 0.
+    sized : dict of int to int
+        Inputs and an axis of each along which its size must be fixed.
     large : bool
         Whether only values beyond 2**24 are wrong. Values computed of sizes and small constants alone are below.
     simulator : bool
@@ -141,6 +143,7 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     open: bool = False
     fixed: bool = False
     empty: tuple[int, ...] = ()
+    sized: dict[int, int] = {}
     large: bool = False
     simulator: bool = False
     saturates: bool = False
@@ -210,7 +213,7 @@ def nodes_with_errors(
         for named in name_nodes(proto):
             named.node.name = named.name
     opset = next((int(o.version) for o in proto.opset_import if normal_domain(o.domain) == ""), 1)
-    graph = _inferred(proto)
+    graph = inferred(proto, keep=8 * _FEW).graph
     values = _stated(graph)
     for name in {weight.name for weight in proto.graph.initializer} - {value.name for value in proto.graph.input}:
         values[name] = values.get(name, _UNKNOWN)._replace(constant=True)  # large ones are inputs of `graph`
@@ -281,6 +284,9 @@ def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mappi
         return False
     if not all(0 in (values.get(node.input[index], _UNKNOWN).dims or ()) for index in error.empty):
         return False
+    sized = ((values.get(node.input[index], _UNKNOWN).dims, axis) for index, axis in error.sized.items())
+    if not all(dims is None or isinstance(dims[axis], int) for dims, axis in sized):
+        return False
     if error.large and all(values.get(name, _UNKNOWN).lies_in(_EXACT) for name in node.input if name):
         return False
     bounds = error.right_within
@@ -300,6 +306,8 @@ def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mappi
     if error.opsets is not None and not error.opsets[0] <= opset <= error.opsets[1]:
         return False
     attributes = {attribute.name: attribute for attribute in node.attribute}
+    if node.op_type == "CastLike":
+        attributes["to"] = _target(values.get(node.input[1], _UNKNOWN).kind)
     for name, wrong in error.attributes.items():
         value = _value(attributes[name]) if name in attributes else _default(node, name) if wrong else None
         if value is None or (wrong and value not in wrong):
@@ -332,6 +340,13 @@ def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mappi
         axis = int(attributes["axis"].i) if "axis" in attributes else 1
         return rank is None or (rank > 2 and axis % rank != rank - 1)
     return True
+
+
+def _target(kind: str) -> onnx.AttributeProto:
+    """Return the attribute with which Cast casts to a type."""
+    from onnx import TensorProto, helper
+
+    return helper.make_attribute("to", TensorProto.DataType.Value(kind.upper() or "UNDEFINED"))
 
 
 def _ends_with(wanted: str, attributes: Mapping[str, onnx.AttributeProto], dims: _Dims | None) -> bool:
@@ -460,18 +475,6 @@ def _span(tensor: onnx.TensorProto) -> tuple[int, int] | None:
     elements = numpy_helper.to_array(tensor)
     integers = numpy.isfinite(elements).all() and (elements % 1 == 0).all()
     return (int(elements.min()), int(elements.max())) if integers else None
-
-
-def _inferred(proto: onnx.ModelProto) -> onnx.GraphProto:
-    """Return the graph of a model with the types and shapes of its values, as far as they are known."""
-    import onnx
-
-    light = without_weights(proto, keep=8 * _FEW)
-    light.graph.node.extend(proto.graph.node)
-    light.graph.value_info.extend(proto.graph.value_info)
-    with contextlib.suppress(RuntimeError, ValueError, TypeError, onnx.shape_inference.InferenceError):
-        light = onnx.shape_inference.infer_shapes(light, data_prop=True)
-    return light.graph
 
 
 def _numbers(version: str) -> tuple[int, ...]:

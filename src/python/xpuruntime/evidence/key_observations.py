@@ -187,7 +187,9 @@ class _Comparison:
             observed, status, reason = self._weights(control)
         else:
             observed, status, reason = self._read_back(control)
-        if control.enforceability == "unsupported" and status != "honoured":
+        # An engine that narrows what the model states says so; a unit of fused nodes shows only what it writes.
+        narrowed = control.key == "execution.precision" and control.requested == "model"
+        if control.enforceability == "unsupported" and (status != "honoured" or narrowed):
             status, reason = "unsupported", control.reason or reason
         return Observation(
             key=control.key,

@@ -134,7 +134,9 @@ def test_float64_is_computed_in_fp32_and_that_is_a_deviation(tmp_path: Path) -> 
     weight = numpy_helper.from_array(np.eye(3), "w")
     value = [VALUE("x", TensorProto.DOUBLE, ["N", 3])], [VALUE("y", TensorProto.DOUBLE, ["N", 3])]
     path = models.save(built([node], *value, (weight,)), tmp_path)
-    with open_(path) as session:
+    with pytest.warns(xrt.XpuRuntimeWarning, match="computes fp64 in fp32: 'm'"):
+        session = open_(path)
+    with session:
         assert "computes float64 as float32" in session.plan.accepted.reason
         report = session.explain({"x": np.ones((2, 3))}, runs=1)
         assert accounted(session, report)
@@ -386,6 +388,7 @@ def test_a_conversion_serves_its_node_whatever_either_took(tmp_path: Path) -> No
         assert (shares.owned, shares.serves) == ({0: [0]}, {1: [0]}), times
 
 
+@pytest.mark.filterwarnings("ignore:.*computes fp64 in fp32")
 @pytest.mark.parametrize("kind", [TensorProto.DOUBLE, TensorProto.INT64])
 def test_the_units_of_a_short_model_have_the_same_names_in_every_process(tmp_path: Path, kind: int) -> None:
     nodes = [helper.make_node("Abs", ["x"], ["a"], name="abs"), helper.make_node("Neg", ["a"], ["y"], name="neg")]

@@ -129,6 +129,7 @@ class TestMemory:
 
 
 class TestTypes:
+    @pytest.mark.filterwarnings("ignore:.*computes fp64 in fp32")
     @pytest.mark.parametrize("kind", ["float16", "float64", "int8", "uint8", "int16", "uint16", "int32", "bool"])
     def test_each_goes_through(self, tmp_path: Path, kind: str) -> None:
         code = helper.np_dtype_to_tensor_dtype(np.dtype(kind))

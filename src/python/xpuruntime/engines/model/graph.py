@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,7 @@ __all__ = [
     "fix_shapes",
     "fresh_name",
     "graphs",
+    "inferred",
     "name_nodes",
     "normal_domain",
     "reads",
@@ -193,6 +195,18 @@ def without_weights(model: onnx.ModelProto, *, keep: int = -1) -> onnx.ModelProt
             graph.initializer.append(tensor)
         elif tensor.name not in known:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    return light
+
+
+def inferred(model: onnx.ModelProto, *, keep: int = -1) -> onnx.ModelProto:
+    """Return a model `without_weights` that has types and shapes of its values, as far as they are known."""
+    import onnx
+
+    light = without_weights(model, keep=keep)
+    light.graph.node.extend(model.graph.node)
+    light.graph.value_info.extend(model.graph.value_info)
+    with contextlib.suppress(RuntimeError, ValueError, TypeError, onnx.shape_inference.InferenceError):
+        light = onnx.shape_inference.infer_shapes(light, data_prop=keep >= 0)
     return light
 
 

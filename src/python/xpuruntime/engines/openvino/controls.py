@@ -16,12 +16,13 @@ from xpuruntime.engines.control_builder import (
 )
 from xpuruntime.engines.openvino.options import GRAPH_OPTIONS, NAMES, OpenVinoSettings, options_of
 from xpuruntime.engines.openvino.probing import device_word
+from xpuruntime.engines.precision.names import other_floats
 from xpuruntime.engines.quantization.judge import quantizes
+from xpuruntime.evidence.records import Control
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.evidence.records import Control
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["resolve_settings"]
@@ -95,6 +96,17 @@ def _precision(request: Request, settings: OpenVinoSettings, builder: ControlBui
             "says which",
             _INT8_FIX if request.device == "cpu" else None,
         )
+    elif execution.precision == "model" and (named := _wide_floats(request)):
+        builder.controls.append(  # although no policy states it
+            Control(
+                key="execution.precision",
+                requested="model",
+                resolved=hint,
+                enforceability="unsupported",
+                reason=f"OpenVINO computes fp64 in fp32: {named}",
+                fix="take another engine (execution: {engine: onnxruntime, device: cpu}), or state precision fp32",
+            )
+        )
     elif execution.precision == "model":
         builder.add("execution.precision", hint, "enforced", "nothing is converted; read back after compiling")
     elif execution.precision == "fp32":
@@ -116,6 +128,11 @@ def _precision(request: Request, settings: OpenVinoSettings, builder: ControlBui
     else:
         builder.add("execution.tf32", "-", "unsupported", "no plugin of OpenVINO computes in TF32")
     return settings
+
+
+def _wide_floats(request: Request) -> str:
+    """Return the nodes in fp64, in a line; an artifact was judged when it was compiled, and its model may be gone."""
+    return "" if request.artifact is not None else other_floats(request.model, ("fp64",), casts=True)
 
 
 def _threads(

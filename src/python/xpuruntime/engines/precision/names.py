@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines.model.graph import graphs, without_weights
+from xpuruntime.engines.model.graph import graphs, inferred
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -80,23 +80,18 @@ def precision_of(data_type: int) -> str:
 
 
 def model_precisions(model: onnx.ModelProto, stated: Mapping[str, int] | None = None) -> dict[str, str]:
-    """Return tensor to precision for the outermost graph.
+    """Return tensor to precision for the outermost graph; `stated` are types that are known and not inferred."""
+    return _precisions([inferred(model).graph], stated or {})
 
-    Types are inferred on a copy without weights; where that fails, only stated ones are returned.
-    """
-    import onnx
 
-    types = dict(stated or {})
-    light = without_weights(model)
-    light.graph.node.extend(model.graph.node)
-    light.graph.value_info.extend(model.graph.value_info)
-    try:
-        inferred = onnx.shape_inference.infer_shapes(light, check_type=False, strict_mode=False, data_prop=False)
-    except (RuntimeError, ValueError, TypeError, onnx.shape_inference.InferenceError):
-        inferred = light
-    for value in (*inferred.graph.value_info, *inferred.graph.output):
-        if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
-            types.setdefault(value.name, value.type.tensor_type.elem_type)
+def _precisions(known: Iterable[onnx.GraphProto], stated: Mapping[str, int]) -> dict[str, str]:
+    types = dict(stated)
+    for graph in known:
+        for value in (*graph.input, *graph.value_info, *graph.output):
+            if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
+                types.setdefault(value.name, value.type.tensor_type.elem_type)
+        for tensor in graph.initializer:
+            types.setdefault(tensor.name, tensor.data_type)
     names = {t: precision_of(t) for t in set(types.values())}
     return {k: names[t] for k, t in types.items()}
 
@@ -106,19 +101,23 @@ _STATES = ("to", "dtype")
 _NAMED = 4
 
 
-def other_floats(model: ModelInfo, precisions: Collection[str]) -> str:
-    """Return the nodes of the outermost graph that read or make tensors of some precisions, in a line; or nothing."""
+def other_floats(model: ModelInfo, precisions: Collection[str], *, casts: bool = False) -> str:
+    """Return the nodes that read or make tensors of some precisions, in a line; or nothing.
+
+    Casts are named only with `casts`, and but for those of constants.
+    """
     proto = model.named_proto() if model.format == "onnx" else None
     if proto is None or not _stated(model, proto) & set(precisions):
         return ""
-    stated = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
-    types = model_precisions(
-        proto, stated | {graph_input.name: graph_input.type.tensor_type.elem_type for graph_input in proto.graph.input}
-    )
+    known = list(graphs(inferred(proto)))
+    types = _precisions(known, {})
+    made = {name for graph in known for node in graph.node if node.op_type != "Constant" for name in node.output}
+    read = made | {value.name for value in proto.graph.input}
     named = []
-    for node in proto.graph.node:
+    for node in (node for graph in known for node in graph.node):
         those = {types.get(name, "") for name in (*node.input, *node.output)} & set(precisions)
-        if those and node.op_type not in ("Cast", "Constant"):
+        left_out = node.op_type == "Constant" or (node.op_type == "Cast" and not (casts and node.input[0] in read))
+        if those and not left_out:
             named.append(f"{node.name!r} ({node.op_type}, {', '.join(sorted(those))})")
     rest = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     return ", ".join(named[:_NAMED]) + rest
