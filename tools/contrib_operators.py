@@ -25,7 +25,10 @@ UNITS = {f"{MS}.QLinear{op}" for op in ("Add", "AveragePool", "Concat", "LeakyRe
 
 
 class Operator(NamedTuple):
-    """An operator with inputs by name, ``None`` for one that is left out; `outputs` is a name for each, or empty."""
+    """An operator with inputs by name, ``None`` for one that is left out; `outputs` is a name for each, or empty.
+
+    Sizes of `kept` inputs are never open.
+    """
 
     op: str
     feeds: dict[str, Any]
@@ -33,6 +36,7 @@ class Operator(NamedTuple):
     outputs: tuple[str, ...] = ("y",)
     attributes: Mapping[str, Any] = MappingProxyType({})
     domain: str = MS
+    kept: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -167,7 +171,7 @@ def _attention() -> Iterator[Operator]:
     q, k, v = _floats(2, 5, 32), _floats(2, 7, 32), _floats(2, 7, 32)
     heads: dict[str, Any] = {"num_heads": 4}
     yield Operator("MultiHeadAttention", {"q": q, "k": k, "v": v}, attributes=heads)
-    for more in ({"scale": 0.3}, {"unidirectional": 1}):
+    for more in ({"scale": 0.3}, {"unidirectional": 1}, {"unidirectional": 1, "mask_filter_value": -1.0}):
         feeds = {"q": q, "k": _floats(2, 5, 32), "v": _floats(2, 5, 32), "b": _floats(96)}
         yield Operator("MultiHeadAttention", feeds, attributes={**heads, **more})
     yield Operator("MultiHeadAttention", {"q": q, "k": k, "v": _floats(2, 7, 64)}, attributes=heads)
@@ -188,7 +192,8 @@ def _attention() -> Iterator[Operator]:
     for attributes in ({}, {"unidirectional": 1}, {"scale": 0.9}):
         yield Operator("Attention", whole, ("w", "b"), attributes={"num_heads": 2, **attributes})
     for mask in masks:
-        yield Operator("Attention", {**whole, "mask": mask}, ("w", "b"), attributes={"num_heads": 2})
+        for more in ({}, {"mask_filter_value": -1.0}):
+            yield Operator("Attention", {**whole, "mask": mask}, ("w", "b"), attributes={"num_heads": 2, **more})
     feeds = {**whole, "mask": None, "past": None, "add": _floats(2, 2, 5, 5)}
     yield Operator("Attention", feeds, ("w", "b"), attributes={"num_heads": 2})
 
@@ -208,3 +213,6 @@ def _grouped() -> Iterator[Operator]:
         for more in ({}, {"local_window_size": 3}, {"scale": 0.9}, {"softcap": 1.5}, {"do_rotary": 1}):
             given = feeds | (angles if more.get("do_rotary") else {})
             yield Operator("GroupQueryAttention", given, (), ("y", "key", "value"), heads | more)
+    room = {name: np.pad(feeds[name], ((0, 0), (0, 0), (0, 10), (0, 0))) for name in ("pk", "pv")}
+    outputs = ("y", "key", "value")
+    yield Operator("GroupQueryAttention", {**feeds, **room}, (), outputs, heads, kept=("pk", "pv"))

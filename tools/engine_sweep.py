@@ -30,6 +30,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx.reference
@@ -53,10 +54,13 @@ TYPES = {
     f"tensor({name})": np.dtype(kind)
     for name, kind in (
         ("float", "float32"),
-        *((one, one) for one in ("float16", "bool")),
+        ("double", "float64"),
+        *((one, one) for one in ("float16", "bfloat16", "bool")),
         *((f"{sign}int{bits}",) * 2 for sign in ("", "u") for bits in (8, 16, 32, 64)),
     )
 }
+#: Types of 16 bits, and by how much results may be off in them.
+HALVES = {np.dtype("float16"): 2e-2, np.dtype(ml_dtypes.bfloat16): 1e-1}
 #: Edge values; those of 64 bits and of uint32 fit into int32, in which OpenVINO computes them, as its page says.
 EDGES = {
     "f": [0.5, -0.0, 1.5, -2.5, 2.5, -1e-3, 33.0, -88.5, 3.0, -1.0, 1e4, -7.25],
@@ -222,8 +226,9 @@ def _contrib(operator: Any, *, static: bool) -> Iterator[Case]:
     outputs = [onnx.ValueInfoProto(name=name) for name in operator.outputs if name]
     imports = [helper.make_opsetid("", _newest()), helper.make_opsetid(operator.domain, 1)]
     for opened in (False,) if static else (False, True):
+        opens = {name: opened and name not in operator.kept for name in feeds}
         inputs = [
-            helper.make_tensor_value_info(k, _code(v.dtype), _sizes(k, v.shape, opened=opened))
+            helper.make_tensor_value_info(k, _code(v.dtype), _sizes(k, v.shape, opened=opens[k]))
             for k, v in feeds.items()
         ]
         graph = helper.make_graph([node], "g", inputs, outputs, tensors)
@@ -310,14 +315,18 @@ def _feeds(
 def _cast(value: Any, kind: Any) -> Any:
     if value.dtype == kind:
         return value
-    if kind.kind in "iu" and value.dtype.kind == "f":
+    if kind.kind in "iu" and _floating(value.dtype):
         value = np.nan_to_num(np.round(value * 3))
     with np.errstate(invalid="ignore", over="ignore"):
         return (np.abs(value.astype(np.float64)) if kind.kind == "u" else value).astype(kind)
 
 
+def _floating(kind: Any) -> bool:
+    return kind.kind == "f" or kind in HALVES
+
+
 def _edges(kind: Any) -> Any:
-    if kind.kind == "f":
+    if _floating(kind):
         return np.array(EDGES["f"])
     if kind.kind in "iu":
         return np.array(EDGES[f"{kind.kind}{min(32, 8 * kind.itemsize)}"], np.int64)
@@ -343,7 +352,7 @@ def _model(node: Any, opset: int, feeds: dict[str, Any], *, fixed: bool, opened:
             inner.attribute.append(helper.make_attribute(formal, feeds[name].tolist()))
     if any(one.name not in schema.attributes for one in inner.attribute):
         return None
-    if inner.op_type == "Mod" and feeds[inner.input[0]].dtype.kind == "f" and not any(a.i for a in inner.attribute):
+    if inner.op_type == "Mod" and _floating(feeds[inner.input[0]].dtype) and not any(a.i for a in inner.attribute):
         return None  # ONNX wants fmod for floats
     used = list(dict.fromkeys(name for name in inner.input if name))
     constants = used[1:] if fixed else []
@@ -379,25 +388,41 @@ def _sizes(name: str, shape: tuple[int, ...], *, opened: bool) -> list[int | str
 
 
 def truths(case: Case) -> Iterator[list[Any]]:
-    """Yield what ONNX Runtime computes, and ONNX's reference: where they differ, an engine may follow either."""
+    """Yield what ONNX Runtime computes, ONNX's reference, and ONNX Runtime in fp32: an engine may follow each."""
+    wide = _widened(case)
     ways: list[Callable[[], list[Any]]] = [
         lambda: directly("onnxruntime", case.model)(list(case.feeds.values())),
         lambda: onnx.reference.ReferenceEvaluator(case.model).run(None, case.feeds),
+        lambda: directly("onnxruntime", wide.model)(list(wide.feeds.values())),
     ]
     node = case.model.graph.node[0]
     first = case.feeds.get(node.input[0])
-    weights = node.op_type in WITHOUT_REFERENCE and first is not None and first.dtype.kind != "f"
-    for compute in ways[:1] if weights else ways:
-        try:
-            found = [np.asarray(one) for one in compute()]
-        except Exception:
-            continue
-        yield found
-        if case.model.graph.node[0].op_type in SIMPLIFIED:
-            return
+    weights = node.op_type in WITHOUT_REFERENCE and first is not None and not _floating(first.dtype)
+    if weights or (node.op_type in SIMPLIFIED and node.input[4:5] > [""]):
+        del ways[1]
+    for compute in ways if node.op_type not in CASTS else ways[:2]:
+        with contextlib.suppress(Exception):
+            yield [np.asarray(one) for one in compute()]
 
 
-def difference(want: Any, got: Any, half: bool, unit: int = 0) -> str:
+def _widened(case: Case) -> Case:
+    """Return a case with its floats in fp32, of which ONNX Runtime takes all operators."""
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    floats = {*map(_code, HALVES), onnx.TensorProto.DOUBLE}
+    for value in (*model.graph.input, *model.graph.output):
+        if value.type.tensor_type.elem_type in floats:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    for tensor in model.graph.initializer:
+        if tensor.data_type in floats:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
+    feeds = {
+        name: value.astype(np.float32) if _code(value.dtype) in floats else value for name, value in case.feeds.items()
+    }
+    return Case(case.name, model, feeds)
+
+
+def difference(want: Any, got: Any, step: float, unit: int = 0) -> str:
     """Say where two results differ: integers by more than a unit, but for those outside of int32. Empty: nowhere."""
     if want.dtype not in TYPES.values():
         return ""
@@ -405,8 +430,8 @@ def difference(want: Any, got: Any, half: bool, unit: int = 0) -> str:
         return f"shape {list(got.shape)} instead of {list(want.shape)}"
     exact, near = want.astype(np.float64), got.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        if want.dtype.kind == "f":
-            step, top = (2e-2, 6e4) if half else (1e-3, 1e30)
+        if _floating(want.dtype):
+            top = 1e30 if step < min(HALVES.values()) else 6e4
             scale = np.abs(exact[np.isfinite(exact)]).max(initial=0)
             same = np.isclose(near, exact, rtol=step, atol=step / 10 * (1 + scale), equal_nan=True) | (
                 np.abs(exact) > top
@@ -422,7 +447,12 @@ def wrong(engine: str, case: Case) -> str | None:
 
     That is where the engine refuses the model, or nothing else computes it.
     """
-    half = engine == "qnn" or any(value.dtype == np.float16 for value in case.feeds.values())
+    used = [*case.feeds.values(), *map(numpy_helper.to_array, case.model.graph.initializer)]
+    step = max(HALVES.get(value.dtype, 1e-3) for value in used)
+    if engine == "qnn":
+        step = max(step, 2e-2)
+    elif case.model.graph.node[0].op_type in CASTS:
+        step = 0
     try:
         got = [np.asarray(one) for one in directly(engine, case.model)(list(case.feeds.values()))]
     except Exception:
@@ -433,7 +463,7 @@ def wrong(engine: str, case: Case) -> str | None:
         if engine in FINITE:
             pairs = [_finite(*pair) for pair in pairs]
         unit = int(case.name.split(" | ")[0] in UNITS)
-        said = next((text for value, result in pairs if (text := difference(value, result, half, unit))), "")
+        said = next((text for value, result in pairs if (text := difference(value, result, step, unit))), "")
         if not said:
             return ""
         found = found or said
@@ -441,7 +471,7 @@ def wrong(engine: str, case: Case) -> str | None:
 
 
 def _finite(want: Any, got: Any) -> tuple[Any, Any]:
-    if want.dtype.kind != "f" or want.shape != got.shape:
+    if not _floating(want.dtype) or want.shape != got.shape:
         return want, got
     finite = np.isfinite(want)
     return want[finite], got[finite]
@@ -454,7 +484,7 @@ def _defined(case: Case, want: list[Any], got: list[Any]) -> tuple[list[Any], li
         return want[:1], got[:1]
     if op in CASTS and want[0].dtype.kind in "iub" and want[0].shape == got[0].shape:
         (source, *_) = (value for name, value in case.feeds.items() if name == case.model.graph.node[0].input[0])
-        if source.dtype.kind == "f":
+        if _floating(source.dtype):
             limits = np.iinfo(want[0].dtype) if want[0].dtype.kind != "b" else np.finfo(np.float16)
             inside = (source > float(limits.min)) & (source < float(limits.max))
             return [want[0][inside]], [got[0][inside]]

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def directly(engine: str, model: Any) -> Callable[[list[Any]], list[Any]]:
     if engine == "openvino":
         import openvino as ov
 
-        core = ov.Core()
+        core, bf16 = ov.Core(), np.dtype(ml_dtypes.bfloat16)
         compiled = core.compile_model(core.read_model(data), "CPU", _OPENVINO)
         taken = [port.names for port in compiled.inputs]
 
@@ -130,7 +131,12 @@ def directly(engine: str, model: Any) -> Callable[[list[Any]], list[Any]]:
             missing = [" or ".join(sorted(port)) for port in taken if not port & named.keys()]
             if missing:  # OpenVINO takes what is in its memory
                 raise ValueError(f"the case has no value for {', '.join(missing)}")
-            return list(compiled(named).to_tuple())  # by name: a port as a key is never freed, nor its model's threads
+            for name, value in named.items():
+                if getattr(value, "dtype", None) == bf16:
+                    named[name] = ov.Tensor(value.view(np.uint16), value.shape, ov.Type.bf16)
+            made = compiled(named).to_tuple()  # by name: a port as a key is never freed, nor its model's threads
+            kinds = [port.element_type for port in compiled.outputs]
+            return [one.view(bf16) if kind == ov.Type.bf16 else one for one, kind in zip(made, kinds, strict=True)]
 
         return infer
     if engine == "qnn":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
+from ml_dtypes import bfloat16
 from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
@@ -147,7 +148,8 @@ def contrib(
     node = h.make_node(op, [*fed, *constants], ["y", *outputs], name="node", domain="com.microsoft", **more)
     code = h.np_dtype_to_tensor_dtype
     infos = [
-        h.make_tensor_value_info(k, code(v.dtype), ["n", *v.shape[1:]] if open_ else v.shape) for k, v in fed.items()
+        h.make_tensor_value_info(k, code(v.dtype), ["n", *v.shape[1:]] if open_ and v.ndim else v.shape)
+        for k, v in fed.items()
     ]
     values = [onnx.ValueInfoProto(name=name) for name in ("y", *outputs)]
     tensors = [nh.from_array(np.asarray(value), name) for name, value in constants.items()]
@@ -174,17 +176,29 @@ def added(op: str, kind: Any, *, open_: bool = False) -> Any:
     return contrib(op, {"x": np.array([[high, high - 50]], kind)}, parts, open_=open_)
 
 
-def grouped(past: int) -> Any:
-    """Return a model of grouped attention of five new tokens, whose sizes are fixed."""
+def grouped(past: int, *, open_: bool = False) -> Any:
+    """Return a model of grouped attention of five tokens, of which none is in its past; its sizes may be open."""
     fed = {"x": floats(1, 5, 64), "k": floats(1, 5, 32), "v": floats(1, 5, 32)}
     fed |= {"pk": floats(1, 2, past, 16), "pv": floats(1, 2, past, 16)}
     fed |= {"last": np.int32([4]), "total": np.array(5, np.int32)}
-    return contrib("GroupQueryAttention", fed, {}, "key", "value", num_heads=4, kv_num_heads=2)
+    return contrib("GroupQueryAttention", fed, {}, "key", "value", open_=open_, num_heads=4, kv_num_heads=2)
+
+
+def masked(op: str, value: float) -> Any:
+    """Return a model of attention whose mask is added to its scores."""
+    more: dict[str, Any] = {"num_heads": 2, "mask_filter_value": value}
+    if op == "MultiHeadAttention":
+        fed = {name: floats(2, 5, 16) for name in "xkv"}
+        return contrib(op, fed, {}, unidirectional=1, **more)
+    mask = np.int32([[1, 1, 1, 0, 0], [1] * 5])
+    return contrib(op, {"x": floats(2, 5, 16)}, {"w": floats(16, 48), "b": floats(48), "mask": mask}, **more)
 
 
 U8, S8, LARGE = np.arange(1, 9, dtype=np.uint8), np.int8([-7, -5, 5, 7]), [777777777, 1900000001, 33554435, 3]
 WIDE = [np.array(LARGE, kind) for kind in (np.int32, np.int64)]
 TIES = (np.arange(192, dtype=np.float32) % 3).reshape(3, 64)
+#: Numbers that bf16 rounds up.
+BETWEEN = np.array([1.0059, 1.0047, -1.0137])
 POOL = {"kernel_shape": [3, 3], "strides": [2, 2]}
 #: Row to models that it is about.
 OPENVINO: dict[str, Callable[[], list[Any]]] = {
@@ -234,7 +248,10 @@ OPENVINO: dict[str, Callable[[], list[Any]]] = {
     "lp-normalization-of-small-numbers": lambda: [
         typed("LpNormalization", [np.float32([[size, size / 2]])], axis=1, p=p) for size, p in ((1e-3, 2), (1e-5, 1))
     ],
-    "mod-of-floats": lambda: [typed("Mod", [np.float32([33, 6, 1]), np.float32([-1e-3, 0.1, 0.1])], fmod=1)],
+    "mod-of-floats": lambda: [
+        typed("Mod", [np.array([33, 6, 1], kind), np.array([-1e-3, 0.1, 0.1], kind)], fmod=1)
+        for kind in (np.float32, np.float64)
+    ],
     "suppression-without-overlap": lambda: [
         typed("NonMaxSuppression", [BOXES, SCORES, np.int64([4]), *threshold])
         for threshold in ([], [np.float32([0])], [(np.float32([0]),)])
@@ -310,6 +327,18 @@ OPENVINO: dict[str, Callable[[], list[Any]]] = {
         contrib("Attention", {"x": floats(2, 5, 16)}, {"w": floats(16, 48), "b": floats(48)}, num_heads=2, scale=0.9)
     ],
     "group-query-attention-of-an-empty-past": lambda: [grouped(0)],
+    "group-query-attention-of-a-static-cache": lambda: [grouped(16, open_=True)],
+    "fused-attention-mask-value": lambda: [masked("Attention", value) for value in (-1.0, -5.0)],
+    "causal-attention-mask-value": lambda: [masked("MultiHeadAttention", -1.0)],
+    "cast-to-bf16-with-open-sizes": lambda: [
+        typed(op, [BETWEEN.astype(kind), *like], opset=19, open_=True, **more)
+        for kind in (np.float32, np.float16)
+        for op, like, more in (("Cast", [], {"to": T.BFLOAT16}), ("CastLike", [np.array([1], bfloat16)], {}))
+    ],
+    "cast-of-float64-to-bf16": lambda: [
+        typed("Cast", [BETWEEN.astype(np.float64)], opset=19, open_=open_, to=T.BFLOAT16) for open_ in (False, True)
+    ],
+    "infinities-of-float64": lambda: [typed("IsInf", [np.array([1, np.inf, -np.inf])], opset=20)],
     "other-integers-in-fp32": lambda: [
         integers(op, np.int32([[777777777, -3], [3, -16777219]])) for op in ("ReduceMax", "ReduceMin", "ReduceSum")
     ],
@@ -353,6 +382,9 @@ RIGHT: list[Callable[[], Any]] = [
         for op in ("QLinearAdd", "QLinearMul")
     ),
     lambda: contrib("Attention", {"x": floats(2, 5, 16)}, {"w": floats(16, 48), "b": floats(48)}, num_heads=2),
+    lambda: masked("Attention", -10000.0),
+    lambda: typed("Cast", [BETWEEN.astype(np.float32)], opset=19, to=T.BFLOAT16),
+    lambda: typed("CastLike", [BETWEEN.astype(np.float32), np.float16([1])], opset=19, open_=True),
 ]
 
 
