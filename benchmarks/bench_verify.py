@@ -32,7 +32,8 @@ import numpy as np
 
 import xpuruntime as xrt
 from harness import environment, write
-from xpuruntime.files.reading import DamagedLineError, journal_line, read_journal_lines
+from xpuruntime.errors import InputError
+from xpuruntime.files.journal import Journal
 from xpuruntime.locks.environments import MODULE, session_worker
 from xpuruntime.locks.verification.speed import decide, time_metric
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
@@ -58,30 +59,22 @@ class Results:
     """
 
     def __init__(self, path: Path, of: dict[str, Any], *, resume: bool) -> None:
-        if path.exists() and not resume:
-            sys.exit(f"error: {path} is there: go on with --resume, or remove it")
-        data = path.read_bytes() if path.exists() else b""
         try:
-            self.entries, length, self._digest = read_journal_lines(data)
-        except DamagedLineError as error:
-            sys.exit(f"error: {path}:{error.number}: {error}")
-        path.touch()
-        os.truncate(path, length)  # a last line that was cut off
-        self._path = path
-        if not self.entries:
-            self.add({"of": of})
-        elif self.entries[0]["of"] != of:
-            sys.exit(f"error: {path} is of {self.entries[0]['of']}, and this would be of {of}: name another --journal")
-        del self.entries[0]
+            self._journal = Journal(path, "bench_verify/2", of, resume=resume)
+        except InputError as error:
+            sys.exit(f"error: {error}")
+        self.entries: list[dict[str, Any]] = []
+        while self._journal.has(str(len(self.entries))):
+            self.entries.append(self._journal.recall(str(len(self.entries))))
 
     def add(self, entry: dict[str, Any]) -> None:
         """Keep a result before anything else happens."""
-        line, self._digest = journal_line(entry, self._digest)
-        with self._path.open("ab") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        self._journal.record(str(len(self.entries)), entry, 0.0)
         self.entries.append(entry)
+
+    def close(self) -> None:
+        """Let others go on with the file."""
+        self._journal.close()
 
     def count(self, kind: str, planted: float | None = None) -> int:
         """Return how many there are."""

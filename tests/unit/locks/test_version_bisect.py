@@ -13,6 +13,7 @@ import tempfile
 import textwrap
 import time
 import zipfile
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -24,8 +25,6 @@ from xpuruntime.errors import EngineError, InputError
 from xpuruntime.evidence import Difference
 from xpuruntime.locks import environments
 from xpuruntime.locks.bisect_versions import (
-    BisectJournal,
-    VersionVerdict,
     bisect_versions,
     first_bad,
     judge,
@@ -150,45 +149,6 @@ def test_a_range_of_versions():
         versions_between(versions, "1.0", "1.0")
 
 
-SUBJECT = {"package": "p", "good": "1", "bad": "3", "claim": "runs", "model": "sha"}
-
-
-def test_a_journal_is_resumed_with_what_it_has(tmp_path):
-    path = tmp_path / "j.jsonl"
-    BisectJournal(path, SUBJECT).add(VersionVerdict(version="2", verdict="good", reason="r"))
-    with pytest.raises(InputError, match="--resume goes on with it"):
-        BisectJournal(path, SUBJECT)
-    with path.open("ab") as file:
-        file.write(b'{"version": "3", "ver')  # killed while it wrote
-    again = BisectJournal(path, SUBJECT, resume=True)
-    assert set(again.verdicts) == {"2"}
-    again.add(VersionVerdict(version="3", verdict="bad", reason="r"))
-    assert set(BisectJournal(path, SUBJECT, resume=True).verdicts) == {"2", "3"}
-
-
-def test_journals_that_cannot_be_resumed(tmp_path):
-    path = tmp_path / "j.jsonl"
-    BisectJournal(path, SUBJECT)
-    with pytest.raises(InputError, match=r"is of another claim: 'runs', not 'plan'"):
-        BisectJournal(path, {**SUBJECT, "claim": "plan"}, resume=True)
-    edited = tmp_path / "edited"
-    edited.write_bytes(path.read_bytes().replace(b'"bad":"3"', b'"bad":"4"'))
-    with pytest.raises(InputError, match="line 1: this line was changed"):
-        BisectJournal(edited, {**SUBJECT, "bad": "4"}, resume=True)
-    with pytest.raises(InputError, match="there is no journal"):
-        BisectJournal(tmp_path / "none", SUBJECT, resume=True)
-    with pytest.raises(InputError, match="give --journal"):
-        BisectJournal(None, SUBJECT, resume=True)
-    (tmp_path / "other").write_text('{"schema": "x"}\n')
-    with pytest.raises(InputError, match="is not a journal"):
-        BisectJournal(tmp_path / "other", SUBJECT, resume=True)
-    (tmp_path / "garbage").write_bytes(b"\xff\n")
-    with pytest.raises(InputError, match="cannot be read"):
-        BisectJournal(tmp_path / "garbage", SUBJECT, resume=True)
-    with pytest.raises(InputError, match="cannot write the journal"):
-        BisectJournal(tmp_path / "no" / "folder", SUBJECT)
-
-
 #: Sessions whose runs wait for 3 ms.
 SLOWED = """
 import time
@@ -287,6 +247,13 @@ def test_the_version_that_changed_a_default_is_found(planted, model, tmp_path):
         journal=tmp_path / "j.jsonl", resume=True,
     )  # fmt: skip
     assert again == versions, "nothing is judged again"
+    ask = partial(bisect_versions, "xrt-planted", "1.2", "1.8", model, device="cpu", resume=True)
+    with pytest.raises(InputError, match=r"of another search: claim differ \(claim was \"placement\" and is \"runs\""):
+        ask(claim="runs", journal=tmp_path / "j.jsonl")
+    with pytest.raises(InputError, match=r"no journal .*none to resume"):
+        ask(claim="runs", journal=tmp_path / "none")
+    with pytest.raises(InputError, match="give --journal FILE"):
+        ask(claim="runs")
 
 
 def test_a_claim_that_holds_with_the_bad_version_is_nothing_to_find(planted, model):

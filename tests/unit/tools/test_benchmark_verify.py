@@ -30,10 +30,12 @@ def test_results_are_kept_and_gone_on_with(bench, tmp_path):
     claims = [["accuracy", "pass", "ok"], ["speed", "inconclusive", "noisy"]]
     results.add({"kind": "verify", "claims": claims, "failed": [], "load": 1.0, "seconds": 5.0})
     results.add(trial(0.1, "fail", "slower"))
+    results.close()
     with path.open("ab") as file:
-        file.write(b'{"kind":"tri')  # the line that was written when the process ended
+        file.write(b'{"key":"2"')  # the line that was written when the process ended
     again = bench.Results(path, of, resume=True)
     again.add(trial(0.1, "inconclusive", "undecided"))
+    again.close()
     last = bench.Results(path, of, resume=True)
     assert (last.count("verify"), last.count("trial", 0.1), last.count("trial", 0.0)) == (1, 2, 0)
     summary = bench.summary(last, [0.0, 0.1])
@@ -46,10 +48,10 @@ def test_results_are_kept_and_gone_on_with(bench, tmp_path):
 
 def test_what_cannot_be_gone_on_with_is_refused(bench, tmp_path):
     path = tmp_path / "j"
-    bench.Results(path, {"width": 64}, resume=False)
-    with pytest.raises(SystemExit, match="is there: go on with --resume, or remove it"):
+    bench.Results(path, {"width": 64}, resume=False).close()
+    with pytest.raises(SystemExit, match=r"did not end\. Fix: go on with it \(resume\), or remove it"):
         bench.Results(path, {"width": 64}, resume=False)
-    with pytest.raises(SystemExit, match="name another --journal"):
+    with pytest.raises(SystemExit, match="of another search: width differ"):
         bench.Results(path, {"width": 65}, resume=True)
     path.write_bytes(path.read_bytes().replace(b"64", b"65"))
     with pytest.raises(SystemExit, match="changed after it was written"):

@@ -10,8 +10,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from xpuruntime.files.journal import Journal
 from xpuruntime.policies import Policy
-from xpuruntime.tuning.measurements import Journal, Measurements
+from xpuruntime.tuning.measurements import Measurements
 from xpuruntime.tuning.space import Planned, Rejected, Space
 from xpuruntime.tuning.spec.tune_spec import TuneSpec
 from xpuruntime.tuning.trial import Candidate, CandidateFailed, OutOfTime, Trial, TrialDevice
@@ -129,7 +130,7 @@ def run(
 ) -> Outcome:
     """Run a search on an executor, or on several: the time is then that of the one that took most."""
     executors = [executor] if isinstance(executor, SimulatedExecutor) else list(executor)
-    book = journal or Journal(None, {})
+    book = journal or Journal(None, "tune_journal/2", {})
     earlier = book.elapsed
     measurements = Measurements(book, executors, lambda: earlier + max(executor.now for executor in executors), cancel)
     return Search(spec or TuneSpec(), space, planner, measurements, progress=progress, **more).run()

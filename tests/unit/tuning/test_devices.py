@@ -18,9 +18,9 @@ from simulated_executor import SimulatedExecutor, run
 import xpuruntime as xrt
 from xpuruntime.engines.base import Tunable
 from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
+from xpuruntime.files.journal import Journal
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, Machine
 from xpuruntime.runtime.snapshot import machine_snapshot
-from xpuruntime.tuning.measurements import Journal
 from xpuruntime.tuning.space import Space
 from xpuruntime.tuning.spec.tune_spec import TuneSpec
 from xpuruntime.tuning.trial import CandidateFailed, DeviceLost, trial_devices
@@ -132,7 +132,7 @@ SPACE = Space("cpu", {"a": (LAYOUTS,)}, ())
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_fastest_wins_on_any_number_of_devices(count: int, tmp_path: Path) -> None:
     several = executors(count)
-    with Journal(tmp_path / "j", {}) as journal:
+    with Journal(tmp_path / "j", "tune_journal/2", {}) as journal:
         found = run(several, SPACE, journal=journal)
     assert found.verdict == "winner"
     winner = next(candidate for candidate in found.candidates if candidate.id == found.winner)
@@ -172,13 +172,13 @@ def test_two_devices_take_less_of_the_budget() -> None:
 
 def test_a_search_on_two_devices_resumes_wherever_it_stopped(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    with Journal(path, {}) as journal:
+    with Journal(path, "tune_journal/2", {}) as journal:
         whole = run(executors(), SPACE, journal=journal)
     lines = path.read_bytes().splitlines(keepends=True)
     for kept in (1, 2, 5, 30, len(lines) // 2, len(lines) - 1):
         path.write_bytes(b"".join(lines[:kept]))
         several = executors(seed=50)
-        with Journal(path, {}, resume=True) as journal:
+        with Journal(path, "tune_journal/2", {}, resume=True) as journal:
             found = run(several, SPACE, journal=journal)
         assert (found.verdict, found.winner) == (whole.verdict, whole.winner)
         assert [(candidate.id, candidate.changes, candidate.device) for candidate in found.candidates] == [
@@ -205,7 +205,7 @@ def test_a_failure_in_one_thread_ends_the_others() -> None:
             killed.set()
 
     with (
-        Journal(None, {}) as journal,
+        Journal(None, "tune_journal/2", {}) as journal,
         pytest.raises(InputError, match="the disk is full"),
     ):
         run([Waits(seconds, device="d0"), Broken(seconds, device="d1")], SPACE, journal=journal)
@@ -241,7 +241,7 @@ class Losing(SimulatedExecutor):
 
 
 def searched(path: Path, *lost: Losing, resume: bool = False):
-    with Journal(path, {}, resume=resume) as journal:
+    with Journal(path, "tune_journal/2", {}, resume=resume) as journal:
         found = run([SimulatedExecutor(seconds, device="d0"), *lost], SPACE, journal=journal)
     return found, [json.loads(line) for line in path.read_bytes().splitlines()]
 
@@ -299,7 +299,7 @@ def test_a_control_that_loses_two_nodes_is_not_said_to_break_constraints(grade: 
             raise DeviceLost(f"the node {self.device.name} was lost")
 
     lost = Control(lambda changes: 1e-3, device="d0", at={1, 2} if grade == "none" else set(), others=9)
-    with Journal(tmp_path / "j", {}) as journal:
+    with Journal(tmp_path / "j", "tune_journal/2", {}) as journal:
         found = run(lost, SPACE, journal=journal, grade=grade)
     assert found.verdict == "undecided"
     assert found.reason.startswith("the policy that was given could not be measured: the node d0")
@@ -308,9 +308,12 @@ def test_a_control_that_loses_two_nodes_is_not_said_to_break_constraints(grade: 
 
 def test_a_search_without_any_device_left_can_be_resumed(tmp_path: Path) -> None:
     lost = Losing(seconds, device="d0", at={9}, others=0)
-    with Journal(tmp_path / "j", {}) as journal, pytest.raises(DeviceLost, match=r"no node had room\. Fix: .*--resume"):
+    with (
+        Journal(tmp_path / "j", "tune_journal/2", {}) as journal,
+        pytest.raises(DeviceLost, match=r"no node had room\. Fix: .*--resume"),
+    ):
         run(lost, SPACE, journal=journal)
-    with Journal(tmp_path / "j", {}, resume=True) as journal:
+    with Journal(tmp_path / "j", "tune_journal/2", {}, resume=True) as journal:
         assert run(executors(1), SPACE, journal=journal).verdict == "winner"
 
 

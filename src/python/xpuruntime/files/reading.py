@@ -1,32 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Untrusted files: regular ones only, JSON, sizes of ZIP archives, and journals whose lines carry digests."""
+"""Untrusted files: regular ones only, JSON, and sizes of ZIP archives."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
-from xpuruntime.files.paths import checked, json_bytes, kind_of
+from xpuruntime.files.paths import checked, kind_of
 
 if TYPE_CHECKING:
     import zipfile
-    from collections.abc import Mapping
     from typing import BinaryIO
 
 __all__ = [
-    "DamagedLineError",
-    "JournalLines",
     "NotRegularError",
     "decode_json",
-    "journal_line",
     "open_regular",
-    "read_journal_lines",
     "read_regular",
     "unpacked_too_large",
 ]
@@ -125,49 +119,3 @@ def unpacked_too_large(archive: zipfile.ZipFile, packed: int) -> str | None:
             f"{_FREE >> 20} MiB"
         )
     return None
-
-
-class DamagedLineError(ValueError):
-    """A line that is none of a journal, or was changed."""
-
-    def __init__(self, number: int, *, changed: bool) -> None:
-        reason = "this line was changed after it was written, or one before it was removed"
-        super().__init__(reason if changed else "this is no line of a journal")
-        self.number, self.changed = number, changed
-
-
-class JournalLines(NamedTuple):
-    """What a journal has."""
-
-    entries: list[dict[str, Any]]
-    length: int
-    digest: str
-
-
-def journal_line(entry: Mapping[str, Any], digest: str) -> tuple[bytes, str]:
-    """Return the line of an entry that follows one with this digest, ``""`` for the first, and its own digest."""
-    body = json_bytes(entry)
-    sealed = hashlib.sha256(digest.encode() + body).hexdigest()
-    return body[:-1] + f',"sha256":"{sealed}"}}\n'.encode(), sealed
-
-
-def read_journal_lines(data: bytes) -> JournalLines:
-    """Return the entries of a journal."""
-    import json
-
-    complete = data[: data.rfind(b"\n") + 1]
-    entries: list[dict[str, Any]] = []
-    digest = ""
-    for number, line in enumerate(complete.splitlines(keepends=True), 1):
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            raise DamagedLineError(number, changed=False) from None
-        if not isinstance(entry, dict) or "sha256" not in entry:
-            raise DamagedLineError(number, changed=False)
-        del entry["sha256"]
-        expected, digest = journal_line(entry, digest)
-        if expected != line:
-            raise DamagedLineError(number, changed=True)
-        entries.append(entry)
-    return JournalLines(entries, len(complete), digest)

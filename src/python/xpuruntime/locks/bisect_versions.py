@@ -8,7 +8,6 @@ node, is unrelated.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -22,8 +21,8 @@ from xpuruntime.engines.registry import read_model
 from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
 from xpuruntime.evidence.documents import Document
 from xpuruntime.files.digests import file_digest
-from xpuruntime.files.paths import kind_of, reason_of, user_path
-from xpuruntime.files.reading import DamagedLineError, journal_line, read_journal_lines, read_regular
+from xpuruntime.files.journal import Journal
+from xpuruntime.files.paths import kind_of
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.locks.diff.diffing import compare_environments
 from xpuruntime.locks.environments import (
@@ -47,10 +46,9 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.locks.diff.result import Diff
 
-__all__ = ["BisectJournal", "VersionBisect", "VersionVerdict", "bisect_versions", "first_bad", "judge", "read_claim"]
+__all__ = ["VersionBisect", "VersionVerdict", "bisect_versions", "first_bad", "judge", "read_claim"]
 
-_SCHEMA, _JOURNAL_SCHEMA = "xpuruntime.bisect/1", "xpuruntime.bisect.journal/1"
-_LARGEST_JOURNAL = 1 << 24
+_SCHEMA = "xpuruntime.bisect/1"
 _STYLE = {"good": "green", "bad": "bold red", "skipped": "yellow"}
 #: How a claim is written, for messages and help.
 _FORMS = (
@@ -232,19 +230,23 @@ def bisect_versions(
     except OSError as error:
         raise InputError(f"cannot read the model '{os.fspath(model)}': {error.strerror}") from error
     subject = {"package": package, "good": good, "bad": bad, "claim": wanted.text, "model": digest}
-    known = BisectJournal(journal, subject, resume=resume)
+    if resume and (journal is None or kind_of(journal) != "file"):
+        raise InputError(
+            f"there is no journal {journal or ''} to resume. Fix: leave --resume out, or give --journal FILE"
+        )
     if wanted.kind == "unit":
         _check_node(wanted, read_model(model, trust=bool(arguments.get("trust"))))
     versions = versions_between(listed_versions(package, pre=pre), good, bad)
     budget, margin = (budget, wanted.limit) if wanted.kind == "speed" else (0.0, 10.0)
-    with ScratchFolder("bisect") as name:
-        folder = Path(name)
-        control = ""
+    known: dict[str, VersionVerdict] = {}
+    with Journal(journal, "bisect_journal/2", subject, resume=resume) as log, ScratchFolder("bisect") as name:
+        folder, begin, control = Path(name), time.monotonic(), ""
 
         def judged(version: str) -> Judgement:
             nonlocal control
-            if version in known.verdicts:
-                return known.verdicts[version].verdict
+            if log.has(version):
+                known[version] = msgspec.convert(log.recall(version), VersionVerdict)
+                return known[version].verdict
             start = time.monotonic()
             if not control:
                 control = _good_version(folder / "good", package, good, extra, model, arguments)
@@ -262,18 +264,17 @@ def bisect_versions(
             finally:
                 shutil.rmtree(folder / "tested", ignore_errors=True)
             seconds = round(time.monotonic() - start, 3)
-            known.add(VersionVerdict(version=version, verdict=verdict, reason=reason, seconds=seconds))
+            known[version] = VersionVerdict(version=version, verdict=verdict, reason=reason, seconds=seconds)
+            log.record(version, msgspec.to_builtins(known[version]), time.monotonic() - begin)
             if progress is not None:
-                progress(known.verdicts[version])
+                progress(known[version])
             return verdict
 
         at_end = judged(bad)
         low, high = first_bad(versions, judged) if at_end == "bad" else (0, 0)
-    verdicts = {
-        **known.verdicts,
-        good: VersionVerdict(version=good, verdict="good", reason="what the others are compared with"),
-    }
-    shown = tuple(verdicts[version] for version in versions if version in verdicts)
+        log.finish(time.monotonic() - begin)
+    known[good] = VersionVerdict(version=good, verdict="good", reason="what the others are compared with")
+    shown = tuple(known[version] for version in versions if version in known)
     between = tuple(versions[low + 1 : high])
     unchanged: Any = "nothing changed" if at_end == "good" else "not judged"
     return VersionBisect(
@@ -436,80 +437,3 @@ def _judge_accuracy(claim: VersionClaim, diff: Diff) -> tuple[Judgement, str]:
         if drift >= worst:
             worst, reason = drift, f"{row.subject}: drift {drift:.2g} of the largest value"
     return "good", reason
-
-
-class BisectJournal:
-    """The verdicts of a bisection, in a file or in memory alone, so that a stopped bisection goes on where it was.
-
-    A file of another subject is refused, and so is one that is there and not to be resumed.
-    """
-
-    def __init__(
-        self, path: str | os.PathLike[str] | None, subject: Mapping[str, Any], *, resume: bool = False
-    ) -> None:
-        self._path = None if path is None else user_path(path, "the journal")
-        self.verdicts: dict[str, VersionVerdict] = {}
-        self._digest = ""
-        if self._path is None:
-            if resume:
-                raise InputError("there is nothing to resume without a journal. Fix: give --journal FILE")
-            return
-        is_file = kind_of(self._path) == "file"
-        if is_file and not resume:
-            raise InputError(
-                f"the journal '{self._path}' is there. Fix: --resume goes on with it, or give another file"
-            )
-        if resume and not is_file:
-            raise InputError(
-                f"there is no journal '{self._path}' to resume. Fix: leave --resume out, or correct the path"
-            )
-        head = {"schema": _JOURNAL_SCHEMA, **json.loads(json.dumps(dict(subject)))}
-        if is_file:
-            self._read(self._path, head)
-        else:
-            self._append(head, "xb")
-
-    def add(self, verdict: VersionVerdict) -> None:
-        """Add a verdict, on disk when this returns."""
-        self.verdicts[verdict.version] = verdict
-        self._append(msgspec.to_builtins(verdict), "ab")
-
-    def _read(self, path: Path, head: dict[str, Any]) -> None:
-        other = InputError(f"'{path}' is not a journal of a bisection. Fix: correct the path, or begin a new one")
-        try:
-            data = read_regular(path, _LARGEST_JOURNAL)
-            entries, length, self._digest = read_journal_lines(data)
-        except OSError as error:
-            raise InputError(f"cannot read the journal '{path}': {reason_of(error)}") from error
-        except DamagedLineError as error:
-            if error.number == 1 and not error.changed and data.startswith(b"{"):
-                raise other from None
-            raise InputError(f"the journal '{path}' cannot be read: line {error.number}: {error}") from None
-        if not entries or entries[0].get("schema") != _JOURNAL_SCHEMA:
-            raise other
-        for name, value in head.items():
-            if entries[0].get(name) != value:
-                raise InputError(
-                    f"the journal '{path}' is of another {name}: {entries[0].get(name)!r}, not {value!r}. "
-                    "Fix: begin a new one"
-                )
-        try:
-            verdicts = msgspec.convert(entries[1:], list[VersionVerdict])
-        except msgspec.ValidationError as error:
-            raise InputError(f"the journal '{path}' cannot be read: {error}") from error
-        self.verdicts = {verdict.version: verdict for verdict in verdicts}
-        if length < len(data):  # the line that a killed process was writing
-            with path.open("r+b") as file:
-                file.truncate(length)
-
-    def _append(self, entry: Any, mode: Literal["xb", "ab"]) -> None:
-        if self._path is None:
-            return
-        line, self._digest = journal_line(entry, self._digest)
-        try:
-            with self._path.open(mode) as file:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise InputError(f"cannot write the journal '{self._path}': {reason_of(error)}") from error

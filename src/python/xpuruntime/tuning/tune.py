@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.argument_types import CALLABLE, FLAG, MACHINE, NAMES, NUMBER, PATH, TEXT, check_types
 from xpuruntime.engines.registry import known_engines
 from xpuruntime.errors import InputError, UnsupportedOperationError
+from xpuruntime.files.journal import Journal
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.inference.session_arguments import SessionArguments
 from xpuruntime.lockfile.records import utc_now
@@ -22,7 +23,7 @@ from xpuruntime.measuring.conditions import between, moment, open_meter
 from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.policies.kernel_rules import FAMILIES
 from xpuruntime.tuning.context import SearchContext, read_samples
-from xpuruntime.tuning.measurements import Journal, Measurements
+from xpuruntime.tuning.measurements import Measurements
 from xpuruntime.tuning.ray_cluster import RayCluster
 from xpuruntime.tuning.ray_node import job_on_node, search_files
 from xpuruntime.tuning.space import BATCH, Rejected, kernel_values
@@ -173,7 +174,9 @@ def tune(
             samples = read_samples(data, context.request.model, batch=rows, seed=stated.seed)
             (folder := room / f"batch-{rows}").mkdir()
             of_batch[rows] = (str(folder), context.write_samples(samples, folder))
-        log = stack.enter_context(Journal(journal, context.journal_header(samples.digest), resume=resume))
+        log = stack.enter_context(
+            Journal(journal, "tune_journal/2", context.journal_header(samples.digest), resume=resume)
+        )
         before, earlier = moment(), log.elapsed
 
         def clock() -> float:
