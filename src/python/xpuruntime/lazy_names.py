@@ -9,13 +9,14 @@ import importlib
 import importlib.util
 import re
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import ModuleType
 
-__all__ = ["REPLACED", "import_msgspec", "import_part", "load_name", "refuse_rest"]
+__all__ = ["REPLACED", "import_msgspec", "import_part", "lazy", "load_name", "refuse_rest"]
 
 _ONE_MODULE = "use xpuruntime._core, one module without parts"
 _LOADABLE = "[engine.name for engine in xpuruntime.engines.default_registry() if engine.probe().loadable]"
@@ -78,6 +79,12 @@ REPLACED = {
     "xpuruntime.pytorch.graph": "use xpuruntime.pytorch.capture_graph",
     "xpuruntime.pytorch.ops.layernorm": "use xpuruntime.pytorch.ops.norms",
 }
+
+
+def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package, by the modules that have its public names."""
+    module = sys.modules[package]
+    return partial(load_name, package, modules=modules), lambda: sorted({*vars(module), *module.__all__})
 
 
 def load_name(package: str, name: str, modules: Mapping[str, str]) -> Any:

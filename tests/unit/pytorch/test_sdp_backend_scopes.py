@@ -20,8 +20,8 @@ import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.pytorch.attention import sdpa_backends  # noqa: E402
 from xpuruntime.pytorch.attention.sdpa_backends import by_backend  # noqa: E402
+from xpuruntime.pytorch.dispatch.fast_path import self_test  # noqa: E402
 from xpuruntime.pytorch.dispatch.overrides import attention  # noqa: E402
-from xpuruntime.pytorch.dispatch.overrides.isolation import self_test  # noqa: E402
 from xpuruntime.pytorch.ops import fused_attention  # noqa: E402
 
 pytestmark = [

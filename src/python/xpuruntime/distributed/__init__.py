@@ -15,16 +15,14 @@ NCCL is opened, by nccl4py, when the first communicator is made. Importing this 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from xpuruntime.distributed.call import group
 from xpuruntime.distributed.communicator import Communicator, init_from_env
 from xpuruntime.distributed.policy import CollectiveChoice, CollectivePolicy, read_choices
-from xpuruntime.lazy_names import load_name as _load_name
+from xpuruntime.lazy_names import lazy as _lazy
 
 __all__ = ["CollectiveChoice", "CollectivePolicy", "Communicator", "group", "init_from_env", "read_choices"]
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        return _load_name(__name__, name, {})
+    __getattr__, __dir__ = _lazy(__name__, {})

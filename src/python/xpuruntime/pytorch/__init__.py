@@ -16,9 +16,9 @@ Examples
 from __future__ import annotations
 
 import sys as _sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from xpuruntime.lazy_names import load_name as _load_name
+from xpuruntime.lazy_names import lazy as _lazy
 from xpuruntime.lazy_names import refuse_rest as _refuse_rest
 from xpuruntime.pytorch.import_hook import WhenImported as _WhenImported
 
@@ -139,13 +139,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        return _load_name(__name__, name, _LAZY)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = _lazy(__name__, _LAZY)
 
 
 def _define_attention(_: object = None) -> None:

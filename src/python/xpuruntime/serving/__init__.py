@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from xpuruntime.lazy_names import load_name as _load_name
+from xpuruntime.lazy_names import lazy as _lazy
 
 if TYPE_CHECKING:
     from xpuruntime.serving.http.application import asgi_app
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from xpuruntime.serving.models.settings import ServeSettings
     from xpuruntime.serving.server import Server
     from xpuruntime.serving.status import ServingError, Status
-    from xpuruntime.serving.transport.options import Access, Tls, TransportOptions
+    from xpuruntime.serving.transport.gate import Access
+    from xpuruntime.serving.transport.options import Tls, TransportOptions
 
 __all__ = [
     "Access", "Models", "ServeSettings", "Server", "ServingError", "Status", "Tls", "TransportOptions", "asgi_app",
@@ -22,7 +23,7 @@ __all__ = [
 
 #: Public name to the module that has it; loaded on first use.
 _LAZY = {
-    "Access": "transport.options",
+    "Access": "transport.gate",
     "Models": "models.service",
     "ServeSettings": "models.settings",
     "Server": "server",
@@ -34,10 +35,4 @@ _LAZY = {
 }
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        return _load_name(__name__, name, _LAZY)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = _lazy(__name__, _LAZY)

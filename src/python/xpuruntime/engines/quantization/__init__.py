@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from xpuruntime.lazy_names import load_name as _load_name
+from xpuruntime.lazy_names import lazy as _lazy
 
 if TYPE_CHECKING:
     from xpuruntime.engines.quantization.calibration import Calibration
@@ -42,6 +42,4 @@ _LAZY = {
 }
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        return _load_name(__name__, name, _LAZY)
+    __getattr__, __dir__ = _lazy(__name__, _LAZY)

@@ -15,94 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from xpuruntime.pytorch._private_api.attributes import (
-    DYNAMO_GRAPHS,
-    DYNAMO_LIMIT,
-    GRAPH_TREES,
-    TRACED_FUNCTION,
-    TRACED_FUNCTION_MODULES,
-    call_kernel_at,
-    checkpoint_frame,
-    child_modules,
-    collective_number,
-    compile_by_inductor,
-    compile_stance,
-    compiled_function,
-    cuda_allocator,
-    default_store,
-    dynamo_disabled,
-    forward_pre_hooks,
-    global_module_hooks,
-    guard_on_attribute,
-    has_hooks,
-    is_replica,
-    is_zero_tensor,
-    mark_constant,
-    mark_dynamic,
-    mute_capturable,
-    nested_sizes,
-    note_step,
-    occupy_stream,
-    operator_name,
-    operator_schema,
-    profiler_flag,
-    remove_library,
-    scaler_states,
-    set_profiler_flag,
-    skip_frames,
-    steps_with_scaler,
-    tensor_version,
-    varlen_uses_cudnn,
-    wrapped_backend,
-)
+from xpuruntime.pytorch._private_api import attributes
+from xpuruntime.pytorch._private_api.attributes import *  # noqa: F403 - all that it lists
 from xpuruntime.pytorch._private_api.lookup import REFUSES, TABLE, PrivateName, later, reset_fully_sharded, take
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "DYNAMO_GRAPHS",
-    "DYNAMO_LIMIT",
-    "GRAPH_TREES",
-    "TABLE",
-    "TRACED_FUNCTION",
-    "TRACED_FUNCTION_MODULES",
-    "PrivateName",
-    "call_kernel_at",
-    "checkpoint_frame",
-    "child_modules",
-    "collective_number",
-    "compile_by_inductor",
-    "compile_stance",
-    "compiled_function",
-    "cuda_allocator",
-    "default_store",
-    "dynamo_disabled",
-    "forward_pre_hooks",
-    "global_module_hooks",
-    "guard_on_attribute",
-    "has_hooks",
-    "is_replica",
-    "is_zero_tensor",
-    "mark_constant",
-    "mark_dynamic",
-    "mute_capturable",
-    "nested_sizes",
-    "note_step",
-    "occupy_stream",
-    "operator_name",
-    "operator_schema",
-    "profiler_flag",
-    "remove_library",
-    "reset_fully_sharded",
-    "scaler_states",
-    "set_profiler_flag",
-    "skip_frames",
-    "steps_with_scaler",
-    "tensor_version",
-    "varlen_uses_cudnn",
-    "wrapped_backend",
-]
+__all__ = ["TABLE", "PrivateName", "reset_fully_sharded"]
+__all__ += attributes.__all__
 
 
 # --- autograd

@@ -35,6 +35,7 @@ __all__ = [
     "forward_pre_hooks",
     "global_module_hooks",
     "guard_on_attribute",
+    "has_hooks",
     "is_replica",
     "is_zero_tensor",
     "mark_constant",

@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from xpuruntime.lazy_names import load_name as _load_name
+from xpuruntime.lazy_names import lazy as _lazy
 
 if TYPE_CHECKING:
     from xpuruntime.pytorch.allocator.api import allocator_stats, reset_allocator, set_allocator
@@ -34,10 +34,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        return _load_name(__name__, name, _LAZY)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = _lazy(__name__, _LAZY)

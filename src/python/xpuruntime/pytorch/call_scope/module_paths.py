@@ -16,14 +16,15 @@ from torch.nn.modules import module as torch_module
 
 from xpuruntime import _core
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.call_scope import checkpoint_scopes, function_phases, module_names
+from xpuruntime.pytorch.call_scope import function_phases, module_names
 from xpuruntime.pytorch.compiler.strict_exports import StrictExports
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
 from xpuruntime.pytorch.dispatch.overrides.native import skip_in_dynamo
+from xpuruntime.pytorch.method_patch import MethodPatch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = [
     "current",
@@ -78,7 +79,7 @@ def require(root: torch.nn.Module | None = None, *, first: bool = True) -> None:
         if CONTEXT.users["module_paths"] == 1:
             fast_path()  # so that the core asks the addon, where there is one
             function_phases.require()
-            checkpoint_scopes.require()
+            _CHECKPOINTS.require()
             _hooks.append(torch_module.register_module_forward_pre_hook(_enter))
             _hooks.append(torch_module.register_module_forward_hook(_leave, always_call=True))
             _hooks.append(torch_module.register_module_module_registration_hook(_register))
@@ -94,7 +95,7 @@ def release(root: torch.nn.Module | None = None, *, first: bool = True) -> None:
         if CONTEXT.users["module_paths"] == 0:
             while _hooks:
                 _hooks.pop().remove()
-            checkpoint_scopes.release()
+            _CHECKPOINTS.release()
             function_phases.release()
             _remove_filter()
 
@@ -252,3 +253,32 @@ def _register(parent: torch.nn.Module, _name: str, _child: Any) -> None:
 # Of a module that `.compile()` has compiled, Dynamo runs the hooks by themselves, and would compile them by themselves.
 for _hook in (_enter, _leave, _register):
     skip_in_dynamo(_hook.__code__)
+
+
+def _recomputing(init: Callable[..., None]) -> Callable[..., None]:
+    """Have a recomputation be of the module in whose forward the checkpoint was made.
+
+    ``torch.utils.checkpoint`` with ``use_reentrant=False`` calls its function again where a backward needs a tensor, in
+    which no module runs. With ``use_reentrant=True`` that is inside of a node of autograd that was made in the module.
+    """
+
+    def follow(frame: Any, *args: Any, **kwargs: Any) -> None:
+        init(frame, *args, **kwargs)
+        path = None if torch.compiler.is_compiling() else _core.running_module()
+        again = getattr(frame, "recompute_fn", None)
+        if path is None or again is None:
+            return
+
+        def recompute(*inputs: Any, **kwargs: Any) -> Any:
+            _core.enter_module(path)
+            try:
+                return again(*inputs, **kwargs)
+            finally:
+                _core.leave_module()
+
+        frame.recompute_fn = recompute
+
+    return follow
+
+
+_CHECKPOINTS = MethodPatch("checkpoint_scopes", _private_api.checkpoint_frame, "__init__", _recomputing)

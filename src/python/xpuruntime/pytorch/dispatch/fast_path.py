@@ -15,6 +15,7 @@ process has.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -30,14 +31,15 @@ from xpuruntime.files.paths import not_private
 from xpuruntime.pytorch import _private_api, build_addon
 from xpuruntime.pytorch.attention.advised import cudnn_version
 from xpuruntime.pytorch.dispatch.context import CONTEXT
-from xpuruntime.pytorch.dispatch.overrides.isolation import self_test
 from xpuruntime.runtime.doctor.facts import TorchFacts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 __all__ = [
-    "VARIABLE", "FastPath", "choose", "facts", "fast_path", "load_addon", "why_no_addon", "why_no_stable_abi",
+    "VARIABLE", "FastPath", "choose", "facts", "fast_path", "load_addon", "self_test", "why_no_addon",
+    "why_no_stable_abi",
 ]  # fmt: skip
 
 #: The environment variable that states a route.
@@ -172,3 +174,38 @@ def _why_not_raised() -> str:
         remove()
         _private_api.remove_library(library)
     return "an error of Python's is lost in this PyTorch"
+
+
+@contextlib.contextmanager
+def _isolated_context() -> Iterator[None]:
+    """Have what runs inside be real, on plain tensors, whatever the caller traces, transforms or records.
+
+    Neither modes of PyTorch's nor a device of its default are seen, nor transforms of ``torch.func``, nor what
+    ``torch.jit.trace`` writes down.
+    """
+    traced = _private_api.tracing_state()
+    transformed = _private_api.has_transforms()
+    if traced is not None:  # PyTorch refuses to set it in kernels that a transform has called
+        _private_api.set_tracing_state(None)
+    try:
+        with (
+            # Where nothing is transformed, asking for the stack would have PyTorch make one for this thread.
+            _private_api.without_transforms() if transformed else contextlib.nullcontext(),
+            _private_api.without_modes(),
+            _private_api.without_torch_function(),
+            torch.inference_mode(mode=False),
+            torch.enable_grad(),
+        ):
+            yield
+    finally:
+        if traced is not None:
+            _private_api.set_tracing_state(traced)
+
+
+def self_test(test: Callable[[], str]) -> str:
+    """Return why a part of PyTorch cannot be used, as `test` finds; an error in it is a reason, too."""
+    try:
+        with _isolated_context():
+            return test()
+    except Exception as error:
+        return f"this PyTorch failed in a self-test: {type(error).__name__}: {error}"

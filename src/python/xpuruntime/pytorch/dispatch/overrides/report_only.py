@@ -16,7 +16,7 @@ import torch
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.call import sizes_of
 from xpuruntime.pytorch.attention.entry_points import left
-from xpuruntime.pytorch.call_scope import function_phases
+from xpuruntime.pytorch.call_scope import function_phases, module_paths
 from xpuruntime.pytorch.coverage.operation_table import (
     names_operation,
     of_unknown_package,
@@ -26,7 +26,6 @@ from xpuruntime.pytorch.coverage.operation_table import (
 from xpuruntime.pytorch.coverage.unserved import UNSERVED, unserved_row
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
-from xpuruntime.pytorch.dispatch.overrides.grad_mode import call_context, track_grad_mode
 from xpuruntime.pytorch.dispatch.overrides.native import HIGHER_ORDER, IN_PYTHON, Override, skip_in_dynamo
 from xpuruntime.pytorch.dispatch.route import facts_of_call
 
@@ -40,9 +39,44 @@ if TYPE_CHECKING:
 __all__ = ["OVERRIDES", "overrides_of_operators", "refuse_function"]
 
 
+def _call_context(active: CompiledPolicy) -> tuple[str, str]:
+    """Return phase and module of the call that runs in this thread, each empty where no rule asks for it."""
+    phase = context.phase() if active.by_phase else ""
+    if phase == "infer" and CONTEXT.thread.recorded:
+        phase = "train"
+    module = module_paths.current(recorded=CONTEXT.thread.recorded or None) if active.by_module else ""
+    return phase, module
+
+
+def _track_grad_mode(native: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what stands for a kernel at a key of autograd: the native one, inside of which `_call_context` knows it.
+
+    Inside of an ``autograd.Function`` it is of no use, since the forward there runs under ``no_grad``.
+    """
+
+    def autograd(*args: Any, **kwargs: Any) -> Any:
+        active = active_policy()
+        if active is None or not active.by_call or not torch.is_grad_enabled() or not _needs_grad(args):
+            return native(*args, **kwargs)
+        before, CONTEXT.thread.recorded = CONTEXT.thread.recorded, True
+        try:
+            return native(*args, **kwargs)
+        finally:
+            CONTEXT.thread.recorded = before
+
+    return autograd
+
+
+def _needs_grad(args: tuple[Any, ...]) -> bool:
+    """Say whether a tensor among the arguments, or in a tuple among them, requires a gradient."""
+    return any(
+        x.requires_grad if isinstance(x, torch.Tensor) else isinstance(x, tuple) and _needs_grad(x) for x in args
+    )
+
+
 def _route(unserved: Unserved, active: CompiledPolicy, call: UnservedCall) -> Route:
     """Return the route of a call that a policy decides: it warns, once for a policy, or raises under ``strict``."""
-    phase, module = call_context(active)
+    phase, module = _call_context(active)
     like, dtype, sizes = call
     skip = unserved.reasons(like)
     key = (unserved.title, dtype, like.device, sizes, phase, module, skip)
@@ -115,7 +149,7 @@ def _overrides(unserved: Unserved) -> Iterator[Override]:
     yield Override(unserved.name, unserved.entry.op, unserved.keys, make, unserved.module, unserved.group)
     if unserved.autograd_keys:
         yield Override(
-            unserved.name, unserved.entry.op, unserved.autograd_keys, track_grad_mode, unserved.module, unserved.group
+            unserved.name, unserved.entry.op, unserved.autograd_keys, _track_grad_mode, unserved.module, unserved.group
         )
 
 
