@@ -74,7 +74,8 @@ def served(service: Service) -> Iterator[Served]:
     for package in ("uvicorn", "httptools", "grpc"):
         pytest.importorskip(package, reason=f"needs {package}, of the extra serve")
     from xpuruntime.serving.server import Server
-    from xpuruntime.serving.transport.options import Access, TransportOptions
+    from xpuruntime.serving.transport.gate import Access
+    from xpuruntime.serving.transport.options import TransportOptions
 
     options = TransportOptions(
         access=Access(repository=True), max_body=4 << 20, max_message=4 << 20, header_seconds=1.5, body_seconds=1.5

@@ -18,7 +18,7 @@ from serving_models import WAIT, FaultyEngine, Gate, ask, rows_of, serve_gated
 
 import xpuruntime as xrt
 from xpuruntime.errors import EngineFailed
-from xpuruntime.serving.batching.delays import ShortRuns
+from xpuruntime.serving.batching.execution import ShortRuns
 from xpuruntime.serving.messages import InferResponse
 from xpuruntime.serving.status import ServingError, Status
 

@@ -29,7 +29,8 @@ from xpuruntime.serving.monitoring.pages import status_data, status_page
 from xpuruntime.serving.monitoring.records import AccessLog
 from xpuruntime.serving.protocol.infer_encoding import write_infer_request
 from xpuruntime.serving.status import ServingError, Status
-from xpuruntime.serving.transport.options import Access, TransportOptions
+from xpuruntime.serving.transport.gate import Access
+from xpuruntime.serving.transport.options import TransportOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

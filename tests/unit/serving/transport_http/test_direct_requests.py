@@ -20,7 +20,8 @@ from xpuruntime.serving.http.application import Application
 from xpuruntime.serving.http.direct import DirectInfer
 from xpuruntime.serving.protocol.grpc_messages import METHODS, encode
 from xpuruntime.serving.server import Server
-from xpuruntime.serving.transport.options import Access, Tls, TransportOptions
+from xpuruntime.serving.transport.gate import Access
+from xpuruntime.serving.transport.options import Tls, TransportOptions
 
 grpc = pytest.importorskip("grpc", reason="needs grpc, of the extra serve")
 pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")

@@ -25,7 +25,8 @@ from xpuruntime.serving.http.bodies import BodyReceiver
 from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.protocol.rest import write_request
 from xpuruntime.serving.server import Server
-from xpuruntime.serving.transport.options import Access, Tls, TransportOptions
+from xpuruntime.serving.transport.gate import Access
+from xpuruntime.serving.transport.options import Tls, TransportOptions
 
 pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")
 pytest.importorskip("httptools", reason="needs httptools, of the extra serve")

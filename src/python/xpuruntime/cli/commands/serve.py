@@ -262,7 +262,7 @@ def _say(server: Server, *, as_json: bool) -> None:
 
 def _warn_of_open_addresses(server: Server) -> None:
     from xpuruntime.cli.output import error_line
-    from xpuruntime.serving.transport.options import is_loopback
+    from xpuruntime.serving.transport.gate import is_loopback
 
     for address in filter(None, (server.http_address, server.grpc_address)):
         if not is_loopback(address.rpartition(":")[0].strip("[]")):

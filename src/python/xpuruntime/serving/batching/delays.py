@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""How long a batch may wait, for others and behind one that is computed, and which requests are too short to wait."""
+"""How long a batch may wait: for others, and behind one that is computed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from xpuruntime.engines.model import ModelInfo
     from xpuruntime.serving.batching.scheduler import Dispatch
-    from xpuruntime.serving.batching.settings import BatchSettings
 
-__all__ = ["AdaptiveDelay", "SerialDevice", "ShortRuns", "sized_by_values"]
+__all__ = ["AdaptiveDelay", "SerialDevice"]
 
 #: What is left of the earlier gaps after one more, or after a delay without one.
 _KEPT = 7 / 8
@@ -143,89 +141,3 @@ class SerialDevice:
         begin = max(next(iter(self._running)).at, self._last_end)
         end = begin + len(self._running) * self._compute
         return end - _AHEAD * self._compute - self._preparation
-
-
-#: Operators whose results are as large as the values of these inputs say, which shapes do not tell; of all where empty.
-_SIZES: dict[str, tuple[int, ...]] = {
-    "CenterCropPad": (1,),
-    "ConstantOfShape": (0,),
-    "Expand": (1,),
-    "Loop": (),
-    "OneHot": (1,),
-    "Pad": (1,),
-    "Range": (),
-    "Resize": (2, 3),
-    "Tile": (1,),
-    "Upsample": (1,),
-}
-
-
-def sized_by_values(model: ModelInfo) -> bool:
-    """Return whether the values of a request may say how much a model computes, beside the shapes of its inputs."""
-    made_by = {name: node for node in model.nodes for name in node.outputs}
-    input_names = {input_.name for input_ in model.inputs}
-    todo = [
-        name
-        for node in model.nodes
-        if node.op in _SIZES
-        for at, name in enumerate(node.inputs)
-        if not _SIZES[node.op] or at in _SIZES[node.op]
-    ]
-    seen: set[str] = set()
-    while todo:
-        name = todo.pop()
-        if name in input_names:
-            return True
-        node = made_by.get(name)
-        if name not in seen and node is not None and node.op not in ("Shape", "Size"):
-            todo += node.inputs
-        seen.add(name)
-    return False
-
-
-#: Microseconds that two wake-ups of threads take at least.
-_HAND_OVER_US = 50
-#: Shapes that are remembered.
-_MOST_SHAPES = 1024
-#: An inline run above the limit is followed by so many times as long without any.
-_PAUSE = 20
-
-
-class ShortRuns:
-    """Which requests are short enough to run in the thread that received them, by the shapes of their inputs.
-
-    The shortest execution of a shape decides, because waiting for a processor or for the interpreter only adds to it.
-    """
-
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
-        self._best: dict[Hashable, float] = {}
-        self._until = 0.0
-
-    @classmethod
-    def of(cls, settings: BatchSettings) -> ShortRuns | None:
-        """Return the times that settings ask for; `None` where requests are better queued, such as to wait for others.
-
-        Those that could run together are inline where an execution costs less than the way to a thread and back.
-        """
-        microseconds = settings.inline_below_us
-        if settings.max_batch_size > 1:
-            microseconds = 0 if settings.max_queue_delay_us else min(microseconds, _HAND_OVER_US)
-        return cls(microseconds * 1e-6) if microseconds else None
-
-    def allow(self, shapes: Hashable, now: float) -> bool:
-        """Return whether a request of these shapes may run inline."""
-        return self._until <= now and self._best.get(shapes, self.limit + 1) <= self.limit
-
-    def queued(self, shapes: Hashable, seconds: float) -> None:
-        """Take the time of an execution that was not inline."""
-        best = self._best.get(shapes)
-        if best is None or seconds < best:
-            if best is None and len(self._best) >= _MOST_SHAPES:
-                self._best.clear()
-            self._best[shapes] = seconds
-
-    def ran(self, seconds: float, now: float) -> None:
-        """Take an inline execution that has just ended."""
-        if seconds > self.limit:
-            self._until = now + _PAUSE * seconds

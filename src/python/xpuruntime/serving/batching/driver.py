@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from xpuruntime.engines.run_threads import InterruptibleFuture
 from xpuruntime.runtime.interruptible_waits import ConditionVariable, Latch, uninterrupted
-from xpuruntime.serving.batching.delays import ShortRuns
-from xpuruntime.serving.batching.execution import BatchExecutor
+from xpuruntime.serving.batching.execution import BatchExecutor, ShortRuns
 from xpuruntime.serving.batching.requests import Admission, Execution, Job, QueueState, fail
 from xpuruntime.serving.batching.scheduler import Dispatch, Entry, EntryRows, QueueFull, Scheduler
 from xpuruntime.serving.status import ServingError, Status

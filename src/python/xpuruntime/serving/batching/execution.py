@@ -21,10 +21,9 @@ from xpuruntime.serving.messages import InferTensor
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from xpuruntime.engines.host_model import HostRunner
-    from xpuruntime.serving.batching.delays import ShortRuns
     from xpuruntime.serving.batching.layout import InputLayout, Layout, OutputLayout
     from xpuruntime.serving.batching.requests import Feed
     from xpuruntime.serving.batching.scheduler import Dispatch, EntryRows
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Assembled",
     "BatchExecutor",
+    "ShortRuns",
     "Slice",
     "assemble",
     "copy_parts",
@@ -397,3 +397,51 @@ class BatchExecutor:
     def _padded(self, slices: Sequence[Slice]) -> int:
         rows = sum(slice_.stop - slice_.start for slice_ in slices)
         return next((size for size in self._sizes if size >= rows), 0)
+
+
+#: Microseconds that two wake-ups of threads take at least.
+_HAND_OVER_US = 50
+#: Shapes that are remembered.
+_MOST_SHAPES = 1024
+#: An inline run above the limit is followed by so many times as long without any.
+_PAUSE = 20
+
+
+class ShortRuns:
+    """Which requests are short enough to run in the thread that received them, by the shapes of their inputs.
+
+    The shortest execution of a shape decides, because waiting for a processor or for the interpreter only adds to it.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._best: dict[Hashable, float] = {}
+        self._until = 0.0
+
+    @classmethod
+    def of(cls, settings: BatchSettings) -> ShortRuns | None:
+        """Return the times that settings ask for; `None` where requests are better queued, such as to wait for others.
+
+        Those that could run together are inline where an execution costs less than the way to a thread and back.
+        """
+        microseconds = settings.inline_below_us
+        if settings.max_batch_size > 1:
+            microseconds = 0 if settings.max_queue_delay_us else min(microseconds, _HAND_OVER_US)
+        return cls(microseconds * 1e-6) if microseconds else None
+
+    def allow(self, shapes: Hashable, now: float) -> bool:
+        """Return whether a request of these shapes may run inline."""
+        return self._until <= now and self._best.get(shapes, self.limit + 1) <= self.limit
+
+    def queued(self, shapes: Hashable, seconds: float) -> None:
+        """Take the time of an execution that was not inline."""
+        best = self._best.get(shapes)
+        if best is None or seconds < best:
+            if best is None and len(self._best) >= _MOST_SHAPES:
+                self._best.clear()
+            self._best[shapes] = seconds
+
+    def ran(self, seconds: float, now: float) -> None:
+        """Take an inline execution that has just ended."""
+        if seconds > self.limit:
+            self._until = now + _PAUSE * seconds

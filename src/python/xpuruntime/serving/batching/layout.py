@@ -15,10 +15,10 @@ from xpuruntime.errors import PolicyError, UnsupportedOperationError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from xpuruntime.engines.model import TensorInfo
+    from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.serving.batching.settings import BatchSettings, PadRule
 
-__all__ = ["DATATYPE_OF", "InputLayout", "Layout", "OutputLayout", "datatype_of", "shape_of"]
+__all__ = ["DATATYPE_OF", "InputLayout", "Layout", "OutputLayout", "datatype_of", "shape_of", "sized_by_values"]
 
 #: Type of a model's tensor to the datatype of the protocol.
 DATATYPE_OF = {
@@ -244,3 +244,41 @@ def _output(
         if dims is not None and (axis >= len(dims) or axis == batch):
             raise PolicyError(f"batching.pad: output {info.name!r} has no axis {axis} to cut. Fix: correct 'outputs'")
     return OutputLayout(info.name, datatype_of(info), dims, batch, tuple(dict.fromkeys([*stated, *cuts])))
+
+
+#: Operators whose results are as large as the values of these inputs say, which shapes do not tell; of all where empty.
+_SIZES: dict[str, tuple[int, ...]] = {
+    "CenterCropPad": (1,),
+    "ConstantOfShape": (0,),
+    "Expand": (1,),
+    "Loop": (),
+    "OneHot": (1,),
+    "Pad": (1,),
+    "Range": (),
+    "Resize": (2, 3),
+    "Tile": (1,),
+    "Upsample": (1,),
+}
+
+
+def sized_by_values(model: ModelInfo) -> bool:
+    """Return whether the values of a request may say how much a model computes, beside the shapes of its inputs."""
+    made_by = {name: node for node in model.nodes for name in node.outputs}
+    input_names = {input_.name for input_ in model.inputs}
+    todo = [
+        name
+        for node in model.nodes
+        if node.op in _SIZES
+        for at, name in enumerate(node.inputs)
+        if not _SIZES[node.op] or at in _SIZES[node.op]
+    ]
+    seen: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name in input_names:
+            return True
+        node = made_by.get(name)
+        if name not in seen and node is not None and node.op not in ("Shape", "Size"):
+            todo += node.inputs
+        seen.add(name)
+    return False

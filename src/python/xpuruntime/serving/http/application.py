@@ -32,8 +32,16 @@ from xpuruntime.serving.monitoring.records import TRACE_HEADERS
 from xpuruntime.serving.protocol.rest import write_response
 from xpuruntime.serving.protocol.rest_request import RestRequest, header_length, read_raw_request, read_request
 from xpuruntime.serving.status import ServingError, Status, failure_of
-from xpuruntime.serving.transport.gate import ClientGone, Gate, HeldBytes, refuse_of, respond_of, response_of
-from xpuruntime.serving.transport.options import TransportOptions, check_model, check_version, is_loopback, options_for
+from xpuruntime.serving.transport.gate import (
+    ClientGone,
+    Gate,
+    HeldBytes,
+    is_loopback,
+    refuse_of,
+    respond_of,
+    response_of,
+)
+from xpuruntime.serving.transport.options import TransportOptions, check_model, check_version, options_for
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence

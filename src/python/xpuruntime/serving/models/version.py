@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.inference.calls import host_runner
 from xpuruntime.runtime.cpu_and_memory import process_memory
-from xpuruntime.serving.batching.delays import sized_by_values
 from xpuruntime.serving.batching.driver import Batcher
 from xpuruntime.serving.batching.execution import joined
-from xpuruntime.serving.batching.layout import Layout
+from xpuruntime.serving.batching.layout import Layout, sized_by_values
 from xpuruntime.serving.batching.requests import answer, fail
 from xpuruntime.serving.batching.settings import batch_sizes
 from xpuruntime.serving.messages import InferResponse

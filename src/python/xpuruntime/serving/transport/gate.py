@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Requests that are being answered, over all transports of a server: how many, what they hold, and waiting for them."""
+"""Which requests come in over all transports of a server: who may send them, how many, what they hold, their wait."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
+import ipaddress
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from urllib.parse import urlsplit
 
 from xpuruntime.serving.messages import InferRequest
 from xpuruntime.serving.protocol.datatypes import NotInline
@@ -21,18 +25,93 @@ if TYPE_CHECKING:
     from xpuruntime.serving.messages import InferResponse, ModelService
 
 __all__ = [
+    "Access",
     "BodyBudget",
     "ClientGone",
     "Gate",
     "HeldBytes",
     "Refuse",
     "Respond",
+    "is_loopback",
     "refuse_of",
     "respond_of",
     "response_of",
 ]
 
 _Read = TypeVar("_Read")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address or name is of this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost" or host.endswith(".localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What clients may do.
+
+    Parameters
+    ----------
+    token : str, optional
+        All routes but those of health ask for it, as ``Authorization: Bearer TOKEN``.
+    admin_token : str, optional
+        Routes that change the repository ask for it in place of `token`.
+    repository : bool
+        Whether clients may list, load and unload models of the repository.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    admin_token: str | None = field(default=None, repr=False)
+    repository: bool = False
+
+    def check(self, authorization: str, *, admin: bool = False) -> None:
+        """Raise unless a caller with this ``Authorization`` may call, also what changes the repository."""
+        token = self.admin_token if admin and self.admin_token is not None else self.token
+        if token is None:
+            return
+        scheme, _, credential = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(credential.strip().encode(), token.encode()):
+            which = "the key of the administrator" if token is self.admin_token else "a token"
+            raise ServingError(
+                Status.UNAUTHENTICATED, f"this server asks for {which}. Fix: send Authorization: Bearer TOKEN"
+            )
+
+    def check_site(self, origin: str, site: str, host: str, *, local: bool, admin: bool) -> None:
+        """Raise where a browser sent a request for a page of another site, which a user only looked at.
+
+        Parameters
+        ----------
+        origin, site, host : str
+            The headers ``Origin``, ``Sec-Fetch-Site`` and ``Host``.
+        local, admin : bool
+            Whether it came to an address that only this machine reaches, and changes the repository: a name that was
+            rebound to that address is foreign.
+        """
+        foreign = site not in ("", "same-origin", "none")
+        try:
+            own = urlsplit(f"//{host}")
+            foreign = foreign or (origin != "" and urlsplit(origin).netloc.lower() != own.netloc.lower())
+            if self.token is None and local and host and (origin or site or admin):
+                foreign = foreign or not is_loopback(own.hostname or "")
+        except ValueError:
+            foreign = True
+        if foreign:
+            raise ServingError(
+                Status.PERMISSION_DENIED,
+                "the request is of a page of another site. Fix: send it from a program, to the server's address",
+            )
+
+    def check_repository(self) -> None:
+        """Raise unless the repository is open to clients."""
+        if not self.repository:
+            raise ServingError(
+                Status.PERMISSION_DENIED,
+                "the model repository is closed to clients, as it is by default. "
+                "Fix: start the server with --repository, or repository: true under admin",
+            )
 
 
 class BodyBudget:

@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Options of a server: addresses, TLS, limits of connections and requests, and who may send them."""
+"""Options of a server: addresses, TLS, limits of connections and requests."""
 
 from __future__ import annotations
 
-import hmac
-import ipaddress
 import re
 import socket
 import ssl
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from xpuruntime.argument_types import TEXT, check_types
 from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.files.paths import reason_of, user_path
 from xpuruntime.files.reading import read_regular
 from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.serving.transport.gate import Access
 
 if TYPE_CHECKING:
     import os
@@ -26,14 +24,12 @@ if TYPE_CHECKING:
     from xpuruntime.serving.models.settings import ServeSettings
 
 __all__ = [
-    "Access",
     "Tls",
     "TransportOptions",
     "bind",
     "check_apart",
     "check_model",
     "check_version",
-    "is_loopback",
     "options_for",
     "read_address",
     "read_authorities",
@@ -43,80 +39,7 @@ __all__ = [
 ]
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether an address or name is of this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name
-        return host == "localhost" or host.endswith(".localhost")
-
-
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """What clients may do.
-
-    Parameters
-    ----------
-    token : str, optional
-        All routes but those of health ask for it, as ``Authorization: Bearer TOKEN``.
-    admin_token : str, optional
-        Routes that change the repository ask for it in place of `token`.
-    repository : bool
-        Whether clients may list, load and unload models of the repository.
-    """
-
-    token: str | None = field(default=None, repr=False)
-    admin_token: str | None = field(default=None, repr=False)
-    repository: bool = False
-
-    def check(self, authorization: str, *, admin: bool = False) -> None:
-        """Raise unless a caller with this ``Authorization`` may call, also what changes the repository."""
-        token = self.admin_token if admin and self.admin_token is not None else self.token
-        if token is None:
-            return
-        scheme, _, credential = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(credential.strip().encode(), token.encode()):
-            which = "the key of the administrator" if token is self.admin_token else "a token"
-            raise ServingError(
-                Status.UNAUTHENTICATED, f"this server asks for {which}. Fix: send Authorization: Bearer TOKEN"
-            )
-
-    def check_site(self, origin: str, site: str, host: str, *, local: bool, admin: bool) -> None:
-        """Raise where a browser sent a request for a page of another site, which a user only looked at.
-
-        Parameters
-        ----------
-        origin, site, host : str
-            The headers ``Origin``, ``Sec-Fetch-Site`` and ``Host``.
-        local, admin : bool
-            Whether it came to an address that only this machine reaches, and changes the repository: a name that was
-            rebound to that address is foreign.
-        """
-        foreign = site not in ("", "same-origin", "none")
-        try:
-            own = urlsplit(f"//{host}")
-            foreign = foreign or (origin != "" and urlsplit(origin).netloc.lower() != own.netloc.lower())
-            if self.token is None and local and host and (origin or site or admin):
-                foreign = foreign or not is_loopback(own.hostname or "")
-        except ValueError:
-            foreign = True
-        if foreign:
-            raise ServingError(
-                Status.PERMISSION_DENIED,
-                "the request is of a page of another site. Fix: send it from a program, to the server's address",
-            )
-
-    def check_repository(self) -> None:
-        """Raise unless the repository is open to clients."""
-        if not self.repository:
-            raise ServingError(
-                Status.PERMISSION_DENIED,
-                "the model repository is closed to clients, as it is by default. "
-                "Fix: start the server with --repository, or repository: true under admin",
-            )
 
 
 def read_token(path: str, what: str) -> str:
