@@ -196,7 +196,7 @@ class TestRun:
     @pytest.mark.parametrize(
         ("value", "message"),
         [
-            ("imge=@x.npy", "did you mean 'image'?"),
+            ("imge=@x.npy", "no input 'imge'. It has: image. Fix: --input image=..."),
             ("image", "write NAME=@file.npy"),
             ("image=@missing.npy", "cannot read missing.npy"),
             ("image=@text.npy", "text.npy is no .npy or .npz file of plain arrays: its first bytes are of neither"),
@@ -231,7 +231,7 @@ class TestRun:
         [
             (["N=-1"], "write NAME=SIZE"),
             (["N"], "write NAME=SIZE"),
-            (["M=4"], "no dimension 'M'"),
+            (["M=4"], "no dimension 'M'. It has: N. Fix: --dim N=4"),
         ],
     )
     def test_wrong_dims(self, xrt: Xrt, digits: str, dims: list[str], message: str) -> None:

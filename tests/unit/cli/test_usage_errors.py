@@ -32,6 +32,9 @@ def files(tmp_path_factory: pytest.TempPathFactory, digits: str) -> Path:
     (folder / "policy.yaml").write_text("schema: xpuruntime.policy/1\nmode: prefer\n")
     np.savez(folder / "samples.npz", image=np.zeros((1, 1, 8, 8), np.float32))
     xpuruntime.lock(str(folder / "model.onnx"), None, folder / "model.lock", device="cpu")
+    (folder / "folder").mkdir()
+    for name in ("empty", "empty.yaml"):
+        (folder / name).touch()
     for name in ("before.lock", "after.lock"):
         shutil.copy(folder / "model.lock", folder / name)
     for command in (["init", "--quiet"], ["add", "."], ["-c", "user.name=x", "-c", "user.email=x", "commit", "-qmx"]):
@@ -82,6 +85,76 @@ def test_a_wrong_word_has_a_line_that_works(xrt: Callable[..., Any], line: str, 
     result = xrt(*shlex.split(line))
     assert result.code == 2
     assert result.err.startswith(f"error: {said}")
+
+
+#: Wrong names, folders for files, other formats, damaged files: what a careless user types.
+CARELESS = """
+run nope.onnx
+run empty
+run folder
+run policy.yaml
+run model.onnx -o folder
+run model.onnx -o nowhere/x.npz
+run model.onnx -i imge=1
+run model.onnx -i image
+run model.onnx -i image=@nope.npy
+run model.onnx -i image=@model.onnx
+run model.onnx --dim batch=8
+run model.onnx --dim N
+run model.onnx --frozen
+plan model.onnx -p nope.yaml
+plan model.onnx -p folder
+plan model.onnx -p model.onnx
+plan model.onnx -p empty.yaml
+plan model.onnx -e openvno
+plan model.onnx -e torch
+plan model.onnx -d gpu
+plan model.onnx --machine nope.json
+plan model.onnx --machine model.lock
+compare model.onnx nope.onnx
+compare model.onnx --engines openvno
+compare model.onnx --engines ,
+verify model.onnx --lock nope.lock
+verify model.onnx --lock empty
+verify model.onnx --lock folder
+lock model.onnx -o nowhere/x.lock
+lock model.onnx -o model.onnx
+diff model.lock nope.lock
+diff model.lock model.onnx model.onnx
+export model.onnx --to ort-python -o exported-2
+export model.lock --to ort-python -o folder
+compile model.onnx -o folder
+explain model.onnx --html folder
+explain empty
+index nowhere
+tune model.onnx
+tune model.onnx --input nope.npz
+policy check nope.yaml
+policy convert policy.yaml policy.txt
+policy calibration model.onnx nope.npz
+serve nope.onnx
+serve folder
+serve model.onnx --http 80
+"""
+
+
+@pytest.mark.parametrize("line", CARELESS.split("\n")[1:-1])
+def test_a_careless_line_is_told_the_problem_and_then_the_fix(
+    line: str, files: Path, xrt: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(files)
+    result = xrt(*line.split())
+    assert result.code in (1, 2, 3)
+    problem, fix, rest = result.err.partition("Fix: ")
+    assert problem.startswith("error: ")
+    assert fix
+    assert rest.strip()
+
+
+def test_an_option_is_named_as_it_was_given(xrt: Callable[..., Any], digits: str) -> None:
+    assert xrt("plan", digits, "-d", "cudda:0").err.startswith(
+        "error: --device: 'cudda:0' is not a device; did you mean"
+    )
 
 
 def test_a_warning_that_is_given_twice_is_printed_once(xrt: Callable[..., Any], files: Path, tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_a_report_is_compared_with_an_interpreter(tmp_path):
 
 
 def test_sides_that_are_none_are_refused_with_what_to_give(tmp_path):
-    with pytest.raises(InputError, match="neither a file nor an interpreter: give a report"):
+    with pytest.raises(InputError, match=r"neither a file nor an interpreter\. Fix: give a report"):
         diff("there", "here", MODEL)
     with pytest.raises(InputError, match=r"runs a model\. Fix: give the model as MODEL"):
         diff("here", "here")

@@ -73,7 +73,7 @@ class TestLoad:
     @pytest.mark.parametrize("name", ["policy.toml", "policy", "policy.YAML"])
     def test_an_ending_that_is_not_known(self, tmp_path, name):
         (tmp_path / name).write_text("mode: strict")
-        with pytest.raises(PolicyError, match=r"so its format is not known; use \.yaml, \.yml, \.json"):
+        with pytest.raises(PolicyError, match=r"so its format is not known\. Fix: .* \.yaml, \.yml, \.json"):
             Policy.load(tmp_path / name)
 
     @pytest.mark.parametrize(

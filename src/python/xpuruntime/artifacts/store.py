@@ -120,8 +120,8 @@ def _check_place(folder: Path, *, replace: bool) -> None:
 
 
 def _refuse_existing(folder: Path) -> None:
-    msg = f"{str(folder)!r} is there already; state another place, or overwrite=True (xrt compile --force)"
-    raise InputError(msg)
+    fix = "name another place, or overwrite it with overwrite=True (xrt compile --force)"
+    raise InputError(f"{str(folder)!r} is there already", fix=fix)
 
 
 def _refuse_foreign(folder: Path) -> None:

@@ -187,7 +187,7 @@ def _with_fix(text: str, arguments: list[str], command: str) -> str:
     unknown = re.match(r"No such option: (--[\w-]+)(?: \(Possible options: (.*)\))?", text)
     if unknown and unknown[1] in _MEANT:
         return f"{unknown[0].partition(' (')[0]}. Fix: {_MEANT[unknown[1]]}"
-    near = difflib.get_close_matches(unknown[1], (unknown[2] or "").split(", "), n=1) if unknown else []
+    near = difflib.get_close_matches(unknown[1], (unknown[2] or "").split(", "), n=1, cutoff=0.8) if unknown else []
     if unknown and near:
         words = [re.sub(rf"^{unknown[1]}(?=$|=)", near[0], word) for word in arguments]
         return f"{unknown[0].partition(' (')[0]}. Fix: {shlex.join(['xrt', *words])}"
@@ -210,6 +210,7 @@ def _report(error: BaseException, code: ExitCode, as_json: bool) -> ExitCode:
     from xpuruntime.cli.output import error_line, print_json
 
     text = str(error) or type(error).__name__
+    text = re.sub(r"^ExecutionPolicy\.(device|engine|precision): ", r"--\1: ", text)  # a file would name its line
     if isinstance(error, ModuleNotFoundError):
         text = text if code is ExitCode.BUG else missing_module(error) or text
     elif code is ExitCode.BUG or isinstance(error, ImportError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
@@ -78,7 +79,8 @@ def check_output_path(path: str | None, names: int) -> None:
         return
     target = user_path(path, "--output")
     if target.suffix not in {".npz", ".npy"}:
-        raise InputError(f"--output {path}: the name must end in .npz, or .npy for a model with one output")
+        msg = f"--output {path}: the name must end in .npz, or .npy for a model with one output"
+        raise InputError(msg, fix=f"--output {shlex.quote(f'{path}.npz')}")
     if target.suffix == ".npy" and names != 1:
         raise InputError(f"--output {path}: the model has {names} outputs and .npy holds one: use .npz")
     check_target("--output", path)

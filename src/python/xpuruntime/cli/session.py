@@ -150,12 +150,12 @@ def read_feeds(model: ModelInfo, values: Sequence[str] | None, dims: Sequence[st
         feeds = probe_feeds(model, dims=sizes)
         return Feeds(arrays=feeds, probed=tuple(feeds), model=model)
     if sizes:
-        raise InputError("--dim gives sizes for probe inputs, but --input is there too: leave one of them out")
+        raise InputError("--dim gives sizes for probe inputs, but --input is there too", fix="leave one of them out")
     arrays: dict[str, Any] = {}
     for value in values:
         for name, array in _read(value, known).items():
             if name in arrays:
-                raise InputError(f"input {name!r} is given twice: leave one out")
+                raise InputError(f"input {name!r} is given twice", fix="leave one out")
             arrays[name] = array
     return Feeds(arrays=arrays, model=model)
 
@@ -171,9 +171,11 @@ def parse_dims(values: Sequence[str] | None, model: ModelInfo) -> dict[str, int]
     for value in values or ():
         name, equals, size = value.partition("=")
         if not equals or not size.isascii() or not size.isdigit() or len(size) > 9:
-            raise InputError(f"--dim {value}: write NAME=SIZE with a size of 0 or more, such as batch=8")
+            msg = f"--dim {value} has no size of 0 or more"
+            raise InputError(msg, fix=f"write NAME=SIZE, such as --dim {shlex.quote(next(iter(symbols), 'batch'))}=8")
         if name not in symbols:
-            raise InputError(f"--dim {value}: the model has no dimension {name!r}{_near(name, symbols)}")
+            msg = f"--dim {value}: the model has no dimension {name!r}. It has: {', '.join(symbols) or 'none'}"
+            raise InputError(msg, fix=f"--dim {_nearest(name, symbols)}={size}" if symbols else "leave it out")
         sizes[name] = int(size)
     return sizes
 
@@ -185,17 +187,20 @@ def _read(value: str, known: Mapping[str, TensorInfo]) -> dict[str, Any]:
         if isinstance(loaded, dict):
             return {_named(key, known): _retyped(array, known[_named(key, known)]) for key, array in loaded.items()}
         if len(known) != 1:
-            raise InputError(f"--input {value}: the model has {len(known)} inputs ({', '.join(known)}): name one")
+            msg = f"--input {value}: the model has {len(known)} inputs: {', '.join(known)}"
+            raise InputError(msg, fix=f"name one: --input {shlex.quote(next(iter(known), 'NAME'))}={value}")
         return {name: _retyped(loaded, tensor) for name, tensor in known.items()}
     if not equals or not name:
-        raise InputError(f"--input {value}: write NAME=@file.npy, NAME=[1, 2] or @file.npz")
+        msg = f"--input {value} names no value"
+        raise InputError(msg, fix="write NAME=@file.npy, NAME=[1, 2] or @file.npz")
     name = _named(name, known)
     if not rest.startswith("@"):
         return {name: _literal(name, rest, known[name])}
     loaded = _load(rest[1:])
     if isinstance(loaded, dict):
         if name not in loaded:
-            raise InputError(f"--input {value}: {rest[1:]} has no array {name!r}, it has {', '.join(loaded) or 'none'}")
+            msg = f"--input {value}: {rest[1:]} has no array {name!r}, it has {', '.join(loaded) or 'none'}"
+            raise InputError(msg, fix="write it with np.savez(file, name=array), or give another file")
         return {name: _retyped(loaded[name], known[name])}
     return {name: _retyped(loaded, known[name])}
 
@@ -263,13 +268,13 @@ def _literal(name: str, text: str, tensor: TensorInfo) -> Any:
 
 def _named(name: str, known: Mapping[str, TensorInfo]) -> str:
     if name not in known:
-        raise InputError(f"the model has no input {name!r}{_near(name, known)}")
+        msg = f"the model has no input {name!r}. It has: {', '.join(known) or 'none'}"
+        raise InputError(msg, fix=f"--input {_nearest(name, known)}=..." if known else "leave it out")
     return name
 
 
-def _near(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+def _nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+    """Return the nearest of the known names, else the first, as a shell takes it."""
     import difflib
 
-    close = difflib.get_close_matches(name, list(known), n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else "."
-    return f"{hint} It has: {', '.join(known) or 'none'}"
+    return shlex.quote([*difflib.get_close_matches(name, list(known), n=1), *known][0])

@@ -40,6 +40,8 @@ SCHEMA = "xpuruntime.report/1"
 #: Bytes that a file of a report may have.
 MAX_REPORT = 1 << 30
 
+_GIVE = "give a file that `Report.save` or `xrt explain --json` wrote, whole and unedited"
+
 #: Keys that every report of this schema has had from the first.
 _ALWAYS = frozenset({"plan", "observations", "units"})
 
@@ -207,35 +209,25 @@ class Report(Page, frozen=True, kw_only=True):
         try:
             raw = read_regular(source, MAX_REPORT)
         except OSError as error:
-            raise InputError(
-                f"cannot read the report '{source}': {reason_of(error)}. Give the path of a file that "
-                "`Report.save` wrote."
-            ) from error
+            raise InputError(f"cannot read the report '{source}': {reason_of(error)}. Fix: {_GIVE}") from error
         try:
             schema = decode_json(raw, _Header).schema
             if schema.partition("/")[0] != SCHEMA.partition("/")[0]:
-                raise InputError(
-                    f"'{source}' is not a report: it has the schema '{schema}'. Give a file that `Report.save` wrote."
-                )
+                raise InputError(f"'{source}' is not a report: it has the schema '{schema}'. Fix: {_GIVE}")
             if schema != SCHEMA:
                 raise InputError(
-                    f"'{source}' has the schema '{schema}', this version reads '{SCHEMA}'. Read it with the version of "
-                    "xpuruntime that wrote it."
+                    f"'{source}' has the schema '{schema}', this version reads '{SCHEMA}'",
+                    fix="read it with the version of xpuruntime that wrote it",
                 )
             report = decode_json(raw, cls)
             if report.latency is not None:
                 check_detail(report.latency.detail)
             missing = sorted(_ALWAYS.difference(decode_json(raw, dict[str, msgspec.Raw])))
             if missing:
-                raise InputError(
-                    f"'{source}' is not a whole report: it has no {', '.join(missing)}. Give a file that `Report.save` "
-                    "wrote, whole and unedited."
-                )
+                raise InputError(f"'{source}' is not a whole report: it has no {', '.join(missing)}. Fix: {_GIVE}")
             return report
         except msgspec.MsgspecError as error:
-            raise InputError(
-                f"'{source}' is not a report: {error}. Give a file that `Report.save` wrote, whole and unedited."
-            ) from error
+            raise InputError(f"'{source}' is not a report: {error}. Fix: {_GIVE}") from error
 
     def __str__(self) -> str:
         from xpuruntime.evidence.render_text.terminal import plain_text

@@ -201,8 +201,7 @@ def answers_of(
 def _split(name: str) -> tuple[str, str | None]:
     engine, at, device = name.strip().partition("@")
     if not engine or (at and not device):
-        msg = f"{name!r} is no engine; write a name such as 'openvino', or 'openvino@cpu'"
-        raise InputError(msg)
+        raise InputError(f"{name!r} is no engine", fix="write a name such as openvino, or openvino@cpu")
     return engine, device or None
 
 

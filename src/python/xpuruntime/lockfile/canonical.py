@@ -124,7 +124,8 @@ def _other_schema(where: str, schema: str) -> str:
         later = int(version) > _LAST_VERSION
         fix = "upgrade xpuruntime, or make the lock again" if later else "make it again with `xrt lock`"
         return f"{where} has the schema {schema}, and this release reads {SCHEMA}. Fix: {fix}"
-    return f"{where} is not a lock: its schema is {schema[:60]!r}, and that of a lock is {SCHEMA!r}"
+    fix = "name a lock, such as `xrt lock model.onnx -o model.lock` writes"
+    return f"{where} is not a lock: its schema is {schema[:60]!r}, and that of a lock is {SCHEMA!r}. Fix: {fix}"
 
 
 def load_lock(path: str | os.PathLike[str]) -> Lock:

@@ -116,11 +116,11 @@ def read_side(text: str) -> FileSide | LockSide | PythonSide:
     if text.startswith(_PREFIX):
         return PythonSide(text, str(Path(text[len(_PREFIX) :]).expanduser()))
     if kind_of(text) != "file":
-        msg = (
-            f"{text!r} is neither a file nor an interpreter: give a report that `xrt explain --json` printed, a lock, "
-            "`here`, or `py:` and the path of a Python interpreter"
+        fix = (
+            "give a report that `xrt explain --json` printed, a lock, `here`, or `py:` and the path of a Python "
+            "interpreter"
         )
-        raise InputError(msg)
+        raise InputError(f"{text!r} is neither a file nor an interpreter", fix=fix)
     with open_regular(text) as file:
         is_lock = _LOCK.search(file.read(_HEAD)) is not None
     return LockSide(text) if is_lock else FileSide(text)

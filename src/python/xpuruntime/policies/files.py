@@ -86,11 +86,11 @@ def load(path: str | os.PathLike[str]) -> Document:
     from xpuruntime.files.reading import read_regular
 
     name = os.fspath(path)
+    if os.path.isdir(name):  # noqa: PTH112 - of a name that may be no path
+        raise PolicyError(f"{name}: is a folder, not a policy file", fix="name a .yaml or .json file")
     format = _format_of(name)
     try:
         data = read_regular(name, MAX_BYTES)
-    except IsADirectoryError:
-        raise PolicyError(f"{name}: is a folder, not a policy file. Fix: name a .yaml or .json file") from None
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise PolicyError(
@@ -99,14 +99,14 @@ def load(path: str | os.PathLike[str]) -> Document:
         reason = reason_of(error)
         if isinstance(error, FileNotFoundError):
             reason = f"no such file{_neighbour(Path(name))}"
-        raise PolicyError(f"{name}: cannot be read: {reason}") from None
+        raise PolicyError(f"{name}: cannot be read: {reason}", fix="name a .yaml or .json file that is there") from None
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise PolicyError(
-            f"{name}:{line}: not UTF-8 text (byte 0x{data[error.start]:02x} at offset {error.start}); "
-            f"save the file as UTF-8"
+            f"{name}:{line}: not UTF-8 text (byte 0x{data[error.start]:02x} at offset {error.start})",
+            fix="save the file as UTF-8",
         ) from None
     document = loads(text, format, name)
     document.sha256 = hashlib.sha256(data).hexdigest()
@@ -127,9 +127,10 @@ def save(document: dict[str, Any], path: str | os.PathLike[str]) -> None:
     try:
         replace_file(name, data, private=False)
     except IsADirectoryError:
-        raise PolicyError(f"{name}: cannot be written: it is a directory") from None
+        raise PolicyError(f"{name}: cannot be written: it is a directory", fix="name a file in it") from None
     except OSError as error:
-        raise PolicyError(f"{name}: cannot be written: {reason_of(error)}") from None
+        fix = "name a file in a folder that is there and writable"
+        raise PolicyError(f"{name}: cannot be written: {reason_of(error)}", fix=fix) from None
 
 
 def _format(format: str) -> str:
@@ -144,7 +145,8 @@ def _format_of(name: str) -> str:
     suffix = Path(name).suffix
     if suffix not in _FORMATS:
         ends = f"ends in {quote(suffix)}" if suffix else "has no ending"
-        raise PolicyError(f"{name}: the name {ends}, so its format is not known; use {', '.join(_FORMATS)}")
+        msg = f"{name}: the name {ends}, so its format is not known"
+        raise PolicyError(msg, fix=f"name a file that ends in {', '.join(_FORMATS)}")
     return _FORMATS[suffix]
 
 

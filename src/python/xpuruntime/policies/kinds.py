@@ -380,7 +380,9 @@ class Duration(Kind):
         unit = match[2]
         if unit not in self.UNITS:
             near = nearest(unit, self.UNITS)
-            question = f"; did you mean '{match[1]}{near}'?" if near and unit else "."
+            question = (
+                f"; did you mean '{match[1]}{near}'?" if near and unit else "." if unit else f"; write {match[1]}s."
+            )
             what = f"unit {unit!r} is not known" if unit else "no unit is given"
             raise Refused(f"{quote(text)} is not a duration: {what}{question} Valid units: {', '.join(self.UNITS)}.")
         return float(Decimal(match[1]) * self.UNITS[unit])

@@ -124,13 +124,15 @@ def machine_from_json(text: str | bytes) -> Machine:
     try:
         plain = decode_json(text)
         if not isinstance(plain, dict):
-            raise InputError(f"a machine is a JSON object, this is {type(plain).__name__}: make one with {_MAKE}")
+            raise InputError(
+                f"a machine is a JSON object, this is {type(plain).__name__}", fix=f"make one with {_MAKE}"
+            )
         schema = plain.pop("schema", None)
         if schema != SCHEMA:
-            raise InputError(f"the schema is {schema!r}, a machine has {SCHEMA!r}: make one with {_MAKE}")
+            raise InputError(f"the schema is {schema!r}, a machine has {SCHEMA!r}", fix=f"make one with {_MAKE}")
         return msgspec.convert(plain, Machine)
     except msgspec.MsgspecError as error:
-        raise InputError(f"this is not a machine: {error}. Make one with {_MAKE}") from error
+        raise InputError(f"this is not a machine: {error}", fix=f"make one with {_MAKE}") from error
 
 
 def load_machine(path: str | Path) -> Machine:
@@ -138,7 +140,8 @@ def load_machine(path: str | Path) -> Machine:
     try:
         text = read_regular(user_path(path, "the machine"), _MAX_BYTES)
     except OSError as error:
-        raise InputError(f"cannot read the machine file {path}: {reason_of(error)}") from error
+        msg = f"cannot read the machine file {path}: {reason_of(error)}"
+        raise InputError(msg, fix=f"make one with {_MAKE}") from error
     try:
         return machine_from_json(text)
     except InputError as error:

@@ -163,7 +163,7 @@ def test_a_large_file_is_never_whole_in_memory(convnet, tmp_path):
         ({"a/0": 1, "a/2": 1, "b/0": 1, "b/2": 1}, "has no arrays numbered 1, but higher ones"),
         ({"a/first": 1}, "has the array 'a/first'; write 'a/0'"),
         ({"a/0": np.zeros((1, 4), np.float32)}, r"sample 0 \(number 0 of the mapping\): input 'b' is missing"),
-        (7, "calibration= takes no int; pass the path of an .npz file"),
+        (7, "calibration= takes no int. Fix: pass the path of an .npz file"),
         (b"samples", "calibration= takes no bytes"),
         ("nowhere.npz", "there is no file or folder 'nowhere.npz'"),
         ({}, "the mapping holds no samples"),

@@ -116,8 +116,12 @@ def compare(
     from xpuruntime.cli.results import are_models, check_target, two_models
     from xpuruntime.cli.session import prepare, report_probe_inputs
     from xpuruntime.engines.accuracy import GENERATED
+    from xpuruntime.engines.model.file import refuse_missing
+    from xpuruntime.files.paths import kind_of
     from xpuruntime.inference import compare_engines
 
+    if other is not None and kind_of(other) == "missing":
+        raise refuse_missing(other)
     if other is not None and are_models(model, other):
         raise two_models("compare", model, other)
     if other is not None:

@@ -61,7 +61,7 @@ def open_source(data: Any, model: ModelInfo) -> CalibrationSamples:
         return _Spooled(data, model)
     if isinstance(data, Iterable) and not isinstance(data, (bytes, bytearray)):
         return _Spooled(iter(data), model)
-    raise SampleError(f"takes no {type(data).__name__}; {_WHAT}", argument="calibration=")
+    raise SampleError(f"takes no {type(data).__name__}. Fix: {_WHAT}", argument="calibration=")
 
 
 def _open_path(path: Path, model: ModelInfo) -> CalibrationSamples:
@@ -69,14 +69,14 @@ def _open_path(path: Path, model: ModelInfo) -> CalibrationSamples:
     if kind == "folder":
         return _Folder(path, model)
     if kind == "missing":
-        raise SampleError(f"there is no file or folder {str(path)!r}; {_WHAT}")
+        raise SampleError(f"there is no file or folder {str(path)!r}. Fix: {_WHAT}")
     if kind != "file":
-        raise SampleError(f"{str(path)!r} is no regular file or folder ({kind}); {_WHAT}")
+        raise SampleError(f"{str(path)!r} is no regular file or folder ({kind}). Fix: {_WHAT}")
     if path.suffix == ".npz":
         return _Stacked(NpzArrays(path.absolute()), path.name, model)
     if path.suffix == ".npy":
         return _Stacked(NpzArrays(path.absolute(), name=_only_input(model)), path.name, model)
-    raise SampleError(f"{path.name!r} is neither .npz nor .npy nor a folder; {_WHAT}")
+    raise SampleError(f"{path.name!r} is neither .npz nor .npy nor a folder. Fix: {_WHAT}")
 
 
 def _only_input(model: ModelInfo) -> str:

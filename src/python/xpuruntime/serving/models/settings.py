@@ -54,7 +54,7 @@ def _check_schema(text: str) -> str:
 
 def _check_listen(text: str) -> str:
     if _LISTEN.fullmatch(text) is None or int(text.rpartition(":")[2]) > 65535:
-        raise Refused(f"{quote(text)} is not an address; expected host:port, such as '127.0.0.1:8000' or '[::1]:0'")
+        raise Refused(f"{quote(text)} is not an address. Fix: write HOST:PORT, such as 127.0.0.1:8000 or [::1]:0")
     return text
 
 
