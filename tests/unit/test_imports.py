@@ -237,9 +237,9 @@ def test_the_direction_test_can_fail(tmp_path, monkeypatch):
         test_imports_go_one_way(bad)
 
 
-def run_python(code: str, **env: str) -> str:
+def run_python(code: str, text: str = "", **env: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
+        [sys.executable, "-W", "error", "-c", code], input=text,
         capture_output=True, text=True, check=False, env={**os.environ, **env}, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -304,6 +304,46 @@ def test_a_session_loads_no_more_than_it_runs(engine: str):
         "yaml",
     }  # fmt: skip
     assert len([name for name in loaded if name.startswith("xpuruntime")]) <= MOST_MODULES
+
+
+_ENGINES = {"onnxruntime", "onnx", "torch", "openvino", "tensorrt", "tensorrt_rtx", "onnxruntime_qnn", "nncf"}
+#: What is done in the order of one process, and what each step does not load.
+STEPS: dict[str, dict[str, set[str]]] = {
+    "plans and sessions": {
+        "import xpuruntime.planning": {*_ENGINES, "xpuruntime._core", "rich", "yaml"},
+        "import xpuruntime.engines.model, xpuruntime.engines.qnn, xpuruntime.engines.tensorrt": _ENGINES,
+        "from xpuruntime.engines.openvino import OpenVinoEngine, probing\n"
+        "probing._accelerator_nodes = lambda: False\n"
+        "assert OpenVinoEngine().probe().providers == ('CPU',)": _ENGINES,
+        "import xpuruntime as xrt\n"
+        "for options in ({'engine': 'onnxruntime'}, {'device': 'cpu'}, {'engine': 'ort', 'device': 'cpu'}):\n"
+        "    xrt.InferenceSession(xrt.demo_model_path(), **options).close()": _ENGINES - {"onnxruntime"},
+    },
+    "reports and servers": {
+        "import xpuruntime.evidence": {*_ENGINES, "numpy", "rich", "yaml"},
+        "from xpuruntime.runtime.snapshot import machine_snapshot; machine_snapshot()": {
+            *_ENGINES, "numpy", "rich", "yaml"
+        },
+        "import xpuruntime as xrt; xrt.serving.asgi_app\n"
+        "from xpuruntime.serving.protocol import grpc_messages, infer_decoding, infer_encoding": {
+            *_ENGINES, "uvicorn", "httptools", "grpc", "google.protobuf", "starlette", "pydantic"
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("process", STEPS)
+def test_no_step_loads_what_it_does_not_need(process: str):
+    pytest.importorskip("openvino")
+    code = (
+        "import json, sys\n"
+        "for step, unneeded in json.loads(sys.stdin.readline()):\n"
+        "    exec(step)\n"
+        "    print(*sorted(set(unneeded) & set(sys.modules)))\n"
+    )
+    steps = json.dumps([(step, sorted(unneeded)) for step, unneeded in STEPS[process].items()])
+    loaded = dict(zip(STEPS[process], run_python(code, text=steps).splitlines(), strict=True))
+    assert loaded == dict.fromkeys(STEPS[process], "")
 
 
 def test_a_first_opening_builds_no_schemas_of_onnx(tmp_path: Path):

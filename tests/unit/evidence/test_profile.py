@@ -167,21 +167,3 @@ def test_a_check_leaves_nothing_and_an_old_trace_as_it_is(tmp_path: Path) -> Non
     check_trace(tmp_path / "t.json")
     assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
     assert (tmp_path / "t.json").read_text() == "old"
-
-
-def test_a_full_disk_leaves_the_old_trace(tmp_path: Path) -> None:
-    import resource
-    import signal
-
-    target = tmp_path / "t.json"
-    target.write_text("old")
-    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
-    try:
-        with pytest.raises(InputError, match="has free space"):
-            profile().save_trace(target)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-    assert target.read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]

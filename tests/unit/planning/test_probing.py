@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -229,15 +227,3 @@ def test_sixteen_threads_get_the_same_plan():
         thread.join()
     assert len(execution_hashes) == 16
     assert len(set(execution_hashes)) == 1
-
-
-def test_a_session_of_onnx_runtime_imports_no_other_vendor():
-    code = """
-import sys, xpuruntime as xrt
-for asked in ({"engine": "onnxruntime"}, {"device": "cpu"}, {"engine": "ort", "device": "cpu"}):
-    xrt.InferenceSession(xrt.demo_model_path(), **asked).close()
-vendors = {"openvino", "tensorrt", "tensorrt_rtx", "torch", "onnxruntime_qnn", "nncf"}
-print(sorted(vendors & set(sys.modules)))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.strip() == "[]"

@@ -7,9 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import subprocess
 import sys
-import textwrap
 import threading
 
 import pytest
@@ -127,16 +125,6 @@ class TestSave:
     def unchanged(self, path):
         return path.read_text() == "mode: prefer\n" and [entry.name for entry in path.parent.iterdir()] == [path.name]
 
-    def test_a_failing_replace_leaves_everything_as_it_was(self, path, monkeypatch):
-        def fail(source, target):
-            assert source.parent.parent == path.parent, "only a rename within one file system is atomic"
-            raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-        monkeypatch.setattr(os, "replace", fail)
-        with pytest.raises(PolicyError, match=r"policy\.yaml: cannot be written: Invalid cross-device link"):
-            NEW.save(path)
-        assert self.unchanged(path)
-
     def test_a_full_disk_leaves_everything_as_it_was(self, path, monkeypatch):
         def full(_):
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -153,30 +141,6 @@ class TestSave:
         monkeypatch.setattr(os, "fsync", interrupt)
         with pytest.raises(KeyboardInterrupt):
             NEW.save(path)
-        assert self.unchanged(path)
-
-    @pytest.mark.skipif(sys.platform == "win32", reason="no resource limits")
-    def test_a_real_limit_of_the_file_size(self, path):
-        script = """
-            import resource, sys
-            from xpuruntime.errors import PolicyError
-            from xpuruntime.policies import ExecutionPolicy, Policy
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-            policy = Policy(execution=ExecutionPolicy(allow_cpu_ops=[f"Op{i}" for i in range(500)]))
-            try:
-                policy.save(sys.argv[1])
-            except PolicyError as error:
-                sys.exit(0 if "cannot be written: File too large" in str(error) else str(error))
-            sys.exit("saved past the limit")
-        """
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script), str(path)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
         assert self.unchanged(path)
 
     def test_folders(self, tmp_path):

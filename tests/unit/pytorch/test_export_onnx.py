@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -306,12 +305,6 @@ class TestRefusals:
         monkeypatch.setattr(util, "find_spec", lambda name: None if name == "onnxscript" else real(name))
         with pytest.raises(xrt.UnsupportedOperationError, match="needs the package onnxscript"):
             xt.export(torch.nn.Linear(2, 2).eval(), torch.ones(2), tmp_path / "model.onnx")
-
-    def test_the_package_is_imported_lazily(self) -> None:
-        import subprocess
-
-        code = "import sys, xpuruntime.pytorch as xt; xt.export; sys.exit('onnxscript' in sys.modules)"
-        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_what_leaves_the_choice_to_pytorch_leaves_it_to_the_engine(tmp_path):
