@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Settings of engines: immutable values that depend on nothing but the request and the machine."""
+"""Settings of engines: immutable values that depend on the request and machine alone, and their controls."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from generation_folders import write_folder
 
 from xpuruntime import engines
 from xpuruntime.engines.base import EngineSettings, Judgement, Request
+from xpuruntime.engines.control_builder import ControlBuilder
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.registry import default_registry, read_model
 from xpuruntime.policies import Policy
@@ -203,3 +204,26 @@ def test_loading_changes_no_settings(engine: str, tmp_path: Path) -> None:
     before = pickle.dumps(judgement)
     chosen.load(request, judgement, machine).close()
     assert pickle.dumps(judgement) == before
+
+
+WORDS = [word for engine in default_registry() for word in (engine.name, *engine.aliases)]
+
+
+def control(engine: str, asked: object = "auto"):
+    key = f"execution.provider_options.{engine}.level"
+    book = ControlBuilder({key: "1", "execution.engine": asked})
+    book.options("execution.provider_options.onnxruntime", ("onnxruntime", "ort", "onnxrt"), "handed over")
+    return book.controls[0]
+
+
+@pytest.mark.parametrize("word", [word for word in WORDS if word not in ("onnxruntime", "ort", "onnxrt")])
+def test_options_of_every_other_engine_wait_for_it(word: str):
+    found = control(word)
+    assert (found.enforceability, found.resolved) == ("enforced", "-")
+    assert word in found.reason
+
+
+@pytest.mark.parametrize("word", ["onnxruntime", "ort", "onnxrt"])
+def test_options_of_the_engine_that_runs_are_handed_over(word: str):
+    found = control(word)
+    assert (found.resolved, found.reason) == ("1", "handed over")
