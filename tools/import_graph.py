@@ -25,24 +25,33 @@ def module_name(path: Path, top: Path) -> str:
 
 
 @functools.cache
-def parse(path: Path) -> ast.Module:
-    """Return the syntax tree of a file."""
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+def syntax_nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return the nodes of the syntax tree of a file; a walk takes longer than the parser."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))))
 
 
+def dotted_name(node: ast.AST) -> str:
+    """Return a name with its attributes, such as ``ast.walk``, and an empty text for every other expression."""
+    attributes = []
+    while isinstance(node, ast.Attribute):
+        attributes.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(attributes)]) if isinstance(node, ast.Name) else ""
+
+
+@functools.cache
 def runtime_imports(path: Path) -> list[ast.Import | ast.ImportFrom]:
     """Return the import statements of a file, wherever in it, except those for type checkers only."""
-    tree = parse(path)
     typing_only = {
         id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and ast.unparse(block.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
+        for block in syntax_nodes(path)
+        if isinstance(block, ast.If) and dotted_name(block.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
         for child in block.body
         for node in ast.walk(child)
     }
     return [
         node
-        for node in ast.walk(tree)
+        for node in syntax_nodes(path)
         if isinstance(node, (ast.Import, ast.ImportFrom)) and id(node) not in typing_only
     ]
 
@@ -71,7 +80,7 @@ def public_names(modules: dict[str, Path]) -> dict[str, str]:
         f"{package}.{alias.asname or alias.name}": (node.module, alias.name)
         for package, path in modules.items()
         if path.name == "__init__.py"
-        for node in ast.walk(parse(path))
+        for node in syntax_nodes(path)
         if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module in modules
         for alias in node.names
         if f"{package}.{alias.asname or alias.name}" not in modules
@@ -84,10 +93,11 @@ def public_names(modules: dict[str, Path]) -> dict[str, str]:
     return resolved
 
 
+@functools.cache
 def used_names(path: Path) -> set[str]:
     """Return the dotted names of xpuruntime that a file imports, and those that it looks up in an imported module."""
     names, spelled = set(), {}
-    for node in ast.walk(parse(path)):
+    for node in syntax_nodes(path):
         if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "xpuruntime":
             names |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
             spelled |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
@@ -95,9 +105,9 @@ def used_names(path: Path) -> set[str]:
             ours = [alias for alias in node.names if alias.name.partition(".")[0] == "xpuruntime"]
             names |= {alias.name for alias in ours}
             spelled |= {alias.asname or "xpuruntime": alias.name if alias.asname else "xpuruntime" for alias in ours}
-    for node in ast.walk(parse(path)):
+    for node in syntax_nodes(path):
         if isinstance(node, ast.Attribute):
-            head, dot, rest = ast.unparse(node).partition(".")
+            head, dot, rest = dotted_name(node).partition(".")
             names |= {f"{spelled[head]}{dot}{rest}"} if head in spelled else set()
     return names
 
