@@ -125,6 +125,33 @@ class Attention(plugins.TorchKernel):
         return [*found, *([None] * len(mask))]
 
 
+class LayerNorm(plugins.TorchKernel):
+    """A layer norm whose mean is off by a rounding to fp32, which decides a row of a single column."""
+
+    id = "planted.layer_norm"
+    op = "layer_norm"
+    fault = ""
+
+    def supports(self, call):
+        return True, ""
+
+    def forward(self, call, x, *columns):
+        mean = x.float().mean(-1, keepdim=True) * (1.5 if self.fault else 1 + torch.finfo(torch.float32).eps)
+        rstd = torch.rsqrt((x.float() - mean).pow(2).mean(-1, keepdim=True) + call.attributes["epsilon"])
+        scale, *offset = [y.float() for y in columns] or [torch.ones(())]
+        out = (x.float() - mean) * rstd * scale + sum(offset)
+        return (out.to(x.dtype),), (mean[:, 0], rstd[:, 0])
+
+    def backward(self, call, saved, grads):
+        x, *columns = saved.inputs
+        mean, rstd = (y[:, None] for y in saved.extra)
+        normal, grad = (x.float() - mean) * rstd, grads[0].float()
+        scaled = grad * columns[0].float() if columns else grad
+        of_x = scaled - scaled.mean(-1, keepdim=True) - normal * (scaled * normal).mean(-1, keepdim=True)
+        of_columns = [(grad * normal).sum(0), grad.sum(0)][: len(columns)]
+        return [y.to(like.dtype) for y, like in zip((of_x * rstd, *of_columns), saved.inputs, strict=True)]
+
+
 class Loss(plugins.TorchKernel):
     """A cross entropy that keeps the logsumexp of a row in fp32, as kernels do."""
 
@@ -265,6 +292,35 @@ def test_gradient_of_a_loss_may_round_as_its_logits_do(planted, fault):
                 F.cross_entropy(logits, target)
         else:
             F.cross_entropy(logits, target).backward()
+
+
+@pytest.mark.parametrize("fault", ["", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_results_that_are_zero_in_theory_may_round_as_their_parts_do(planted, fault, dtype):
+    planted(LayerNorm, fault)
+    x, weight = torch.randn(4, 1, dtype=dtype, requires_grad=True), torch.ones(1, dtype=dtype)
+    with xt.kernel_policy(strict(layer_norm="planted.layer_norm")):
+        if fault:
+            with pytest.raises(UnsupportedOperationError, match="the output differs by"):
+                F.layer_norm(x, (1,), weight)
+        else:
+            F.layer_norm(x, (1,), weight).sum().backward()
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+def test_a_softmax_of_few_columns_has_no_row_that_is_hidden_whole(planted, columns):
+    class Softmax(plugins.TorchKernel):
+        id, op, fault = "planted.softmax", "softmax", ""
+
+        def supports(self, call):
+            return True, ""
+
+        def forward(self, call, x):
+            return (torch.softmax(x, -1),), ()
+
+    planted(Softmax, "")
+    with xt.kernel_policy(strict(softmax="planted.softmax")), torch.no_grad():
+        F.softmax(torch.ones(2, columns), -1)
 
 
 def test_verdict_is_kept_for_the_same_adapter(planted, monkeypatch):

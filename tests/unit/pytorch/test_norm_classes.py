@@ -223,6 +223,25 @@ def test_classes_made_under_a_policy_are_adapted_and_left_too():
     assert dict(vars(torch.nn.Module)) == before
 
 
+def test_classes_that_nobody_was_told_of_are_adapted_by_the_next_policy():
+    class Silent(Norm):
+        def __init_subclass__(cls, **kwargs):
+            pass
+
+    with xt.kernel_policy(NORMS):
+
+        class Late(Silent):
+            def forward(self, x):
+                return self.weight * self._norm(x)
+
+        assert not hasattr(Late.forward, "__wrapped__")
+        with xt.kernel_policy(rms_norm="cpu.reference"), xt.explain() as report:
+            Late()(torch.ones(2, 16))
+        assert {row.resolved for row in report.rows if row.status == "honoured"} == {"cpu.reference"}
+        assert hasattr(Late.forward, "__wrapped__"), "the first policy has it, too"
+    assert not hasattr(Late.forward, "__wrapped__")
+
+
 def test_nothing_stays_in_models_copied_inside_or_outside():
     model, x = torch.nn.Sequential(Llama(), Gemma()), torch.randn(2, 16)
     plain = model(x)

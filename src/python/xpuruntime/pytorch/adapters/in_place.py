@@ -114,14 +114,24 @@ class _Definitions:
         self._hook: Any = None
 
     def follow(self, user: Callable[[type], None]) -> list[type]:
-        """Call `user` with each class that is defined from now on, and return those that there are."""
+        """Call `user` with each class that is defined from now on, and return those that there are.
+
+        A class whose base has an ``__init_subclass__`` that calls no other is seen when somebody next asks.
+        """
         if not self._users:
-            self._classes = weakref.WeakKeyDictionary(dict.fromkeys(_subclasses(torch.nn.Module)))
+            self._classes = weakref.WeakKeyDictionary()
             self._before = torch.nn.Module.__dict__.get("__init_subclass__")
             self._hook = classmethod(self._defined)  # type: ignore[arg-type]
             torch.nn.Module.__init_subclass__ = self._hook
+        self.look()
         self._users.append(user)
         return list(self._classes)
+
+    def look(self) -> None:
+        """Tell of classes that nobody was told of when they were defined."""
+        for kind in _subclasses(torch.nn.Module):
+            if kind not in self._classes:
+                self._tell(kind)
 
     def leave(self, user: Callable[[type], None]) -> None:
         self._users.remove(user)
@@ -136,6 +146,9 @@ class _Definitions:
             super(torch.nn.Module, kind).__init_subclass__(**kwargs)
         else:
             self._before.__get__(None, kind)(**kwargs)
+        self._tell(kind)
+
+    def _tell(self, kind: type) -> None:
         self._classes[kind] = None
         for user in tuple(self._users):
             user(kind)
@@ -170,6 +183,8 @@ class AdaptedClasses:
         self._adapted: weakref.WeakKeyDictionary[type, tuple[Any, Any]] = weakref.WeakKeyDictionary()
         for kind in _definitions.follow(self.adapt):
             self.adapt(kind)
+
+    again = staticmethod(_definitions.look)
 
     def adapt(self, kind: type) -> None:
         """Adapt one class, if it is picked."""

@@ -239,7 +239,7 @@ def _compare(
         return f"it returned {len(outputs)} outputs instead of {len(expected)}"
     for x, y in zip(outputs, expected, strict=True):
         like = y.contiguous() if dense else inputs[0] if x.shape == inputs[0].shape else None
-        if wrong := _difference("the output", x, y, like, rounded):
+        if wrong := _difference("the output", x, y, like, rounded, _rounding_of_output(call.op, case, attributes)):
             return wrong
     if written := _written(case, before, writes):
         return written
@@ -261,9 +261,9 @@ def _compare(
     if not dense:
         least = _rounding(case, attributes, grads[0], outputs[0].double() - expected[0].detach())
     elif call.op in ("rms_norm", "layer_norm"):
-        least = {"x": _rounding_of_norm(call.op, case, attributes, grads[0])}
+        least = _rounding_of_norm(call.op, case, attributes, grads[0])
     elif call.op == "cross_entropy":
-        least = {"logits": _rounding_of_loss(inputs[0], exact_grads[0])}
+        least = {"logits": _rounding_of_loss(case, attributes) * float(grads[0].abs().max())}
     for name, x, y in zip(case.operands, gradients, of_inputs, strict=False):
         like = case.operands[name].contiguous() if dense else case.operands[name]
         if y is None or x is None:
@@ -312,21 +312,40 @@ def _difference(
     return "" if error <= bound else f"{what} differs by {error:.3g} where {bound:.3g} is the bound"
 
 
-def _rounding_of_norm(op: str, case: Case, attributes: Mapping[str, Any], grad: Tensor) -> float:
-    """Return how far rounding alone may move the gradient of a row, whose terms cancel where it has a single column."""
+def _rounding_of_output(op: str, case: Case, attributes: Mapping[str, Any]) -> float:
+    """Return how far rounding to fp32 alone may move an output that can be zero, as what is subtracted there does."""
+    if op == "layer_norm":
+        moved, weight, _ = _rounding_of_rows(op, case, attributes)
+        return max(float((moved * weight).max()), _LEAST)
+    if op == "cross_entropy":
+        rows = len(case.operands["target"]) if attributes["reduction"] == "sum" else 1
+        return max(_rounding_of_loss(case, {"reduction": "none"}) * rows, _LEAST)
+    return _LEAST
+
+
+def _rounding_of_rows(op: str, case: Case, attributes: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return how far rounding moves each normalized number where a mean is subtracted, sizes of weights, and rstd."""
     x = case.operands["x"].double()
     weight = case.operands["weight"].double().abs() if "weight" in case.operands else x.new_ones(())
-    weight = weight + (attributes.get("formula") == "gemma")
     spread = x.pow(2).mean(-1, keepdim=True) if op == "rms_norm" else x.var(-1, correction=0, keepdim=True)
-    terms = grad.double().abs() * weight * torch.rsqrt(spread + float(attributes["epsilon"]))
+    rstd = torch.rsqrt(spread + float(attributes["epsilon"]))
+    step = torch.finfo(torch.float32).eps if op == "layer_norm" else 0.0
+    return 2 * step * x.abs() * rstd, weight + (attributes.get("formula") == "gemma"), rstd
+
+
+def _rounding_of_norm(op: str, case: Case, attributes: Mapping[str, Any], grad: Tensor) -> dict[str, float]:
+    """Return how far rounding alone may move gradients, whose terms cancel where a row has a single column."""
+    moved, weight, rstd = _rounding_of_rows(op, case, attributes)
     tolerance = KERNEL_TOLERANCES.get(str(grad.dtype).removeprefix("torch."), KERNEL_TOLERANCES["float32"])
-    return max(tolerance * float(terms.max()), _LEAST)
+    size = grad.double().abs()
+    of_x = size * weight * rstd * (tolerance + moved * (1 + moved))
+    return {"x": max(float(of_x.max()), _LEAST), "weight": max(float((size * moved).sum(0).max()), _LEAST)}
 
 
-def _rounding_of_loss(logits: Tensor, gradient: Tensor) -> float:
-    """Return how far the rounding of a row's logsumexp to fp32 may move its shares, as that of its logits would."""
-    wide = float(torch.finfo(torch.float32).eps)
-    return max(wide * float(logits.abs().max()) * float(gradient.abs().max()), _LEAST)
+def _rounding_of_loss(case: Case, attributes: Mapping[str, Any]) -> float:
+    """Return how far rounding a row's logsumexp to fp32 may move its loss, and its shares for a gradient of 1."""
+    rows = max(1, len(case.operands["target"]) - 1) if attributes["reduction"] == "mean" else 1  # one is ignored
+    return max(float(torch.finfo(torch.float32).eps * case.operands["logits"].abs().max()) / rows, _LEAST)
 
 
 def _rounding(case: Case, attributes: Mapping[str, Any], grad: Tensor, off: Tensor) -> dict[str, float]:

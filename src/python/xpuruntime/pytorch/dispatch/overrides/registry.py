@@ -189,6 +189,8 @@ def require(ops: Iterable[str]) -> tuple[str, ...]:
             for op in wanted:
                 if not CONTEXT.users[op]:
                     CONTEXT.placed[op] = _place_all(op)
+                elif looks := [placed.again for placed in CONTEXT.placed[op] if hasattr(placed, "again")]:
+                    looks[0]()  # one for all that adapt classes
                 CONTEXT.users[op] += 1
                 done.append(op)
         except BaseException:
