@@ -256,7 +256,7 @@ class TestModules:
         assert any("control flow" in note for note in report.notes)
 
     def test_it_needs_the_torch_engine(self, net: Any, x: Any) -> None:
-        with pytest.raises(xrt.UnsupportedOperationError, match="takes onnx"):
+        with pytest.raises(xrt.UnsupportedOperationError, match="takes an ONNX model"):
             xrt.InferenceSession(net, engine="onnxruntime", example_inputs=(torch.from_numpy(x),))
 
 
