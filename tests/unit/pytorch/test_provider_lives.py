@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import multiprocessing
@@ -11,6 +12,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.errors import InputError, UnsupportedOperationError  # noqa: E402
 from xpuruntime.ops import plugins  # noqa: E402
+from xpuruntime.pytorch.providers import process_state  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("no_policy_is_left", "own_tuning_cache")
 
@@ -174,6 +177,44 @@ def test_norms_of_few_columns_are_compared_and_served(site, columns):
     plain = torch.autograd.grad(norm(x, weight).sum(), x)
     with xt.kernel_policy(STRICT):
         torch.testing.assert_close(torch.autograd.grad(norm(x, weight).sum(), x), plain)
+
+
+@pytest.mark.parametrize("compared", [True, False])
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("torch.set_default_dtype(torch.float64)", "the default dtype"),
+        ("torch.set_num_threads(torch.get_num_threads() + 1)", "the number of threads"),
+        ("torch.manual_seed(7)", "the CPU's random numbers"),
+        ("torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark", "torch.backends.cudnn"),
+        ("torch.use_deterministic_algorithms(True)", "deterministic algorithms"),
+        ("import os; os.environ['FOREIGN_STATE'] = '1'", "FOREIGN_STATE"),
+        ("import warnings; warnings.simplefilter('ignore', ImportWarning)", "the filters of warnings"),
+    ],
+)
+def test_what_an_import_changes_in_the_process_is_restored_and_said(site, monkeypatch, line, what, compared):
+    monkeypatch.delenv("FOREIGN_STATE", raising=False)
+    if not compared:
+        monkeypatch.setenv("XPURUNTIME_CANARY", "off")
+    package = site / "foreign_norms.py"
+    package.write_text(package.read_text().replace("import torch\n", f"import torch\n\n{line}\n", 1))
+    register()
+    x, weight = operands()
+    numbers = {name: read() for name, (read, _) in process_state._DECIDES.items()}
+    with warnings.catch_warnings():
+        with xt.kernel_policy(rms_norm="foreign.rms_norm"):
+            norm(x, weight)
+            with xt.explain() as report:
+                norm(x, weight)
+        assert {name: read() for name, (read, _) in process_state._DECIDES.items()} == numbers
+        said = {row.reason for row in report.rows if row.resolved == "foreign.rms_norm"}
+        assert len(said) == 1
+        assert f"its first use changed {what}" in said.pop()
+        refused = what in process_state._DECIDES
+        refusal = pytest.raises(UnsupportedOperationError, match=what) if refused else contextlib.nullcontext()
+        with refusal, xt.kernel_policy(STRICT):
+            norm(x, weight)
+    os.environ.pop("FOREIGN_STATE", None)
 
 
 PROGRAM = textwrap.dedent(

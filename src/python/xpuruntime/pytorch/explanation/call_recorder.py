@@ -31,6 +31,7 @@ from xpuruntime.pytorch.explanation.requested import (
 )
 from xpuruntime.pytorch.providers.bound import BoundKernel
 from xpuruntime.pytorch.providers.canary import NOT_COMPARED
+from xpuruntime.pytorch.providers.process_state import changes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,7 +153,8 @@ class RecordedCalls:
             self.status = route.status
             self.reason = route.reasons
             if isinstance(route.place, BoundKernel):
-                notes = (self.reason, route.place.signature, "" if compares() else NOT_COMPARED)
+                changes = str(changes_of(route.place.kernel))
+                notes = (self.reason, route.place.signature, "" if compares() else NOT_COMPARED, changes)
                 self.reason = "; ".join(filter(None, notes))
             if route.source != "default":
                 self.asked, self.source = route.asked, route.source

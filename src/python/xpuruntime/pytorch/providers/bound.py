@@ -27,6 +27,7 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT, thread_policy
 from xpuruntime.pytorch.providers.canary import ComparisonEnded, canary_rejection
+from xpuruntime.pytorch.providers.process_state import changes_of, watched
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,6 +105,8 @@ class BoundKernel:
         self.signature = getattr(kernel, "signature", "")
         self._answers: dict[Any, str] = {}
         self._served: dict[Any, Any] = {}
+        #: What it has not run yet in this process; its first run may import its package.
+        self._unused = set() if kernel.alone else {"forward", "backward"}
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -124,7 +127,13 @@ class BoundKernel:
                 if len(self._answers) >= _MOST:
                     self._answers.clear()
                 self._answers[key] = answer
-        return answer
+        return answer or self._refused_change()
+
+    def _refused_change(self) -> str:
+        """Return what it changed in the process, which strict policies refuse; empty under others."""
+        active = context.active_policy()
+        changes = changes_of(self.kernel)
+        return str(changes) if changes.restored and active is not None and active.strict else ""
 
     def _rejection(self, call: TorchCall) -> str:
         if call.deterministic and self.kernel.deterministic is not True:
@@ -193,6 +202,16 @@ class BoundKernel:
         return tuple(self.kernel.saved_like(call, *tensors))
 
     def _run(self, call: TorchCall, what: str, function: Any, *args: Any) -> Any:
+        if what not in self._unused:
+            return self._run_used(call, what, function, *args)
+        with watched(self.kernel):
+            results = self._run_used(call, what, function, *args)
+        self._unused.discard(what)
+        if why := self._refused_change():
+            raise UnsupportedOperationError(f"{self.word}: {why}", engine="torch")
+        return results
+
+    def _run_used(self, call: TorchCall, what: str, function: Any, *args: Any) -> Any:
         device = call.device.partition(":")[0]
         before, casts = CONTEXT.thread.policy, not self.kernel.alone and torch.is_autocast_enabled(device)
         try:

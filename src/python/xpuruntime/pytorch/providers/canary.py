@@ -30,6 +30,7 @@ from xpuruntime.pytorch.dispatch.context import thread_policy
 from xpuruntime.pytorch.dispatch.tuning import as_tuning, measuring
 from xpuruntime.pytorch.providers.canary_cases import CASES, order_of, own_kind, own_sizes
 from xpuruntime.pytorch.providers.operations import OPERATIONS
+from xpuruntime.pytorch.providers.process_state import watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -103,7 +104,9 @@ def canary_rejection(kernel: TorchKernel, call: TorchCall, describe: Callable[..
             begun = time.perf_counter()
             context.CONTEXT.prepared += 1
             ends = _Ends(kernel) if automatic else None
-            verdict, lasting = _apart(lambda: _verdict(kernel, call, describe, cases, dtype, learns, ends), call.device)
+            verdict, lasting = _apart(
+                lambda: _verdict(kernel, call, describe, cases, dtype, learns, ends), call.device, kernel
+            )
             seconds = time.perf_counter() - begun
             if ends is not None and ends.cancelled:
                 raise ComparisonEnded(verdict)
@@ -152,7 +155,7 @@ def _held_by(kernel: TorchKernel) -> dict[str, str]:
     return versions | facts_of_kernel(kernel) | {"cases": canary_facts()["cases"]}
 
 
-def _apart(run: Callable[[], tuple[str, bool]], device: str) -> tuple[str, bool]:
+def _apart(run: Callable[[], tuple[str, bool]], device: str, kernel: TorchKernel) -> tuple[str, bool]:
     """Run something in a thread of its own, in which no mode, transform or policy of the caller's holds."""
     outcomes: list[tuple[str, bool]] = []
     ended: list[BaseException] = []
@@ -163,7 +166,8 @@ def _apart(run: Callable[[], tuple[str, bool]], device: str) -> tuple[str, bool]
             if device.startswith("cuda"):
                 torch.cuda.set_device(device)
             try:
-                outcomes.append(run())
+                with watched(kernel):
+                    outcomes.append(run())
             except (KeyboardInterrupt, SystemExit) as error:  # which says nothing of the kernel
                 ended.append(error)
 
