@@ -96,7 +96,8 @@ def public_names(modules: dict[str, Path]) -> dict[str, str]:
 @functools.cache
 def used_names(path: Path) -> set[str]:
     """Return the dotted names of xpuruntime that a file imports, and those that it looks up in an imported module."""
-    names, spelled = set(), {}
+    names: set[str] = set()
+    spelled: dict[str, str] = {}
     for node in syntax_nodes(path):
         if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "xpuruntime":
             names |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}

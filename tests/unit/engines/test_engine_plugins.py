@@ -8,7 +8,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,23 +46,50 @@ def write(folder: Path, code: str, *points: str, name: str = "mine", version: st
     return folder
 
 
-def names(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the engines that are registered, and the warnings."""
-    code = """
-import warnings
+#: Forks for each folder of packages that it is told, and prints the engines that are registered there, and warnings.
+FORKING = """
+import os, sys, warnings
 from xpuruntime.engines import default_registry
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    found = default_registry().names()
-    assert default_registry().names() == found
-print(*found)
-for one in caught:
-    print(one.category.__name__, one.message)
+for folder in map(str.strip, sys.stdin):
+    child = os.fork()
+    if not child:
+        sys.path.insert(0, folder)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = default_registry().names()
+            assert default_registry().names() == found
+        print(*found)
+        for warning in caught:
+            print(warning.category.__name__, warning.message)
+        sys.exit()
+    print("ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-    done = python("-c", code, folder=folder)
-    assert done.returncode == 0, done.stderr
-    first, *lines = done.stdout.splitlines()
-    return first.split(), lines
+
+
+@pytest.fixture(scope="module")
+def names() -> Iterator[Callable[[Path], tuple[list[str], list[str]]]]:
+    """Return the engines that are registered where a folder of packages is installed, and the warnings."""
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", FORKING], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, env=environment,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def names(folder: Path) -> tuple[list[str], list[str]]:
+            process.stdin.write(f"{folder}\n")
+            process.stdin.flush()
+            lines = []
+            for line in process.stdout:
+                lines.append(line.rstrip("\n"))
+                if line.startswith("ended with "):
+                    break
+            assert lines[-1] == "ended with 0", lines
+            return lines[0].split(), lines[1:-1]
+
+        yield names
+        process.stdin.close()
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +139,7 @@ print("onnx" in sys.modules, "onnxruntime" in sys.modules)
         assert done.returncode == 0, done.stderr
         assert "policy honoured" in done.stdout
 
-    def test_it_comes_after_the_engines_of_this_package(self, example: Path):
+    def test_it_comes_after_the_engines_of_this_package(self, names: Any, example: Path):
         found, said = names(example)
         assert found[0] == "onnxruntime"
         assert found[-1] == "onnx-reference"
@@ -121,7 +150,7 @@ class TestGood:
     @pytest.mark.parametrize(
         "point", ["mine = mine_code:Mine", "mine = mine_code:make", "mine = mine_code:made", "mine = mine_code:one"]
     )
-    def test_a_class_a_function_or_an_engine(self, tmp_path: Path, point: str):
+    def test_a_class_a_function_or_an_engine(self, names: Any, tmp_path: Path, point: str):
         code = f"{ENGINE}\ndef make():\n    return Mine\n\ndef made():\n    return Mine()\n\none = Mine()\n"
         found, said = names(write(tmp_path, code, point))
         assert found[-1] == "mine"
@@ -137,7 +166,7 @@ class TestGood:
         assert done.stdout.startswith("mine@cpu ["), done.stderr
         assert "'mine@npu'" in done.stdout
 
-    def test_a_plugin_that_asks_for_the_registry_while_it_loads(self, tmp_path: Path):
+    def test_a_plugin_that_asks_for_the_registry_while_it_loads(self, names: Any, tmp_path: Path):
         code = f"from xpuruntime.engines import default_registry\nassert 'null' in default_registry()\n{ENGINE}"
         assert names(write(tmp_path, code))[0][-1] == "mine"
 
@@ -188,7 +217,9 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("code", "points", "reason"), BROKEN, ids=[reason[:40] for *_, reason in BROKEN])
-def test_a_broken_plugin_is_left_out_with_one_warning(tmp_path: Path, code: str, points: tuple[str, ...], reason: str):
+def test_a_broken_plugin_is_left_out_with_one_warning(
+    names: Any, tmp_path: Path, code: str, points: tuple[str, ...], reason: str
+):
     write(tmp_path, code, *points)
     write(tmp_path, ENGINE.replace('"mine"', '"zgood"').replace("my-engine", "zgood2"), name="zgood")
     found, said = names(tmp_path)
@@ -202,7 +233,7 @@ def test_a_broken_plugin_is_left_out_with_one_warning(tmp_path: Path, code: str,
     )
 
 
-def test_two_plugins_of_one_name(tmp_path: Path):
+def test_two_plugins_of_one_name(names: Any, tmp_path: Path):
     write(tmp_path, ENGINE, "mine = first_code:Mine", name="first")
     write(tmp_path, ENGINE, "mine = second_code:Mine", name="second")
     found, said = names(tmp_path)

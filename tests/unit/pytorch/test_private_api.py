@@ -16,6 +16,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from import_graph import dotted_name, syntax_nodes  # noqa: E402
+
 import xpuruntime  # noqa: E402
 from xpuruntime.errors import UnsupportedOperationError  # noqa: E402
 from xpuruntime.pytorch import _private_api as private  # noqa: E402
@@ -238,9 +240,9 @@ def test_no_other_module_uses_a_private_name():
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.parent.name == "_private_api" or path.name in COPIED:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in syntax_nodes(path) if "torch" in path.read_text() else ():
             if isinstance(node, (ast.Import, ast.ImportFrom, ast.Attribute)):
-                text = ast.unparse(node)
+                text = dotted_name(node) if isinstance(node, ast.Attribute) else ast.unparse(node)
                 if PRIVATE_NAME.search(text) and text not in DOCUMENTED and "xpuruntime" not in text:
                     texts.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {text}")
     assert texts == []
@@ -251,15 +253,16 @@ def test_no_other_module_uses_a_private_attribute():
     for path in sorted([*(PACKAGE / "pytorch").rglob("*.py"), *(PACKAGE / "engines" / "torch").rglob("*.py")]):
         if path.parent.name == "_private_api" or path.name in COPIED:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            text, used = ast.unparse(node) if isinstance(node, (ast.Attribute, ast.Call)) else "", False
-            if isinstance(node, ast.Attribute) and node.attr in names and text not in DOCUMENTED:
+        for node in syntax_nodes(path):
+            used = False
+            if isinstance(node, ast.Attribute) and node.attr in names and dotted_name(node) not in DOCUMENTED:
                 owner = ast.unparse(node.value)
                 used = owner not in ("self", "cls") and not owner.startswith("torch.ops.")
-            elif isinstance(node, ast.Call) and (match := BY_NAME.match(text)):
-                used = match[1] in names
+            elif isinstance(node, ast.Call) and dotted_name(node.func) in ("getattr", "setattr", "hasattr"):
+                match = BY_NAME.match(ast.unparse(node))
+                used = match is not None and match[1] in names
             if used:
-                texts.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {text}")
+                texts.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
     assert texts == []
 
 

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -264,3 +266,60 @@ def test_one_that_is_activated_meanwhile_survives(implementations):
         torch_attention.activate_flash_attention_impl("FA4")
     assert torch_attention.current_flash_attention_impl() == "FA4"
     assert implementations == ["+FA3", "-FA3", "+FA4"]
+
+
+def test_an_interrupt_while_a_call_waits_leaves_no_turn_open():
+    program = (
+        "import os, signal, threading, torch, xpuruntime.pytorch as xt\n"
+        "from xpuruntime import _core\n"
+        "from xpuruntime.pytorch.attention.sdpa_backends import by_backend\n"
+        "entered, leave = threading.Event(), threading.Event()\n"
+        "def stay():\n"
+        "    with by_backend('torch.flash'):\n"
+        "        entered.set()\n"
+        "        leave.wait(60)\n"
+        "thread = threading.Thread(target=stay)\n"
+        "thread.start()\n"
+        "entered.wait(60)\n"
+        "threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+        "threading.Timer(0.6, leave.set).start()\n"
+        "try:\n"
+        "    with by_backend('torch.math'):\n"
+        "        print('not interrupted')\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted', _core.in_sdp_backend_scope())\n"
+        "thread.join()\n"
+        "again = threading.Thread(target=stay)\n"
+        "again.start()\n"
+        "again.join(60)\n"
+        "print('goes on', not again.is_alive())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines() == ["interrupted False", "goes on True"], done.stderr
+
+
+def test_threads_wait_also_once_there_was_another_interpreter():
+    """Python's own question whether a thread has the GIL is answered with yes from then on."""
+    program = (
+        "import threading, torch, xpuruntime.pytorch as xt\n"
+        "try:\n"
+        "    import _interpreters as interpreters\n"
+        "except ImportError:\n"
+        "    import _xxsubinterpreters as interpreters\n"
+        "interpreters.destroy(interpreters.create())\n"
+        "sdpa = torch.nn.functional.scaled_dot_product_attention\n"
+        "sizes = [(300, 64), (100, 16)] * 2\n"
+        "pairs = ((64, 'torch.flash'), (16, 'torch.math'))\n"
+        "rules = [{'match': {'op': 'attention', 'head_dim': size}, 'use': use} for size, use in pairs]\n"
+        "def run(length, head_dim):\n"
+        "    x = torch.randn(1, 2, length, head_dim)\n"
+        "    for _ in range(60):\n"
+        "        sdpa(x, x, x)\n"
+        "with xt.kernel_policy(rules=rules):\n"
+        "    threads = [threading.Thread(target=run, args=one) for one in sizes]\n"
+        "    [thread.start() for thread in threads]\n"
+        "    [thread.join() for thread in threads]\n"
+        "print('fine')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "fine\n", done.stderr
