@@ -82,6 +82,7 @@ HARMLESS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_CUDA_ARCH_LIST": "9.0", "PYTORCH_BUILD_NUMBER": "0",
     "PYTORCH_VERSION": "2.13", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "ONNX_ML": "1",
     "OPENVINO_LIB_PATHS": "{folder}", "ONNX_HOME": "{folder}", "QNN_SDK_ROOT": "{folder}",
+    "ORT_DEFAULT_MAX_VLOG_LEVEL": "0",
 }  # fmt: skip
 OPENMP = {"OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 CHECK = """

@@ -86,6 +86,13 @@ def test_ends(llama: Any, make: Any, every: int) -> None:
     assert captured.report.host_reads <= 18 + 17 * 20 // every
 
 
+@pytest.mark.parametrize("length", [1, len(PROMPT[0]), 9, 14])
+def test_a_length_that_is_given_as_a_criterion(llama: Any, length: int) -> None:
+    criteria = hf.StoppingCriteriaList([hf.MaxLengthCriteria(length)])
+    options = {"do_sample": False, "stopping_criteria": criteria, "max_new_tokens": 8, "eos_token_id": None}
+    assert torch.equal(on_stand_in(llama).generate(PROMPT, **options), llama.generate(PROMPT, **options))
+
+
 def test_the_host_asks_every_few_tokens(llama: Any) -> None:
     reads = []
     for every in (1, 4, 16):
@@ -264,6 +271,7 @@ LEFT: dict[str, dict[str, Any]] = {
     "use_cache": {"use_cache": False},
     "tokenizer": {"tokenizer": object()},
     "no cache for 3 rows": {"inputs": PROMPT[:1].repeat(3, 1)},
+    "criterion MaxLengthCriteria": {"stopping_criteria": [type("MaxLengthCriteria", (hf.MaxLengthCriteria,), {})(9)]},
     "prompt_lookup": {"prompt_lookup_num_tokens": 2, "inputs": PROMPT[:1], "do_sample": False},
 }
 

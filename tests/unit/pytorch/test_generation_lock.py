@@ -59,6 +59,19 @@ def attention(model: Any, name: str) -> Any:
     return changed
 
 
+def adapted(model: Any) -> Any:
+    changed = copy.deepcopy(model)
+    changed.model.layers[0].mlp.up_proj.register_parameter("lora_A", torch.nn.Parameter(torch.zeros(4, 32)))
+    return changed
+
+
+def in_bfloat16(model: Any) -> Any:
+    changed = copy.deepcopy(model)
+    changed.model.layers[0].mlp.down_proj.bfloat16()
+    changed.model.layers[0].mlp.down_proj.forward = lambda x: x[..., :32]
+    return changed
+
+
 def test_it_holds_for_other_lengths_and_prompts(tmp_path: Path) -> None:
     model, path = model_of(), tmp_path / "generation.lock"
     lock = xt.lock(explained(model), path)
@@ -71,6 +84,17 @@ def test_it_holds_for_other_lengths_and_prompts(tmp_path: Path) -> None:
         assert xt.lock(explained(model, tokens=tokens, prompt=prompt, **batch), path).digest == lock.digest
         with xt.kernel_policy(lock=path):
             generate(model, tokens, prompt, **batch)
+
+
+def test_it_holds_for_the_model_from_its_files_and_breaks_under_autocast(tmp_path: Path) -> None:
+    model, path = model_of(), tmp_path / "generation.lock"
+    xt.lock(explained(model), path)
+    model.save_pretrained(tmp_path / "saved")
+    loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    with xt.kernel_policy(lock=path):
+        generate(loaded)
+        with torch.autocast("cpu", torch.bfloat16), pytest.raises(xrt.LockError, match="autocast: .* found bfloat16"):
+            generate(loaded)
 
 
 DEVIATIONS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -87,6 +111,11 @@ DEVIATIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "no cache": (lambda model: model, {"use_cache": False}),
     "processor": (lambda model: model, {"logits_processor": [hf.TopKLogitsWarper(3)]}),
     "class": (lambda _: model_of("Mistral"), {}),
+    "eps": (lambda _: model_of(rms_norm_eps=1e-3), {}),
+    "rope": (lambda _: model_of(rope_theta=5e5), {}),
+    "activation": (lambda _: model_of(hidden_act="gelu"), {}),
+    "adapter": (lambda model: adapted(model), {}),
+    "one layer": (lambda model: in_bfloat16(model), {}),
 }
 
 
@@ -97,10 +126,9 @@ def test_it_breaks_for_what_computes_other_tokens(name: str, tmp_path: Path) -> 
     change, generation = DEVIATIONS[name]
     with pytest.raises(xrt.LockError):
         xt.lock(explained(change(model), **generation), path)
-    if name != "dtype":  # rules of the lock do not match other types, and PyTorch's own kernels run
-        with xt.kernel_policy(lock=path), pytest.raises(xrt.LockError, match="does not hold") as refused:
-            generate(change(model), **generation)
-        assert "LlamaForCausalLM" in str(refused.value)
+    with xt.kernel_policy(lock=path), pytest.raises(xrt.LockError, match="does not hold") as refused:
+        generate(change(model), **generation)
+    assert "LlamaForCausalLM" in str(refused.value)
     with xt.kernel_policy(lock=path):  # no false alarm
         generate(model)
 

@@ -9,6 +9,7 @@ such switch is read back: a strict policy refuses it, another one warns, and `ex
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import json
 import threading
@@ -43,6 +44,10 @@ _LENGTHS = frozenset(
 _CONFIG = "generation_config."
 #: Arguments of ``generate`` that change its tokens.
 _ARGUMENTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "assistant_model", "custom_generate")
+#: Facts that each forward is asked for; others are those of a call of ``generate``.
+_OF_FORWARD = ("attn_implementation", "cache", "experts_implementation", "quantization")
+#: What of a model's configuration is a fact of its own, or says where the model is from.
+_NOT_COMPUTED = frozenset(("architectures", "dtype", "transformers_version", "use_cache"))
 _STRICT = "or state mode: prefer"
 
 
@@ -113,7 +118,7 @@ def _is_one_of(expected: Any, value: Any) -> bool:
 
 
 def _group(name: str) -> str:
-    return "generate" if name.startswith(_CONFIG) or name in _ARGUMENTS else "model"
+    return "model" if name in _OF_FORWARD else "generate"
 
 
 def _drift(subject: str, expected: Any, actual: Any) -> Difference:
@@ -290,7 +295,7 @@ def _generate(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
     if config is None:
         return run()
     if _is_noted():
-        _note(model, "generate", _config_facts(config, arguments))
+        _note(model, "generate", {**_config_facts(config, arguments), **_made_of(model)})
     before, _thread.generate = _thread.generate, _Generate(model, config)
     try:
         return run()
@@ -320,6 +325,30 @@ def _config_facts(config: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
+def _made_of(model: Any) -> dict[str, str]:
+    """Return digests of the configuration of a model, and of names, types and sizes of its weights; and autocast."""
+    weights = [(name, str(weight.dtype), list(weight.shape)) for name, weight in model.named_parameters()]
+    facts = {"config": _digest(_computed(model.config.to_diff_dict())), "weights": _digest(weights)}
+    kind = model.device.type
+    if torch.is_autocast_enabled(kind):
+        facts["autocast"] = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+    return facts
+
+
+def _computed(config: dict[Any, Any]) -> dict[str, Any]:
+    """Return what of a configuration is computed by; tokens that begin and end texts are facts of the generation."""
+    return {
+        str(name): _computed(value) if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name not in _NOT_COMPUTED and not str(name).startswith("_") and not str(name).endswith("_token_id")
+    }
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=_parts_of)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def _plain(value: Any) -> Any:
     """Return a value of a configuration, of which a list would stand for one of several."""
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -339,6 +368,8 @@ def _name_of(value: Any) -> str:
         return value
     if isinstance(value, list):
         return ", ".join(map(_name_of, value))
+    if isinstance(value, functools.partial):
+        return _name_of(value.func)
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
@@ -387,7 +418,7 @@ def _init_batches(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
             raise
     if _is_noted():
         config = arguments.get("generation_config") or model.generation_config
-        _note(model, "generate", _config_facts(config, {}))
+        _note(model, "generate", {**_config_facts(config, {}), **_made_of(model)})
         _note(model, "model", {**_facts(model, None), "cache": "paged"})
     return batches
 

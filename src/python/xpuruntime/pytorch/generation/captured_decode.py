@@ -306,9 +306,6 @@ class CapturedDecode:
         del streamer
         refuse_mode(generation_config, model_kwargs, synced=synced_gpus)
         batch, prompt = input_ids.shape
-        end = int(generation_config.max_length)
-        if end > self._max_length:
-            raise NotCapturedError(f"{end} tokens do not fit into max_length={self._max_length}")
         if batch not in self._batches:
             raise NotCapturedError(f"there is no cache for {batch} rows, only for {', '.join(map(str, self._batches))}")
         here = torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()
@@ -316,6 +313,8 @@ class CapturedDecode:
         with here, torch.inference_mode(False), torch.no_grad():
             mask = _moved(model_kwargs.get("attention_mask"), self._device)
             choice = choice_of(logits_processor, stopping_criteria, generation_config, mask, self._device)
+            if choice.end > self._max_length:
+                raise NotCapturedError(f"{choice.end} tokens do not fit into max_length={self._max_length}")
             ids = input_ids.to(self._device)
             self._follow_model()
             cast = torch.get_autocast_dtype(self._device.type) if torch.is_autocast_enabled(self._device.type) else None
@@ -335,15 +334,15 @@ class CapturedDecode:
                     for extent in self._extents:
                         self._graph_for(lane, choice, batch, extent)
                     return input_ids
-                counted = self._decode(lane, choice, prompt, end, _streamer)
+                counted = self._decode(lane, choice, prompt, _streamer)
             if _streamer is not None:
                 _streamer.end()
             new_tokens = lane.history[:, prompt : prompt + counted].to(input_ids.device, input_ids.dtype)
             return torch.cat([input_ids, new_tokens], dim=1)
 
-    def _decode(self, lane: Lane, choice: Choice, prompt: int, end: int, streamer: Any) -> int:
-        """Choose tokens until all rows have ended, or there are `end`. Returns how many count."""
-        generated, budget = 1, end - prompt
+    def _decode(self, lane: Lane, choice: Choice, prompt: int, streamer: Any) -> int:
+        """Choose tokens until all rows have ended. Returns how many count."""
+        generated, budget = 1, choice.end - prompt
         self._eager_tokens += 1
         surroundings: tuple[Any, ...] = ()
         every = 1 if streamer is not None else self._check_every

@@ -40,6 +40,8 @@ _MINIMA: dict[str, Callable[[Any], int]] = {
     "MinLengthLogitsProcessor": lambda processor: processor.min_length,
     "MinNewTokensLengthLogitsProcessor": lambda processor: processor.prompt_length_to_skip + processor.min_new_tokens,
 }
+#: Stopping criteria that a lane has of its own.
+_STOPS = ("EosTokenCriteria", "MaxLengthCriteria")
 _SCALARS = (bool, int, float, str, type(None))
 #: Arguments of a forward that a step has; a prompt with others, such as images, is left to plain ``generate``.
 _KNOWN = frozenset({"attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep"})
@@ -53,14 +55,15 @@ class NotCapturedError(Exception):
 class Choice:
     """How the next token is chosen: the processors, sampling or not, tokens that end a text, and the padding.
 
-    `held` are tokens that are not chosen before a text has `least` tokens, prompt included. `key` is what a graph
-    depends on in it.
+    A text ends at `end` tokens, prompt included. `held` are tokens that are not chosen before it has `least`. `key` is
+    what a graph depends on in it.
     """
 
     processors: Any
     sample: bool
     eos: torch.Tensor | None
     pad: int
+    end: int
     held: torch.Tensor | None
     least: int
     key: tuple[Any, ...]
@@ -88,19 +91,22 @@ def choice_of(processors: Any, criteria: Any, config: Any, mask: torch.Tensor | 
         processor = _without_padding(logits_processor, mask) if name == _PENALTY else logits_processor
         kept.append(processor)
         keys.append((name, *((field, _plain(value)) for field, value in sorted(vars(processor).items()))))
-    eos = None
+    eos, ends = None, []
     for criterion in criteria:
         name = type(criterion).__name__
+        if name not in _STOPS or not type(criterion).__module__.startswith("transformers."):
+            raise NotCapturedError(f"the stopping criterion {name} runs on the host")
         if name == "EosTokenCriteria":
             eos = criterion.eos_token_id.to(device)
-        elif name != "MaxLengthCriteria":
-            raise NotCapturedError(f"the stopping criterion {name} runs on the host")
+        else:  # one that is given stands in place of the configuration's
+            ends.append(int(criterion.max_length))
+    end = min(ends, default=config.max_length)
     stops = () if eos is None else tuple(eos.reshape(-1).tolist())
     pad = config.pad_token_id
     pad = (stops[0] if stops else 0) if pad is None else int(pad)
     sample = bool(config.do_sample)
     minimum = None if held is None else tuple(held.tolist())
-    return Choice(kept, sample, eos, pad, held, least, (tuple(keys), sample, stops, pad, minimum))
+    return Choice(kept, sample, eos, pad, end, held, least, (tuple(keys), sample, stops, pad, minimum))
 
 
 def _without_padding(processor: Any, mask: torch.Tensor | None) -> Any:
