@@ -293,6 +293,35 @@ def test_what_is_left_to_plain_generate(llama: Any, reason: str) -> None:
         captured.generate(**options)
 
 
+SMALL: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 4, "pad_token_id": 0}
+UNFIT: dict[str, tuple[str, dict[str, Any], str]] = {
+    "ALiBi": ("Bloom", {"n_layer": 1, "n_head": 4}, "does not run over ranges"),
+    "ALiBi of the mask": ("Falcon", {"num_hidden_layers": 1, "alibi": True}, "does not run over ranges"),
+    "own mask": (
+        "GPTNeo",
+        {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 4},
+        "computes other logits over ranges",
+    ),
+    "own state": ("Rwkv", {"num_hidden_layers": 2, "context_length": 32}, "keeps nothing in the cache"),
+}
+
+
+@pytest.mark.parametrize("make", [eager, on_stand_in])
+@pytest.mark.parametrize("name", UNFIT)
+@pytest.mark.filterwarnings("ignore:.*past_key_values. is deprecated")  # Rwkv's class, which transformers itself calls
+def test_models_that_do_not_run_over_ranges_of_a_cache(name: str, make: Any) -> None:
+    kind, sizes, reason = UNFIT[name]
+    torch.manual_seed(0)
+    model = getattr(hf, f"{kind}ForCausalLM")(getattr(hf, f"{kind}Config")(**SMALL, **sizes)).eval()
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    ours, plain = Streamer(), Streamer()
+    captured = make(model)
+    got = captured.generate(PROMPT[:1], streamer=ours, **options)
+    assert torch.equal(got, model.generate(PROMPT[:1], streamer=plain, **options))
+    assert ours.got == plain.got
+    assert reason in next(iter(captured.report.reasons))
+
+
 def test_replays_have_the_rows_of_their_capture(llama: Any) -> None:
     captured = on_stand_in(llama)
     options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False}

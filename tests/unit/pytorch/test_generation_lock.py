@@ -93,7 +93,7 @@ def test_it_holds_for_the_model_from_its_files_and_breaks_under_autocast(tmp_pat
     loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     with xt.kernel_policy(lock=path):
         generate(loaded)
-        with torch.autocast("cpu", torch.bfloat16), pytest.raises(xrt.LockError, match="autocast: .* found bfloat16"):
+        with torch.autocast("cpu", torch.bfloat16), pytest.raises(xrt.LockError, match=r"autocast: .* found bfloat16"):
             generate(loaded)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.error_text import error_line
-from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.notebook import one_line
 from xpuruntime.printable import bytes_text, printable
 from xpuruntime.pytorch import _private_api
@@ -318,8 +318,7 @@ class CapturedDecode:
             ids = input_ids.to(self._device)
             self._follow_model()
             cast = torch.get_autocast_dtype(self._device.type) if torch.is_autocast_enabled(self._device.type) else None
-            lane = self._lanes.get((batch, cast)) or Lane(model, batch, self._max_length, self._device)
-            self._lanes[batch, cast] = lane
+            lane = self._lanes.get((batch, cast)) or self._new_lane(model, batch, cast)
             if self._recorder is not None:
                 self._recorder.order()
             positions = _moved(model_kwargs.get("position_ids"), self._device)
@@ -339,6 +338,18 @@ class CapturedDecode:
                 _streamer.end()
             new_tokens = lane.history[:, prompt : prompt + counted].to(input_ids.device, input_ids.dtype)
             return torch.cat([input_ids, new_tokens], dim=1)
+
+    def _new_lane(self, model: Any, batch: int, cast: torch.dtype | None) -> Lane:
+        lane = Lane(model, batch, self._max_length, self._device)
+        try:
+            with warnings_of_torch():
+                lane.try_out(self._extents)
+        except (XpuRuntimeError, NotCapturedError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise NotCapturedError(f"the model does not run over ranges of a cache: {error_line(error)}") from None
+        self._lanes[batch, cast] = lane
+        return lane
 
     def _decode(self, lane: Lane, choice: Choice, prompt: int, streamer: Any) -> int:
         """Choose tokens until all rows have ended. Returns how many count."""

@@ -15,12 +15,16 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.generation.decode_calls import NotCapturedError, padding_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from xpuruntime.pytorch.generation.decode_calls import Choice
     from xpuruntime.pytorch.generation.fused_decoder import FusedDecoder
 
 __all__ = ["Lane", "ModelFacts"]
 
 _SCALARS = (bool, int, float, str, type(None))
+#: By how much logits over a range of the cache may differ, as a share of the largest: what bfloat16 rounds, not more.
+_SAME = 2**-6
 #: What each module has, and which of it are hooks.
 _USUAL = frozenset(vars(torch.nn.Module()))
 _TENSORS = ("_parameters", "_buffers")
@@ -151,8 +155,31 @@ class Lane:
         self._positions = (self.mask[:, :length].cumsum(-1) - 1).clamp(min=0) if positions is None else positions
         self.position.copy_(self._positions[..., -1:])
 
+    def try_out(self, extents: Sequence[int]) -> None:
+        """Run two tokens as a text is run, over the least and the largest range. Raises what the model raises.
+
+        A model that transformers does not declare fit for static caches may mask by itself, and miss what a range
+        leaves out: its logits are compared.
+        """
+        ids = self.token.clone()
+        self.start(ids, None, None)
+        self._run_prompt(ids)
+        declared = getattr(self._model, "_can_compile_fullgraph", False)
+        want = None if declared else self._model(ids.expand(-1, 2), use_cache=False).logits[:, -1].float()
+        for extent in {min(extents), max(extents)} - {1}:
+            self.read_up_to(extent)
+            for layer in self.cache.layers:
+                layer.cumulative_length.fill_(1)
+            self.position.fill_(1)
+            got = self.plain_logits()
+            if want is not None and not (got - want).abs().amax() <= _SAME * want.abs().amax():
+                raise NotCapturedError("the model computes other logits over ranges of a cache")
+
     def prefill(self, ids: torch.Tensor, choice: Choice) -> None:
         """Run the prompt as without a cache of fixed length, and choose the first token."""
+        self.advance(self._run_prompt(ids), choice)
+
+    def _run_prompt(self, ids: torch.Tensor) -> torch.Tensor:
         self.read_up_to(ids.shape[1])
         for layer in self.cache.layers:
             layer.begins = True
@@ -162,8 +189,10 @@ class Lane:
             for layer in self.cache.layers:
                 layer.begins = False
         filled = [layer.cumulative_length for layer in self.cache.layers if layer.is_initialized]
+        if not filled:
+            raise NotCapturedError("the model keeps nothing in the cache that it is given")
         _private_api.foreach_add(filled, ids.shape[1])
-        self.advance(scores, choice)
+        return scores
 
     def step(self, choice: Choice) -> None:
         """Run the last token, and choose the next: this is what a graph holds."""
