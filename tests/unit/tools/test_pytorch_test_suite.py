@@ -49,33 +49,33 @@ def suite(*arguments, **more):
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "test_cases.py").write_text(CASES)
-    return tmp_path
+    folder = tmp_path / "cases"
+    folder.mkdir()
+    (folder / "test_cases.py").write_text(CASES)
+    return folder
 
 
-def test_what_a_policy_loses_is_named_and_what_fails_without_one_is_not(folder):
-    done = suite(folder, "test_cases.py", "--policy", "ours", "--rows", folder / "rows")
+def test_what_a_policy_loses_is_named_and_kept_results_are_not_run_again(folder):
+    arguments = (folder.name, "test_cases.py", "--rows", "rows", "--policy")
+    done = suite(*arguments, "ours", cwd=folder.parent)
     assert done.returncode == 1, done.stderr
-    first, second, meant, lost = done.stdout.splitlines()
-    assert first == "test_cases.py, no policy: {'passed': 4, 'failed': 1, 'crashed': 1, 'skipped': 1}"
-    assert second == "test_cases.py, ours: 2 of 4 pass; served: {'cpu.blas': 1}"
+    native, ours, meant, lost = done.stdout.splitlines()
+    assert native == "test_cases.py, no policy: {'passed': 4, 'failed': 1, 'crashed': 1, 'skipped': 1}"
+    assert ours == "test_cases.py, ours: 2 of 4 pass; served: {'cpu.blas': 1}"
     assert meant.startswith("  1 as it has to be: it expects the numbers that PyTorch's own kernel draws")
     assert lost.startswith("  failed: test_cases.py::test_has_no_policy: AssertionError: assert KernelPolicy(")
-    rows = (folder / "rows" / "test_cases.py-ours.jsonl").read_text().splitlines()
+    rows = (folder.parent / "rows" / "test_cases.py-ours.jsonl").read_text().splitlines()
     assert ["test_cases.py::test_comes_after", "passed", "", {}] in map(json.loads, rows)
 
-
-def test_losses_are_counted_by_policy_and_kept_results_are_not_run_again(folder):
-    arguments = (folder.name, "test_cases.py", "--policy", "looked-up", "--rows", "rows")
-    for _ in range(2):
-        done = suite(*arguments, cwd=folder.parent)
-        assert done.returncode == 1, done.stderr
-        _, second, *lost = done.stdout.splitlines()
-        assert second == "test_cases.py, looked-up: 2 of 4 pass; served: {}"
-        assert sorted(line.split("::")[1].split(":")[0] for line in lost) == [
-            "test_has_no_policy", "test_scaled_dot_product_attention_4D_dropout_p_0_5_cpu",
-        ]  # fmt: skip
-        (folder / "test_cases.py").write_text(CASES.replace("torch.eye(3))", "torch.eye(4))"))
+    (folder / "test_cases.py").write_text(CASES.replace("torch.eye(3))", "torch.eye(4))"))
+    done = suite(*arguments, "looked-up", cwd=folder.parent)
+    assert done.returncode == 1, done.stderr
+    kept, looked_up, *lost = done.stdout.splitlines()
+    assert kept == native
+    assert looked_up == "test_cases.py, looked-up: 1 of 4 pass; served: {}"
+    assert sorted(line.split("::")[1].split(":")[0] for line in lost) == [
+        "test_has_no_policy", "test_multiplies", "test_scaled_dot_product_attention_4D_dropout_p_0_5_cpu",
+    ]  # fmt: skip
 
 
 def test_nothing_lost_is_success_and_a_file_that_is_not_there_is_said(folder):
