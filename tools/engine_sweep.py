@@ -135,7 +135,7 @@ def bases() -> list[Base]:
         key = repr((node.op_type, sorted(map(str, node.attribute)), ranks))
         names = [value.name for value in case.model.graph.input]
         found.setdefault(key, Base(case.model, dict(zip(names, values, strict=False))))
-    return [*found.values(), *_recurrent(), _pooling(), _remainder(), _suppression(), *_shifts()]
+    return [*found.values(), *_recurrent(), _pooling(), _remainder(), _suppression(), *_shifts(), *_comparisons()]
 
 
 def _recurrent() -> Iterator[Base]:
@@ -177,6 +177,12 @@ def _shifts() -> Iterator[Base]:
     feeds = {"x": np.arange(128, 256, dtype=np.uint8), "y": np.arange(128, dtype=np.uint8) % 8}
     for direction in ("LEFT", "RIGHT"):
         yield _base("BitShift", ["x", "y"], ["z"], feeds, direction=direction)
+
+
+def _comparisons() -> Iterator[Base]:
+    """Yield bases of integers that are equal in fp32."""
+    for op in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"):
+        yield _base(op, ["x", "y"], ["z"], {"x": np.int32([2**24, 2**24 + 1]), "y": np.int32([2**24 + 1, 2**24])})
 
 
 def _base(op: str, inputs: list[str], outputs: list[str], feeds: dict[str, Any], **attributes: Any) -> Base:

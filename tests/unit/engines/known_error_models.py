@@ -194,9 +194,25 @@ def masked(op: str, value: float) -> Any:
     return contrib(op, {"x": floats(2, 5, 16)}, {"w": floats(16, 48), "b": floats(48), "mask": mask}, **more)
 
 
+def branch(op: str, x: Any) -> Any:
+    """Return a model that computes ``op(x, 4)`` in a branch."""
+    head = '<ir_version: 8, opset_import: ["" : 18]>'
+    model = onnx.parser.parse_model(
+        f"{head} g (uint8[{x.size}] x) => (uint8[{x.size}] y) <uint8[1] k = {{4}}> {{ m = ReduceMax <keepdims = 0> (x) "
+        f"c = Cast <to = 9> (m) y = If (c) <then_branch = t () => (uint8[{x.size}] p) {{ p = {op} (x, k) }}, "
+        f"else_branch = e () => (uint8[{x.size}] p) {{ p = Identity (x) }}> }}"
+    )
+    then = next(one.g for one in model.graph.node[-1].attribute if one.name == "then_branch")
+    then.node[0].name = "node"
+    VALUES[model.SerializeToString()] = x
+    return model
+
+
 U8, S8, LARGE = np.arange(1, 9, dtype=np.uint8), np.int8([-7, -5, 5, 7]), [777777777, 1900000001, 33554435, 3]
 WIDE = [np.array(LARGE, kind) for kind in (np.int32, np.int64)]
 TIES = (np.arange(192, dtype=np.float32) % 3).reshape(3, 64)
+#: Numbers whose neighbors fp32 does not have.
+GAPS = np.int32([2**24, 2**25, 2**24 + 2])
 #: Numbers that bf16 rounds up.
 BETWEEN = np.array([1.0059, 1.0047, -1.0137])
 POOL = {"kernel_shape": [3, 3], "strides": [2, 2]}
@@ -339,6 +355,13 @@ OPENVINO: dict[str, Callable[[], list[Any]]] = {
         typed("Cast", [BETWEEN.astype(np.float64)], opset=19, open_=open_, to=T.BFLOAT16) for open_ in (False, True)
     ],
     "infinities-of-float64": lambda: [typed("IsInf", [np.array([1, np.inf, -np.inf])], opset=20)],
+    "comparisons-of-integers-in-fp32": lambda: [
+        typed(op, [x, x + x.dtype.type(by)], open_=open_)
+        for op, by in (("Equal", 1), ("Greater", -1), ("GreaterOrEqual", 1), ("Less", 1), ("LessOrEqual", -1))
+        for x in (GAPS, GAPS.astype(np.int64))
+        for open_ in (False, True)
+    ],
+    "div-of-8-bits-in-a-subgraph": lambda: [branch("Div", U8)],
     "other-integers-in-fp32": lambda: [
         integers(op, np.int32([[777777777, -3], [3, -16777219]])) for op in ("ReduceMax", "ReduceMin", "ReduceSum")
     ],
@@ -383,6 +406,7 @@ RIGHT: list[Callable[[], Any]] = [
     ),
     lambda: contrib("Attention", {"x": floats(2, 5, 16)}, {"w": floats(16, 48), "b": floats(48)}, num_heads=2),
     lambda: masked("Attention", -10000.0),
+    lambda: typed("Greater", [WIDE[0], np.int32([2**24 - 1])]),
     lambda: typed("Cast", [BETWEEN.astype(np.float32)], opset=19, to=T.BFLOAT16),
     lambda: typed("CastLike", [BETWEEN.astype(np.float32), np.float16([1])], opset=19, open_=True),
 ]

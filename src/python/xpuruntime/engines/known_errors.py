@@ -49,7 +49,7 @@ _ELSEWHERE = "take another engine (execution: {engine: onnxruntime, device: cpu}
 #: Operators that make sizes, and those that keep elements.
 _OF_SIZES, _MOVING = ("Shape", "Size"), ("Identity", "Reshape", "Squeeze", "Unsqueeze")
 #: ONNX's codes of float and integers, the elements of a constant that is looked into, and integers before fp32's gaps.
-_NUMBERS, _FEW, _EXACT = (1, 2, 3, 4, 5, 6, 7, 12, 13), 1024, (-(2**24), 2**24)
+_NUMBERS, _FEW, _EXACT = (1, 2, 3, 4, 5, 6, 7, 12, 13), 1024, (1 - 2**24, 2**24 - 1)
 
 
 class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,6 +105,8 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Inputs and an axis of each along which its size must be fixed.
     large : bool
         Whether only values beyond 2**24 are wrong. Values computed of sizes and small constants alone are below.
+    compares : bool
+        Whether `large` values are wrong only where no operand is known to be small.
     simulator : bool
         Whether it was seen on the engine's simulator alone, and no device was run: there it is only reported.
     saturates : bool
@@ -145,6 +147,7 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     empty: tuple[int, ...] = ()
     sized: dict[int, int] = {}
     large: bool = False
+    compares: bool = False
     simulator: bool = False
     saturates: bool = False
     elsewhere: bool = True
@@ -287,7 +290,8 @@ def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mappi
     sized = ((values.get(node.input[index], _UNKNOWN).dims, axis) for index, axis in error.sized.items())
     if not all(dims is None or isinstance(dims[axis], int) for dims, axis in sized):
         return False
-    if error.large and all(values.get(name, _UNKNOWN).lies_in(_EXACT) for name in node.input if name):
+    small = [values.get(name, _UNKNOWN).lies_in(_EXACT) for name in node.input if name]
+    if error.large and (any(small) if error.compares else all(small)):
         return False
     bounds = error.right_within
     if (
