@@ -99,7 +99,8 @@ def capture_decode(
     -----
     Beams, assisted decoding, other logits processors and stopping criteria, stop strings, scores and attentions in the
     result, embeddings and images as a prompt, encoder-decoders and models on several devices are left to plain
-    ``generate``; `CapturedDecode.report` has each reason.
+    ``generate``; `CapturedDecode.report` has each reason. So are models that do not run over ranges of a cache: two
+    tokens are tried, and counted in evidence, when a batch size first comes.
 
     Examples
     --------

@@ -72,6 +72,8 @@ RUNNING = tuple(
 _UNSERVED = "unserved_"
 
 _lock = threading.RLock()
+#: Modules of overrides that were found; one that is not may be installed later.
+_found: set[str] = set()
 _COMPOSITE = _private_api.dispatch_key("CompositeImplicitAutograd")
 
 
@@ -257,7 +259,9 @@ def _exists(override: Override) -> bool:
     if override.keys == (CLASSES,):
         return True
     if override.module:
-        return importlib.util.find_spec(override.module) is not None
+        if override.module not in _found and importlib.util.find_spec(override.module) is not None:
+            _found.add(override.module)
+        return override.module in _found
     packet, _, overload = override.name.partition(".")
     packet_object = getattr(torch.ops.aten, packet, None)
     return packet_object is not None and (overload or "default") in packet_object.overloads()
