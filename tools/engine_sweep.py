@@ -182,7 +182,8 @@ def _shifts() -> Iterator[Base]:
 def _comparisons() -> Iterator[Base]:
     """Yield bases of integers that are equal in fp32."""
     for op in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"):
-        yield _base(op, ["x", "y"], ["z"], {"x": np.int32([2**24, 2**24 + 1]), "y": np.int32([2**24 + 1, 2**24])})
+        x = np.array([2**24, 2**24 + 1], np.int32)
+        yield _base(op, ["x", "y"], ["z"], {"x": x, "y": x[::-1].copy()})
 
 
 def _base(op: str, inputs: list[str], outputs: list[str], feeds: dict[str, Any], **attributes: Any) -> Base:
