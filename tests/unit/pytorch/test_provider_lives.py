@@ -217,6 +217,20 @@ def test_what_an_import_changes_in_the_process_is_restored_and_said(site, monkey
     os.environ.pop("FOREIGN_STATE", None)
 
 
+def test_random_numbers_that_dropout_draws_stay_drawn():
+    kernel = torch_kernels.ForeignNorm()
+    before = torch.get_rng_state()
+    with process_state.watched(kernel, draws=True):
+        drawn = torch.rand(4)
+    assert not process_state.changes_of(kernel).restored
+    assert not torch.equal(torch.get_rng_state(), before)
+    with process_state.watched(kernel):
+        torch.rand(4)
+    assert process_state.changes_of(kernel).restored == ("the CPU's random numbers",)
+    torch.set_rng_state(before)
+    assert torch.equal(torch.rand(4), drawn)
+
+
 PROGRAM = textwrap.dedent(
     """
     import sys

@@ -59,11 +59,12 @@ def _precision() -> str:
         return ""
 
 
+_RANDOM = "the CPU's random numbers"
 #: What decides numbers, with what reads and what writes it.
 _DECIDES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
-    "the CPU's random numbers": (
+    _RANDOM: (
         lambda: bytes(torch.get_rng_state().tolist()),
         lambda stated: torch.set_rng_state(torch.tensor(list(stated), dtype=torch.uint8, device="cpu")),
     ),
@@ -85,14 +86,17 @@ def changes_of(kernel: TorchKernel) -> Changes:
 
 
 @contextlib.contextmanager
-def watched(kernel: TorchKernel) -> Iterator[None]:
-    """Find out what the use of a kernel inside changes, and put back what decides numbers."""
+def watched(kernel: TorchKernel, *, draws: bool = False) -> Iterator[None]:
+    """Find out what the use of a kernel inside changes, and put back what decides numbers.
+
+    `draws` says that the call takes random numbers, as dropout does: these stay drawn.
+    """
     filters, variables = list(warnings.filters), dict(os.environ)
-    before = {name: read() for name, (read, _) in _DECIDES.items()}
+    before = {name: read() for name, (read, _) in _DECIDES.items() if not (draws and name == _RANDOM)}
     try:
         yield
     finally:
-        restored = tuple(name for name, (read, _) in _DECIDES.items() if read() != before[name])
+        restored = tuple(name for name, value in before.items() if _DECIDES[name][0]() != value)
         for name in restored:
             _DECIDES[name][1](before[name])
         named = {name for name in variables.keys() | os.environ.keys() if variables.get(name) != os.environ.get(name)}
