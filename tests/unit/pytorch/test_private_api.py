@@ -91,11 +91,11 @@ def test_autograd():
             seen.append((private.running_backward(), private.running_node()))
             return 2 * grad
 
+    before = private.next_node()
     made = Twice.apply(torch.ones(1, requires_grad=True))
-    number = made.grad_fn._sequence_nr()
     made.backward()
     assert seen[0][0] >= 0
-    assert seen[0][1][0] == number
+    assert seen[0][1][0] == before == made.grad_fn._sequence_nr()
     assert private.any_requires_grad(torch.ones(1, requires_grad=True))
     assert not private.any_requires_grad(torch.ones(1))
 
@@ -233,6 +233,15 @@ DOCUMENTED = ("torch._dynamo", "torch._dynamo.mark_static", "torch._dynamo.graph
 BY_NAME = re.compile(r"(?:get|set|has)attr\(\w[^,]*, '(_\w+)'")
 #: Copied into interpreters that have no xpuruntime.
 COPIED = {"native_config.py", "native_worker.py"}
+
+
+def test_what_the_core_asks_for_is_there():
+    sources = Path(__file__).resolve().parents[3] / "src" / "cpp"
+    names = {
+        name for path in sources.rglob("*.cpp") for name in re.findall(r'private_api\("(\w+)"\)', path.read_text())
+    }
+    assert "next_node" in names
+    assert [name for name in sorted(names) if not hasattr(private, name)] == []
 
 
 def test_no_other_module_uses_a_private_name():

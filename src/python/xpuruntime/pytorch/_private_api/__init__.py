@@ -42,6 +42,13 @@ saved_tensor_hooks: Callable[[bool], Any] = take(
     without="hooks of nobody are assumed, and measuring inside of a checkpoint fails in its recomputation",
     otherwise=lambda _: None,
 )
+#: The sequence number of the next node of autograd in this thread; the core calls it where there is no addon.
+next_node: Callable[[], int] = take(
+    "torch.autograd._get_sequence_nr",
+    "which gives the module of a node of autograd",
+    without="calls of a backward are of no module",
+    otherwise=lambda: 0,
+)
 _running_node: Callable[[], Any] = take(
     "torch._C._current_autograd_node",
     "which gives the module of a call in a backward",
