@@ -122,8 +122,8 @@ def test_no_other_precision_is_pretended(folder: Path, precision: str):
             "unknown option 'session.set_denormal_as_zero'",
         ),
         ({"provider_options": {"onnxruntime-genai": {"graph_optimization_level": "most"}}}, "'most' is not one of"),
-        ({"engine": "onnxruntime"}, "the model is of the format genai"),
-        ({"engine": "torch"}, "the model is of the format genai"),
+        ({"engine": "onnxruntime"}, "the model is a folder with genai_config.json"),
+        ({"engine": "torch"}, "the model is a folder with genai_config.json"),
     ],
 )
 def test_what_the_engine_would_ignore_is_refused(folder: Path, execution: dict[str, Any], said: str):

@@ -115,7 +115,7 @@ def test_what_a_pipeline_does_not_do_is_refused(session: Any):
         ({"provider_options": {NAME: {"nonsense": 1}}}, "unknown option 'nonsense'"),
         ({"precision": "fp16"}, "fp16 is not computed here"),
         ({"device": "gpu"}, "OpenVINO GenAI has no device 'gpu'; it runs on cpu here"),
-        ({"engine": "torch"}, "the model is of the format openvino-genai"),
+        ({"engine": "torch"}, "the model is a folder that optimum-cli exported for OpenVINO"),
     ],
 )
 def test_what_would_have_no_effect_is_refused(written: Path, execution: dict[str, Any], said: str):

@@ -221,7 +221,7 @@ def test_a_closed_session_refuses_and_leaves_nothing(llama_folder: Path):
         ({"provider_options": {"torch": {"max_length": 64}}}, "'max_length' is of captured decode steps"),
         ({"provider_options": {"torch": {"mode": "compile"}}}, "'mode' is of captured decode steps"),
         ({"provider_options": {"torch": {"nonsense": 1}}}, "unknown option 'nonsense'"),
-        ({"engine": "onnxruntime-genai"}, "the model is of the format transformers"),
+        ({"engine": "onnxruntime-genai"}, "the model is a folder of Transformers"),
     ],
 )
 def test_what_would_have_no_effect_is_refused(llama_folder: Path, execution: dict[str, Any], said: str):
