@@ -210,7 +210,8 @@ def _report(error: BaseException, code: ExitCode, as_json: bool) -> ExitCode:
     from xpuruntime.cli.output import error_line, print_json
 
     text = str(error) or type(error).__name__
-    text = re.sub(r"^ExecutionPolicy\.(device|engine|precision): ", r"--\1: ", text)  # a file would name its line
+    # A file would name its line.
+    text = re.sub(r"(?m)^( *)ExecutionPolicy\.(device|engine|precision): ", r"\1--\2: ", text)
     if isinstance(error, ModuleNotFoundError):
         text = text if code is ExitCode.BUG else missing_module(error) or text
     elif code is ExitCode.BUG or isinstance(error, ImportError):
