@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import warnings
 from pathlib import Path
 
@@ -185,7 +186,7 @@ def test_norms_of_few_columns_are_compared_and_served(site, columns):
     [
         ("torch.set_default_dtype(torch.float64)", "the default dtype"),
         ("torch.set_num_threads(torch.get_num_threads() + 1)", "the number of threads"),
-        ("torch.manual_seed(7)", "the CPU's random numbers"),
+        ("torch.manual_seed(7)", "the seed of the CPU's random numbers"),
         ("torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark", "torch.backends.cudnn"),
         ("torch.use_deterministic_algorithms(True)", "deterministic algorithms"),
         ("import os; os.environ['FOREIGN_STATE'] = '1'", "FOREIGN_STATE"),
@@ -201,12 +202,14 @@ def test_what_an_import_changes_in_the_process_is_restored_and_said(site, monkey
     register()
     x, weight = operands()
     numbers = {name: read() for name, (read, _) in process_state._DECIDES.items()}
+    random = torch.get_rng_state()
     with warnings.catch_warnings():
         with xt.kernel_policy(rms_norm="foreign.rms_norm"):
             norm(x, weight)
             with xt.explain() as report:
                 norm(x, weight)
         assert {name: read() for name, (read, _) in process_state._DECIDES.items()} == numbers
+        assert torch.equal(torch.get_rng_state(), random)
         said = {row.reason for row in report.rows if row.resolved == "foreign.rms_norm"}
         assert len(said) == 1
         assert f"its first use changed {what}" in said.pop()
@@ -217,18 +220,16 @@ def test_what_an_import_changes_in_the_process_is_restored_and_said(site, monkey
     os.environ.pop("FOREIGN_STATE", None)
 
 
-def test_random_numbers_that_dropout_draws_stay_drawn():
-    kernel = torch_kernels.ForeignNorm()
-    before = torch.get_rng_state()
-    with process_state.watched(kernel, draws=True):
-        drawn = torch.rand(4)
-    assert not process_state.changes_of(kernel).restored
-    assert not torch.equal(torch.get_rng_state(), before)
+def test_random_numbers_that_are_drawn_meanwhile_stay_drawn():
+    kernel, drawn = torch_kernels.ForeignNorm(), []
     with process_state.watched(kernel):
-        torch.rand(4)
-    assert process_state.changes_of(kernel).restored == ("the CPU's random numbers",)
-    torch.set_rng_state(before)
-    assert torch.equal(torch.rand(4), drawn)
+        drawn.append(torch.rand(8))  # as dropout does
+        other = threading.Thread(target=lambda: drawn.append(torch.rand(8)))
+        other.start()
+        other.join()
+    drawn.append(torch.rand(8))
+    assert len({tuple(numbers.tolist()) for numbers in drawn}) == 3
+    assert process_state.changes_of(kernel) == process_state.Changes()
 
 
 PROGRAM = textwrap.dedent(

@@ -204,7 +204,7 @@ class BoundKernel:
     def _run(self, call: TorchCall, what: str, function: Any, *args: Any) -> Any:
         if what not in self._unused:
             return self._run_used(call, what, function, *args)
-        with watched(self.kernel, draws=bool(call.attributes.get("dropout_p"))):
+        with watched(self.kernel):
             results = self._run_used(call, what, function, *args)
         self._unused.discard(what)
         if why := self._refused_change():

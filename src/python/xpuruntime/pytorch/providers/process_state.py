@@ -12,6 +12,7 @@ import os
 import threading
 import warnings
 import weakref
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -59,15 +60,23 @@ def _precision() -> str:
         return ""
 
 
-_RANDOM = "the CPU's random numbers"
+@dataclass(frozen=True, slots=True)
+class _RandomNumbers:
+    """The generator of the CPU. Draws are no change: dropout draws, and other threads may meanwhile."""
+
+    seed: int
+    state: torch.Tensor = field(compare=False)
+
+
+def _random_numbers() -> _RandomNumbers:
+    return _RandomNumbers(torch.initial_seed(), torch.get_rng_state())
+
+
 #: What decides numbers, with what reads and what writes it.
 _DECIDES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
-    _RANDOM: (
-        lambda: bytes(torch.get_rng_state().tolist()),
-        lambda stated: torch.set_rng_state(torch.tensor(list(stated), dtype=torch.uint8, device="cpu")),
-    ),
+    "the seed of the CPU's random numbers": (_random_numbers, lambda stated: torch.set_rng_state(stated.state)),
     "the precision of fp32 products": (
         _precision, lambda stated: torch.set_float32_matmul_precision(stated) if stated else None,
     ),
@@ -86,13 +95,10 @@ def changes_of(kernel: TorchKernel) -> Changes:
 
 
 @contextlib.contextmanager
-def watched(kernel: TorchKernel, *, draws: bool = False) -> Iterator[None]:
-    """Find out what the use of a kernel inside changes, and put back what decides numbers.
-
-    `draws` says that the call takes random numbers, as dropout does: these stay drawn.
-    """
+def watched(kernel: TorchKernel) -> Iterator[None]:
+    """Find out what the use of a kernel inside changes, and put back what decides numbers."""
     filters, variables = list(warnings.filters), dict(os.environ)
-    before = {name: read() for name, (read, _) in _DECIDES.items() if not (draws and name == _RANDOM)}
+    before = {name: read() for name, (read, _) in _DECIDES.items()}
     try:
         yield
     finally:
