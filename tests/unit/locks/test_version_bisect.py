@@ -16,6 +16,7 @@ import zipfile
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -250,9 +251,17 @@ def test_the_version_that_changed_a_default_is_found(planted, model, tmp_path):
     ask = partial(bisect_versions, "xrt-planted", "1.2", "1.8", model, device="cpu", resume=True)
     with pytest.raises(InputError, match=r"of another search: claim differ \(claim was \"placement\" and is \"runs\""):
         ask(claim="runs", journal=tmp_path / "j.jsonl")
+    other = {"image": np.ones((1, 3, 32, 32), np.float32)}
+    for differs, stated in (
+        ("arguments", {"precision": "fp32"}),
+        ("inputs", {"inputs": other}),
+        ("with", {"extra": "x"}),
+    ):
+        with pytest.raises(InputError, match=f"of another search: {differs} differ"):
+            ask(claim="placement", journal=tmp_path / "j.jsonl", **stated)
     with pytest.raises(InputError, match=r"no journal .*none to resume"):
         ask(claim="runs", journal=tmp_path / "none")
-    with pytest.raises(InputError, match="give --journal FILE"):
+    with pytest.raises(InputError, match=r"no journal to resume\. Fix: .*give --journal FILE"):
         ask(claim="runs")
 
 

@@ -8,6 +8,7 @@ node, is unrelated.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
+from xpuruntime.engines.arrays import digest_parts
 from xpuruntime.engines.registry import read_model
 from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
 from xpuruntime.evidence.documents import Document
@@ -229,11 +232,16 @@ def bisect_versions(
         digest = file_digest(os.fspath(model))
     except OSError as error:
         raise InputError(f"cannot read the model '{os.fspath(model)}': {error.strerror}") from error
-    subject = {"package": package, "good": good, "bad": bad, "claim": wanted.text, "model": digest}
+    policy = arguments.get("policy")
+    subject = {
+        "package": package, "good": good, "bad": bad, "claim": wanted.text, "model": digest, "with": list(extra),
+        "inputs": None if inputs is None else _digest_of(inputs),
+        "policy": file_digest(policy) if isinstance(policy, (str, os.PathLike)) and kind_of(policy) == "file" else None,
+        "arguments": msgspec.to_builtins(arguments, enc_hook=str),
+    }  # fmt: skip
     if resume and (journal is None or kind_of(journal) != "file"):
-        raise InputError(
-            f"there is no journal {journal or ''} to resume. Fix: leave --resume out, or give --journal FILE"
-        )
+        named = "" if journal is None else f" {journal}"
+        raise InputError(f"there is no journal{named} to resume. Fix: leave --resume out, or give --journal FILE")
     if wanted.kind == "unit":
         _check_node(wanted, read_model(model, trust=bool(arguments.get("trust"))))
     versions = versions_between(listed_versions(package, pre=pre), good, bad)
@@ -319,6 +327,13 @@ def _check_node(claim: VersionClaim, info: ModelInfo) -> None:
         near = nearest(claim.node, names)
         hint = f"did you mean {near!r}?" if near else "name one of `xrt explain`"
         raise InputError(f"claim {claim.text!r}: the model has no node {claim.node!r}. Fix: {hint}")
+
+
+def _digest_of(inputs: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256()
+    for part in digest_parts({name: np.asarray(array) for name, array in inputs.items()}):
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def _good_version(
