@@ -118,6 +118,19 @@ def test_openvino_is_refused_for_fp64_under_strict(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.needs_module("openvino")
+@pytest.mark.parametrize(("engine", "precision"), [("openvino", "model"), ("onnxruntime", "fp32")])
+def test_fp64_inside_of_a_function_is_refused_under_strict(engine: str, precision: str, tmp_path: Path) -> None:
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "own" : 1]> g (float[2, 4] x) => (float[2, 4] y) { y = own.wide(x) } '
+        '<domain: "own", opset_import: ["" : 17]> wide (a) => (b) '
+        "{ d = Cast<to = 11>(a) e = Softmax(d) b = Cast<to = 1>(e) }"
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"\(Softmax, fp64\)"):
+        xrt.plan(tmp_path / "model.onnx", policy=policy(precision, engine))
+
+
+@pytest.mark.needs_module("openvino")
 def test_a_constant_in_fp64_that_is_cast_is_no_fp64(tmp_path: Path) -> None:
     body = "{ c = Constant<value = double[1] {2.0}>() d = Cast<to = 1>(c) y = Mul(x, d) }"
     with xrt.InferenceSession(write(body, tmp_path), policy=policy("model", "openvino")) as session:
