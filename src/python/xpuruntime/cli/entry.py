@@ -58,7 +58,7 @@ def run(argv: Sequence[str], interrupts: Interrupts | None = None) -> int:
     debug = "--debug" in arguments or os.environ.get("XPURUNTIME_DEBUG", "") not in ("", "0")
     try:
         with warnings.catch_warnings():
-            _show_warnings_plainly()
+            _show_warnings_plainly(again=arguments[:1] == ["serve"])  # each model that is loaded says its own
             if not as_json or _HELP.intersection(arguments):
                 return _call(arguments, interrupts)
             from xpuruntime.cli.output import results_apart
@@ -243,8 +243,8 @@ def _error_record(kind: str, text: str, code: ExitCode, **details: str | None) -
     return {"schema": "xpuruntime.error/1", "error": {"type": kind, "message": text, "exit_code": int(code), **details}}
 
 
-def _show_warnings_plainly() -> None:
-    """Print each of xpuruntime's warnings as one line on stderr, once; leave those of other packages as they are."""
+def _show_warnings_plainly(*, again: bool) -> None:
+    """Print each of xpuruntime's warnings as one line on stderr; leave those of other packages as they are."""
     from xpuruntime.cli.output import error_line
 
     shown = warnings.showwarning
@@ -252,7 +252,7 @@ def _show_warnings_plainly() -> None:
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **options: Any) -> None:
         if issubclass(category, XpuRuntimeWarning):
-            if str(message) not in told:
+            if again or str(message) not in told:
                 told.add(str(message))
                 error_line(str(message), label="warning")
         else:
