@@ -188,11 +188,12 @@ def require(ops: Iterable[str]) -> tuple[str, ...]:
         quiet_override_warning()
         done: list[str] = []
         try:
+            standing = [placed for op in wanted if CONTEXT.users[op] for placed in CONTEXT.placed[op]]
+            for look in {placed.again for placed in standing if hasattr(placed, "again")}:
+                look()
             for op in wanted:
                 if not CONTEXT.users[op]:
                     CONTEXT.placed[op] = _place_all(op)
-                elif looks := [placed.again for placed in CONTEXT.placed[op] if hasattr(placed, "again")]:
-                    looks[0]()  # one for all that adapt classes
                 CONTEXT.users[op] += 1
                 done.append(op)
         except BaseException:
