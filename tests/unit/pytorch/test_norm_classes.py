@@ -412,8 +412,8 @@ def test_a_kernel_of_another_package_gets_the_formula(kind, compiled):
 
 @pytest.mark.usefixtures("package")
 def test_the_form_of_a_gradient_is_checked_without_memory_for_it():
-    x, weight, grad = torch.randn(64, 16, requires_grad=True), torch.ones(16, requires_grad=True), torch.ones(64, 16)
-    attributes = {"epsilon": 1e-6, "formula": "llama"}
+    x, weight = torch.randn(1024, 16, requires_grad=True), torch.ones(16, requires_grad=True)
+    grad, attributes = torch.ones_like(x), {"epsilon": 1e-6, "formula": "llama"}
 
     call = TorchCall("rms_norm", "backward", "cpu", "", {}, attributes)
     saved = Saved((x.detach(), weight.detach()), (), ())
