@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import pytest
 
 import xpuruntime
-from xpuruntime.files.reading import read_journal_lines
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("openvino")
@@ -73,8 +72,7 @@ class Search(NamedTuple):
         return self.journal.read_bytes().count(b"\n") if self.journal.exists() else 0
 
     def keys(self) -> list[str]:
-        """Return the keys of the journal, each of which must follow from the line before."""
-        return [entry["key"] for entry in read_journal_lines(self.journal.read_bytes()).entries]
+        return [entry["key"] for entry in entries_in(self.journal.read_bytes())]
 
 
 def search(folder: Path, number: int) -> Search:
@@ -143,7 +141,7 @@ def test_kill_9_and_resume_have_the_end_of_an_unbroken_search(tmp_path: Path) ->
                 now = this.journal.read_bytes() if this.journal.exists() else b""
                 assert now.startswith(before[: before.rfind(b"\n") + 1]), "whole lines stay as they were"
                 before = now
-                entries = read_journal_lines(now).entries
+                entries = entries_in(now)
                 moments.append(entries[-1]["key"].split("/")[0] if entries else "no line")
             else:
                 out, err = child.communicate(timeout=600)
@@ -165,5 +163,10 @@ def test_kill_9_and_resume_have_the_end_of_an_unbroken_search(tmp_path: Path) ->
     print(f"{kills} kills in {number} searches; last line written before each: {counts}")
 
 
+def entries_in(journal: bytes) -> list[dict[str, Any]]:
+    """Return the entries of whole lines; `--resume` refuses a line that does not follow from the one before."""
+    return [json.loads(line) for line in journal[: journal.rfind(b"\n") + 1].splitlines()]
+
+
 def entries_of(this: Search, prefix: str) -> list[dict[str, Any]]:
-    return [entry for entry in read_journal_lines(this.journal.read_bytes()).entries if entry["key"].startswith(prefix)]
+    return [entry for entry in entries_in(this.journal.read_bytes()) if entry["key"].startswith(prefix)]

@@ -19,7 +19,6 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime.errors import EngineUnavailable, InputError, PolicyError, UnsupportedOperationError, XpuRuntimeError
-from xpuruntime.files.reading import read_journal_lines
 from xpuruntime.tuning.ray_cluster import RayCluster
 from xpuruntime.tuning.ray_node import FileSent, NodeExecutor
 from xpuruntime.tuning.spec.parts import Constraints, RayPlacement
@@ -96,7 +95,7 @@ def nodes() -> Iterator[Nodes]:
 
 
 def entries(path: Path) -> list[dict[str, Any]]:
-    return read_journal_lines(path.read_bytes()).entries
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 class KillOnce:
