@@ -221,8 +221,10 @@ EXPECTED: dict[tuple[str, str, str], str] = {
     **{("ddddocr-old", engine, "int8"): "the model is quantized already" for engine in ("onnxruntime", "openvino")},
     # OpenVINO computes ConvInteger after DynamicQuantizeLinear in fp32, and the report says so.
     ("ddddocr-old", "openvino", "explain"): "asked for int8, ran otherwise",
-    # OpenVINO's CPU plugin has no fp64.
-    ("swift-f0", "openvino", "explain"): "asked for fp64, ran otherwise",
+    **{
+        ("swift-f0", "openvino", check): "OpenVINO computes fp64 in fp32"
+        for check in ("run", "bind", "run_async", "explain", "compile")
+    },
 }
 
 #: (engine, check): a part of the reason with which it is refused on some processors, for every model.

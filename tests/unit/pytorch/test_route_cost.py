@@ -144,6 +144,7 @@ def test_rules_of_the_policy_do_not_reach_the_calibration():
         assert (route.kernel, route.source) == ("torch.mm", "kernels.rules[0]")
 
 
+@pytest.mark.timed
 def test_a_step_bound_by_the_host_is_not_slower_under_a_tuned_policy():
     from xpuruntime.measuring.rounds import measure, timed
     from xpuruntime.measuring.statistics import Margin, RatioVerdict
