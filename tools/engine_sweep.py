@@ -55,7 +55,7 @@ TYPES = {
     for name, kind in (
         ("float", "float32"),
         ("double", "float64"),
-        *((one, one) for one in ("float16", "bfloat16", "bool")),
+        *((name, name) for name in ("float16", "bfloat16", "bool")),
         *((f"{sign}int{bits}",) * 2 for sign in ("", "u") for bits in (8, 16, 32, 64)),
     )
 }
@@ -410,7 +410,7 @@ def truths(case: Case) -> Iterator[list[Any]]:
         del ways[1]
     for compute in ways if node.op_type not in CASTS else ways[:2]:
         with contextlib.suppress(Exception):
-            yield [np.asarray(one) for one in compute()]
+            yield [np.asarray(result) for result in compute()]
 
 
 def _widened(case: Case) -> Case:
@@ -458,7 +458,7 @@ def wrong(engine: str, case: Case) -> str | None:
     That is where the engine refuses the model, or nothing else computes it.
     """
     used = [*case.feeds.values(), *map(numpy_helper.to_array, case.model.graph.initializer)]
-    if engine in FINITE and any(_floating(one.dtype) and (np.abs(one) > 6e4).any() for one in used):
+    if engine in FINITE and any(_floating(value.dtype) and (np.abs(value) > 6e4).any() for value in used):
         return None  # they overflow
     step = max(HALVES.get(value.dtype, 1e-3) for value in used)
     if engine == "qnn":
@@ -466,7 +466,7 @@ def wrong(engine: str, case: Case) -> str | None:
     elif case.model.graph.node[0].op_type in CASTS:
         step = 0
     try:
-        got = [np.asarray(one) for one in directly(engine, case.model)(list(case.feeds.values()))]
+        got = [np.asarray(result) for result in directly(engine, case.model)(list(case.feeds.values()))]
     except Exception:
         return None
     found = None

@@ -136,7 +136,9 @@ def directly(engine: str, model: Any) -> Callable[[list[Any]], list[Any]]:
                     named[name] = ov.Tensor(value.view(np.uint16), value.shape, ov.Type.bf16)
             made = compiled(named).to_tuple()  # by name: a port as a key is never freed, nor its model's threads
             kinds = [port.element_type for port in compiled.outputs]
-            return [one.view(bf16) if kind == ov.Type.bf16 else one for one, kind in zip(made, kinds, strict=True)]
+            return [
+                value.view(bf16) if kind == ov.Type.bf16 else value for value, kind in zip(made, kinds, strict=True)
+            ]
 
         return infer
     if engine == "qnn":

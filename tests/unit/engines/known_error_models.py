@@ -202,7 +202,7 @@ def branch(op: str, x: Any) -> Any:
         f"c = Cast <to = 9> (m) y = If (c) <then_branch = t () => (uint8[{x.size}] p) {{ p = {op} (x, k) }}, "
         f"else_branch = e () => (uint8[{x.size}] p) {{ p = Identity (x) }}> }}"
     )
-    then = next(one.g for one in model.graph.node[-1].attribute if one.name == "then_branch")
+    then = next(part.g for part in model.graph.node[-1].attribute if part.name == "then_branch")
     then.node[0].name = "node"
     VALUES[model.SerializeToString()] = x
     return model

@@ -46,7 +46,7 @@ def write(folder: Path, code: str, *points: str, name: str = "mine", version: st
     return folder
 
 
-#: Forks for each folder of packages that it is told, and prints the engines that are registered there, and warnings.
+#: Forks for each folder of packages on its command line, and prints the engines registered there, and warnings.
 FORKING = """
 import os, sys, warnings
 from xpuruntime.engines import default_registry

@@ -430,8 +430,8 @@ def quantize(model: torch.nn.Module, policy: Any) -> torch.nn.Module:
     return model
 
 
-#: Logger to what it says while torchao is imported, and nobody can mend: libraries for CUDA devices
-#: do not load on a machine without one, and torchao registers its enumerations as an older PyTorch wants it.
+#: Logger to messages of torchao's import that no user can fix: libraries for CUDA devices do not load on a machine
+#: without one, and torchao registers its enumerations as an older PyTorch wants it.
 _OF_IMPORTS = {
     "torchao": r"Failed to load .*\.so: ",
     "torch.utils._pytree": r".* is an Enum subclass and is now natively",

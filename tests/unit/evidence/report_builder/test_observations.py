@@ -317,10 +317,10 @@ def test_units_without_wall_times_have_no_share():
     assert coverage_note({}) is None
 
 
-@pytest.mark.parametrize(("units", "told"), [(89.0, True), (91.0, False), (109.0, False), (111.0, True)])
-def test_more_than_a_tenth_is_told(units, told):
+@pytest.mark.parametrize(("units", "noted"), [(89.0, True), (91.0, False), (109.0, False), (111.0, True)])
+def test_more_than_a_tenth_is_told(units, noted):
     note = coverage_note(instrumented((100.0,), (units,), 10))
-    assert (note is not None) is told
+    assert (note is not None) is noted
 
 
 def test_what_is_told():
