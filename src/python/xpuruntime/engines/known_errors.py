@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from xpuruntime.engines.model.digests import inline_functions
-from xpuruntime.engines.model.graph import inferred, name_nodes, normal_domain, subgraphs
+from xpuruntime.engines.model.graph import inferred, normal_domain, subgraphs
 from xpuruntime.engines.saturation import saturates_on, saturating_nodes
 from xpuruntime.evidence.records import Control
 
@@ -213,8 +213,6 @@ def nodes_with_errors(
     proto = model.named_proto()
     if proto.functions:
         proto = inline_functions(proto, model.path)
-        for named in name_nodes(proto):
-            named.node.name = named.name
     opset = next((int(o.version) for o in proto.opset_import if normal_domain(o.domain) == ""), 1)
     graph = inferred(proto, keep=8 * _FEW).graph
     values = _stated(graph)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.model.file import parse, read, refuse
-from xpuruntime.engines.model.graph import graphs, normal_domain, subgraphs, tensors
+from xpuruntime.engines.model.graph import graphs, normal_domain, set_node_names, subgraphs, tensors
 from xpuruntime.errors import ModelError
 from xpuruntime.files.digests import file_digest
 from xpuruntime.files.paths import reason_of
@@ -160,15 +160,17 @@ def check_limits(model: onnx.ModelProto, where: str) -> None:
 
 
 def inline_functions(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
-    """Return the model with its model-local functions written out."""
+    """Return the model with its model-local functions written out, and each node named."""
     import onnx
     from onnx.inliner import inline_local_functions
 
     try:
-        return inline_local_functions(model)
+        inlined = inline_local_functions(model)
     except (onnx.checker.ValidationError, RuntimeError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
         raise refuse(where, f"its model-local functions cannot be written out: {reason}", _FIX) from None
+    set_node_names(inlined)
+    return inlined
 
 
 def _check_nodes(model: onnx.ModelProto, where: str) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "name_nodes",
     "normal_domain",
     "reads",
+    "set_node_names",
     "sort_nodes",
     "subgraphs",
     "tensors",
@@ -112,6 +113,12 @@ def name_nodes(model: onnx.ModelProto) -> list[NamedNode]:
 
     visit(model.graph, "")
     return places
+
+
+def set_node_names(model: onnx.ModelProto) -> None:
+    """Give every node of the graph and its subgraphs the name of `name_nodes`."""
+    for place in name_nodes(model):
+        place.node.name = place.name
 
 
 def sort_nodes(graph: onnx.GraphProto) -> bool:

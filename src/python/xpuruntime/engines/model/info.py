@@ -28,7 +28,15 @@ from xpuruntime.engines.model.facts import (
     weights,
 )
 from xpuruntime.engines.model.file import opened, parse, read, refuse
-from xpuruntime.engines.model.graph import NamedNode, fix_shapes, name_nodes, normal_domain, sort_nodes, tensors
+from xpuruntime.engines.model.graph import (
+    NamedNode,
+    fix_shapes,
+    name_nodes,
+    normal_domain,
+    set_node_names,
+    sort_nodes,
+    tensors,
+)
 from xpuruntime.evidence.metadata import KERNEL_KEY, LOCK_KEY, RESULT_KEY, onnx_digest
 from xpuruntime.files.cache_entries import CacheEntries
 from xpuruntime.files.digests import LARGE, file_state, open_file_digest, recall_digest, remembers
@@ -133,8 +141,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         proto = parse(data, self.path)
         if self.resorted:
             sort_nodes(proto.graph)
-        for place in name_nodes(proto):
-            place.node.name = place.name
+        set_node_names(proto)
         if self.fixed:
             fix_shapes(proto, self.fixed)
         return proto

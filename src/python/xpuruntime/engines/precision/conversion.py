@@ -139,8 +139,6 @@ def _prepare(proto: onnx.ModelProto, notes: list[str], where: str) -> onnx.Model
     if proto.functions:
         count = len(proto.functions)
         proto = inline_functions(proto, where)
-        for named in name_nodes(proto):
-            named.node.name = named.name
         notes.append(f"{count} model-local functions were inlined")
     if proto.ir_version < 4:
         weights = {tensor.name for tensor in proto.graph.initializer}

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.model.digests import inline_functions
-from xpuruntime.engines.model.graph import graphs, inferred, name_nodes
+from xpuruntime.engines.model.graph import graphs, inferred
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -110,8 +110,6 @@ def other_floats(model: ModelInfo, precisions: Collection[str], *, casts: bool =
     proto = model.named_proto() if model.format == "onnx" else None
     if proto is not None and proto.functions:
         proto = inline_functions(proto, model.path)
-        for inlined in name_nodes(proto):
-            inlined.node.name = inlined.name
     if proto is None or not _stated(model, proto) & set(precisions):
         return ""
     known = list(graphs(inferred(proto)))

@@ -13,7 +13,7 @@ import msgspec
 from xpuruntime.engines.model import external as model_external
 from xpuruntime.engines.model.digests import inline_functions
 from xpuruntime.engines.model.file import MAX_PROTOBUF, refuse
-from xpuruntime.engines.model.graph import fresh_name, graphs, name_nodes, normal_domain, tensors
+from xpuruntime.engines.model.graph import fresh_name, graphs, name_nodes, normal_domain, set_node_names, tensors
 from xpuruntime.engines.quantization.style import HEAVY
 from xpuruntime.printable import bytes_text
 
@@ -59,7 +59,6 @@ def prepare(model: ModelInfo, style: Style, folder: Path) -> Prepared:
     model_external.load(tensors(proto), model.base_dir, model.path)
     if proto.functions:
         proto = inline_functions(proto, model.path)
-        _name(proto)
     notes: list[str] = []
     proto = _raise_opset(model, proto, style, notes)
     raw, path = folder / "float.onnx", folder / "prepared.onnx"
@@ -80,7 +79,7 @@ def prepare(model: ModelInfo, style: Style, folder: Path) -> Prepared:
     prepared = onnx.load(str(path))
     _keep_used_opsets(prepared)
     _give_rows_of_bias(prepared)
-    _name(prepared)
+    set_node_names(prepared)
     path.write_bytes(prepared.SerializeToString(deterministic=True))
     return Prepared(path=path, proto=prepared, regions=_regions(proto, prepared), notes=tuple(notes))
 
@@ -123,14 +122,9 @@ def _raise_opset(model: ModelInfo, proto: onnx.ModelProto, style: Style, notes: 
             f"{' '.join(str(error).split())[:200]}",
             f"export the model with opset {need} or later",
         ) from None
-    _name(raised)
+    set_node_names(raised)
     notes.append(f"opset {have} was raised to {need}, which quantized graphs need")
     return raised
-
-
-def _name(proto: onnx.ModelProto) -> None:
-    for named in name_nodes(proto):
-        named.node.name = named.name
 
 
 def _give_rows_of_bias(proto: onnx.ModelProto) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from xpuruntime.engines.model.check import complaint_about
 from xpuruntime.engines.model.file import refuse
-from xpuruntime.engines.model.graph import graphs, name_nodes, sort_nodes
+from xpuruntime.engines.model.graph import graphs, set_node_names, sort_nodes
 from xpuruntime.engines.quantization.style import HEAVY, STYLES, Style, for_this_cpu, without_kernel
 from xpuruntime.errors import EngineError, XpuRuntimeError
 from xpuruntime.files.scratch import ScratchFolder
@@ -197,8 +197,7 @@ def _counted(ops: Counter[str]) -> str:
 
 def _tidy(proto: onnx.ModelProto) -> None:
     """Name every node once, and drop who wrote the file when."""
-    for named in name_nodes(proto):
-        named.node.name = named.name
+    set_node_names(proto)
     del proto.metadata_props[:]
 
 
