@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -95,9 +96,7 @@ class LoadedModel(ABC):
         try:
             check_call(feeds, other)
             results = self.run(feeds, stream)
-            return (
-                results if outputs is None else {name: results[name] for name in chosen_outputs(outputs, list(results))}
-            )
+            return results if outputs is None else _select(results, chosen_outputs(outputs, list(results)))
         except XpuRuntimeError as error:
             log_refusal("run", error)
             raise
@@ -125,7 +124,7 @@ class LoadedModel(ABC):
         """
         run = instrumented_method(self, "run")
         if outputs is not None:
-            run = _choosing(run, outputs)
+            run = functools.partial(_run_selected, run, outputs)
         if stream is not None or _on_device(feeds):
             from xpuruntime.engines.run_threads import InterruptibleFuture
 
@@ -202,14 +201,12 @@ class LoadedModel(ABC):
         return
 
 
-def _choosing(run: Callable[..., dict[str, Any]], outputs: Sequence[str]) -> Callable[..., dict[str, Any]]:
-    """Return `run` with some of its results."""
+def _run_selected(run: Callable[..., dict[str, Any]], outputs: Sequence[str], *arguments: Any) -> dict[str, Any]:
+    return _select(run(*arguments), outputs)
 
-    def chosen(*arguments: Any) -> dict[str, Any]:
-        results = run(*arguments)
-        return {name: results[name] for name in outputs}
 
-    return chosen
+def _select(results: dict[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
+    return {name: results[name] for name in outputs}
 
 
 def _on_device(feeds: Mapping[str, Any]) -> bool:
