@@ -248,12 +248,12 @@ def _show_warnings_plainly(*, again: bool) -> None:
     from xpuruntime.cli.output import error_line
 
     shown = warnings.showwarning
-    told: set[str] = set()  # a lock opens the model twice, under the policy and as locked
+    printed: set[str] = set()  # a lock opens the model twice, under the policy and as locked
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **options: Any) -> None:
         if issubclass(category, XpuRuntimeWarning):
-            if again or str(message) not in told:
-                told.add(str(message))
+            if again or str(message) not in printed:
+                printed.add(str(message))
                 error_line(str(message), label="warning")
         else:
             shown(message, category, *rest, **options)

@@ -442,17 +442,17 @@ _OF_IMPORTS = {
 def quiet_torchao() -> Iterator[None]:
     """Import torchao, or what imports it, such as transformers, without its messages; on CUDA devices with them."""
 
-    def is_told(record: logging.LogRecord) -> bool:
+    def is_unknown(record: logging.LogRecord) -> bool:
         return re.match(_OF_IMPORTS[record.name], record.getMessage()) is None
 
     loggers = [] if torch.cuda.is_available() else [logging.getLogger(name) for name in _OF_IMPORTS]
     for logger in loggers:
-        logger.addFilter(is_told)
+        logger.addFilter(is_unknown)
     try:
         yield
     finally:
         for logger in loggers:
-            logger.removeFilter(is_told)
+            logger.removeFilter(is_unknown)
 
 
 def few_rows(model: torch.nn.Module, rows: int, device: torch.device) -> str:

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.adapters.in_place import UNUSUAL, AdaptedClasses, decides, is_usual, run_original, tell_compiled
+from xpuruntime.pytorch.adapters.in_place import (
+    UNUSUAL,
+    AdaptedClasses,
+    decides,
+    is_usual,
+    report_compiled,
+    run_original,
+)
 from xpuruntime.pytorch.adapters.norm_formulas import reads_of
 from xpuruntime.pytorch.coverage.class_code import (
     ACTIVATIONS,
@@ -106,7 +113,7 @@ def _reporting(original: FunctionType) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         op = text.removeprefix("!").partition(" ")[0]
         if torch.compiler.is_compiling():
-            tell_compiled(op, type(self), args[0].dtype, args[0].device, _INSIDE)
+            report_compiled(op, type(self), args[0].dtype, args[0].device, _INSIDE)
         elif decides(op, args[0]):
             run = functools.partial(original, **kwargs)
             return run_original(op, type(self), run, (self, *args), args[0], _INSIDE)
@@ -162,7 +169,7 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
         if text[0] == "!" or hooked:
             why = _HOOKED if text[0] != "!" else _UNKNOWN
             if torch.compiler.is_compiling():
-                tell_compiled(op, type(self), x.dtype, x.device, why)
+                report_compiled(op, type(self), x.dtype, x.device, why)
                 return original(self, x)
             return run_original(op, type(self), original, (self, x), x, why)
         if not torch.compiler.is_compiling():

@@ -33,8 +33,8 @@ __all__ = [
     "compiled_decision",
     "decides",
     "is_usual",
+    "report_compiled",
     "run_original",
-    "tell_compiled",
 ]
 
 UNUSUAL = "it is called in a transform of torch.func, in forward mode, or with tensors of another class"
@@ -87,7 +87,7 @@ def run_original(
     return call_native(f"nn::{owner.__name__}", op, original, args, route=route)
 
 
-def tell_compiled(op: str, owner: Any, dtype: torch.dtype, device: torch.device, reason: str) -> bool:
+def report_compiled(op: str, owner: Any, dtype: torch.dtype, device: torch.device, reason: str) -> bool:
     """Report or refuse what a kernel of the policy cannot stand in for in code that is being compiled.
 
     Dynamo calls it while it traces; the policy that holds is part of the key of compiled code.
@@ -101,7 +101,7 @@ def tell_compiled(op: str, owner: Any, dtype: torch.dtype, device: torch.device,
     return False
 
 
-_private_api.mark_constant(tell_compiled)
+_private_api.mark_constant(report_compiled)
 
 
 class _Definitions:
@@ -184,7 +184,7 @@ class AdaptedClasses:
         for kind in _definitions.follow(self.adapt):
             self.adapt(kind)
 
-    again = staticmethod(_definitions.look)
+    refresh = staticmethod(_definitions.look)
 
     def adapt(self, kind: type) -> None:
         """Adapt one class, if it is picked."""

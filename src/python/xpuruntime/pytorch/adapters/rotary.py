@@ -18,8 +18,8 @@ from xpuruntime.pytorch.adapters.in_place import (
     AdaptedFunctions,
     decides,
     is_usual,
+    report_compiled,
     run_original,
-    tell_compiled,
 )
 from xpuruntime.pytorch.dispatch.context import active_policy, capturing, in_clean_thread
 from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override
@@ -134,7 +134,7 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
         used = [value for value in more.values() if value is not None]
         if len(used) > 0 or len(args) > len(names) or dim not in (1, 2) or q.dim() != 4:
             if torch.compiler.is_compiling():
-                tell_compiled("rope", original, q.dtype, q.device, _OTHER_FORM)
+                report_compiled("rope", original, q.dtype, q.device, _OTHER_FORM)
                 return original(q, k, cos, sin, *args, **kwargs)  # type: ignore[no-any-return]
             if len(args) > len(names) or not decides("rope", q):
                 return original(q, k, cos, sin, *args, **kwargs)  # type: ignore[no-any-return]
@@ -155,7 +155,7 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
                 return run_original("rope", original, run, (q, k, cos, sin), q, why or _UNKNOWN)  # type: ignore[no-any-return]
             repeat = repeat or functools.partial(looks.repeat, cos, sin)
         if form == "!" or learned:
-            tell_compiled("rope", original, q.dtype, q.device, _LEARNED if learned else _UNKNOWN)
+            report_compiled("rope", original, q.dtype, q.device, _LEARNED if learned else _UNKNOWN)
             return original(q, k, cos, sin, *args, **kwargs)  # type: ignore[no-any-return]
         rotate = functools.partial(_by_kernel, repeat)
         return _rotate(form, rotate, q, k, cos.unsqueeze(dim), sin.unsqueeze(dim))
@@ -231,7 +231,7 @@ def _reporting(original: Any) -> Any:
         if x is None:
             return original(*args, **kwargs)
         if torch.compiler.is_compiling():
-            tell_compiled("rope", original, x.dtype, x.device, _UNKNOWN)
+            report_compiled("rope", original, x.dtype, x.device, _UNKNOWN)
             return original(*args, **kwargs)
         if not decides("rope", x):
             return original(*args, **kwargs)

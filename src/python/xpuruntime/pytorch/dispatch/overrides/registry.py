@@ -189,8 +189,8 @@ def require(ops: Iterable[str]) -> tuple[str, ...]:
         done: list[str] = []
         try:
             standing = [placed for op in wanted if CONTEXT.users[op] for placed in CONTEXT.placed[op]]
-            for look in {placed.again for placed in standing if hasattr(placed, "again")}:
-                look()
+            for refresh in {placed.refresh for placed in standing if hasattr(placed, "refresh")}:
+                refresh()
             for op in wanted:
                 if not CONTEXT.users[op]:
                     CONTEXT.placed[op] = _place_all(op)
