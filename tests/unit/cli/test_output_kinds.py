@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import gzip
+import html
 import json
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -104,7 +105,7 @@ def test_what_is_no_file_is_not_looked_at(tmp_path: Path) -> None:
 OPTIONS = [
     ("explain", "-o", "there"), ("explain", "--html", "there"), ("run", "-o", "there.npz"),
     ("profile", "--trace", "there.json"), ("compare", "--html", "there"), ("bench", "--html", "there"),
-    ("lock", "--statement", "there"),
+    ("lock", "--statement", "there"), ("plan", "--html", "there"), ("determinism", "--html", "there"),
     ("tune", "-o", "there"), ("tune", "--lock", "there"), ("tune", "--html", "there"), ("tune", "--journal", "there"),
     *(("verify", *to(verification, "there")) for verification in VERIFICATIONS),
 ]  # fmt: skip
@@ -138,6 +139,20 @@ def test_saved_reports_and_sides_of_a_diff(
         assert (found.code, (tmp_path / "there").read_text()) == (2, before), found.err
     found = xrt("diff", "r.json", "s.json", "-o", "there.json")
     assert (found.code, (tmp_path / "there.json").read_text()) == (2, before), found.err
+
+
+def test_every_report_is_also_a_page(xrt: Xrt, digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = [
+        ("plan", digits, "-d", "cpu"), ("profile", digits, "-d", "cpu", "-n", "1"), ("lock", digits, "-o", "m.lock"),
+        ("diff", "m.lock", "m.lock"), ("determinism", digits, "--grade", "run_to_run", "--trials", "1"), ("doctor",),
+    ]  # fmt: skip
+    for number, command in enumerate(commands):
+        as_json, as_text = xrt(*command, "--html", "json.html", "--json"), xrt(*command, "--html", f"{number}.html")
+        assert (as_text.code, as_json.code) == (0, 0), as_text.err + as_json.err
+        assert json.loads(as_json.out)
+        headline = next(filter(str.strip, as_text.out.splitlines())).split(":")[0].strip()
+        assert html.escape(headline) in (tmp_path / f"{number}.html").read_text(encoding="utf-8"), command
 
 
 #: Options that name what a command writes, wherever they are.

@@ -19,6 +19,7 @@ __all__ = [
     "DimOption",
     "EngineOption",
     "FrozenOption",
+    "HtmlOption",
     "InputOption",
     "JsonOption",
     "LockOption",
@@ -179,8 +180,21 @@ DimOption = Annotated[
 
 
 def html_option(help: str) -> Any:
-    """Return ``--html FILE``, of which each command says what it writes there."""
-    return output_option("--html", help=help)
+    """Return ``--html FILE``, of which each command says what it writes there; a file that is no page is kept."""
+    return typer.Option("--html", metavar="FILE", help=help, show_default=False, callback=_page)
+
+
+def _page(value: str | None) -> str | None:
+    if value is not None:
+        from xpuruntime.cli.output import refuse_other_kinds
+        from xpuruntime.cli.results import check_target
+
+        check_target("--html", refuse_dash(value))
+        refuse_other_kinds({"--html": (value, "page")})
+    return value
+
+
+HtmlOption = Annotated[str | None, html_option("Also write what is printed as one HTML page.")]
 
 
 def runs_option(help: str, most: int = 1_000_000) -> Any:

@@ -37,7 +37,6 @@ __all__ = [
     "print_and_save",
     "print_json",
     "print_plain",
-    "print_thing",
     "progress",
     "refuse_other_kinds",
     "results",
@@ -96,18 +95,15 @@ def print_plain(text: str) -> None:
     sys.stdout.write(printable(text if text.endswith("\n") else text + "\n"))
 
 
-def print_thing(thing: Any, *, as_json: bool) -> None:
-    """Print what has `to_dict` and can be shown by rich: the one or the other."""
-    if as_json:
-        print_json(thing.to_dict())
-    else:
-        console().print(thing)
-
-
 def print_and_save(
-    thing: Any, saves: Mapping[Callable[[str], Any], str | None], *, shown: Any = None, as_json: bool
+    thing: Any,
+    saves: Mapping[Callable[[str], Any], str | None] | None = None,
+    *,
+    html: str | None = None,
+    shown: Any = None,
+    as_json: bool,
 ) -> None:
-    """Print a thing, and write it to the files that were named, each by the call that does so.
+    """Print a thing, and write it to the files that were named, each by the call that does so, and to the page `html`.
 
     What cannot be written has been printed by then, and does not keep the other files from being written. Under
     ``--json`` it is the other way round: on stdout is one value, and that of a failure is the error. `shown` is printed
@@ -117,7 +113,7 @@ def print_and_save(
         console().print(thing if shown is None else shown)
         sys.stdout.flush()
     failed: list[Exception] = []
-    for save, path in saves.items():
+    for save, path in [*(saves or {}).items(), *([(thing.save_html, html)] if html else [])]:
         if path is not None:
             try:
                 save(path)
@@ -128,7 +124,7 @@ def print_and_save(
     if failed:
         raise failed[0]
     if as_json:
-        print_thing(thing, as_json=True)
+        print_json(thing.to_dict())
 
 
 def console(*, stderr: bool = False, markup: bool = False) -> Console:

@@ -241,7 +241,7 @@ def show_reports(
 ) -> int:
     """Show one saved report again, compare two, or hold more against a baseline, and return the exit code."""
     from xpuruntime.cli.exit_codes import ExitCode
-    from xpuruntime.cli.output import print_and_save, refuse_other_kinds
+    from xpuruntime.cli.output import print_and_save
     from xpuruntime.evidence import Report, compare_reports
 
     names = [name for name, value in options.items() if value]
@@ -250,14 +250,13 @@ def show_reports(
             f"{', '.join(names)} say how a model is run, and '{paths[0]}' is a saved report: leave them out"
         )
     refuse_overwriting({"--html": html}, [("the report", path) for path in paths])
-    refuse_other_kinds({"--html": (html, "page")})
     if baseline is not None:
         paths = [baseline, *(path for path in paths if path != baseline)]
     if len(paths) == 1:
         if noise is not None or noise_us is not None:
             raise InputError("--noise and --noise-us are for several reports, and one was given: leave them out")
         report = Report.load(paths[0])
-        print_and_save(report, {report.save_html: html}, shown=rendered(report, summary=summary), as_json=as_json)
+        print_and_save(report, html=html, shown=rendered(report, summary=summary), as_json=as_json)
         return ExitCode.OK if report.honoured else ExitCode.NOT_HONOURED
     if summary:
         raise InputError("--summary is for one report, and several were given: leave it out")
@@ -268,10 +267,10 @@ def show_reports(
         from xpuruntime.locks.folder_index import index_reports
 
         index = index_reports(paths, page=html, **limits)
-        print_and_save(index, {index.save_html: html}, as_json=as_json)
+        print_and_save(index, html=html, as_json=as_json)
         return ExitCode.OK if all(file.same for file in index.files) else ExitCode.NOT_HONOURED
     reports = compare_reports(paths[0], paths[1], **limits)
-    print_and_save(reports, {reports.save_html: html}, as_json=as_json)
+    print_and_save(reports, html=html, as_json=as_json)
     return ExitCode.OK if reports.same else ExitCode.NOT_HONOURED
 
 

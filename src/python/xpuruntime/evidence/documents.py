@@ -166,16 +166,6 @@ class Page(Document, frozen=True, kw_only=True):
     def to_html(self) -> str:
         """Return one page for a browser, which loads nothing from elsewhere: style, script and data are in it."""
 
-    def save_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page of `to_html`. A crash or a full disk leaves the old file, or none.
-
-        Raises
-        ------
-        InputError
-            The file cannot be written.
-        """
-        return write_whole(path, self.to_html(), f"the page of {self.NOUN}")
-
 
 #: What every engine that makes an instrumented copy calls the same things.
 LOADED = "instrumented copy loaded"

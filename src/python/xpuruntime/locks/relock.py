@@ -85,6 +85,21 @@ class LockResult(Shown, msgspec.Struct, frozen=True, kw_only=True):
         told = f", with {number} deviation{'' if number == 1 else 's'} from the policy" if number else ""
         return f"{self.path}: {outcome}{told}" if self.path else f"locked{told}"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain dicts, lists and scalars, without the lock itself."""
+        identity = self.lock.identity
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return {
+            "schema": "xpuruntime.lock.result/1",
+            "digest": self.lock.digest,
+            "units": len(identity.entries),
+            "unobservable": identity.unobservable,
+            "random_outputs": [output.name for output in identity.outputs if output.grade == "random"],
+            "validators": len(identity.validators),
+            "doubts": list(self.lock.measured.doubts),
+            **{name: value for name, value in plain.items() if name != "lock"},
+        }
+
     def __rich__(self) -> RenderableType:
         """Return what became of the lock, what it has, and what differs."""
         from rich.text import Text

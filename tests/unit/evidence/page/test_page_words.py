@@ -67,14 +67,14 @@ def shown() -> dict[str, Any]:
     with xrt.InferenceSession(model, engine="onnxruntime", device="cpu") as session:
         report = session.explain(runs=1)
     with xrt.InferenceSession(model, engine="null", device="cpu") as session:
-        other = session.explain(runs=1)
+        other, other_plan = session.explain(runs=1), session.plan
     engines = ["onnxruntime", "null", "tensorrt", "qnn"]
     compared = xrt.compare_engines(model, engines, device="cpu", runs=1, layers=True, search=False)
-    return {"report": report, "comparison": compared, "changes": compare_reports(report, other)}
+    return {"report": report, "comparison": compared, "changes": compare_reports(report, other), "plan": other_plan}
 
 
 @pytest.mark.parametrize("width", [1440, 390])
-@pytest.mark.parametrize("page", ["report", "comparison", "changes"])
+@pytest.mark.parametrize("page", ["report", "comparison", "changes", "plan"])
 def test_words_are_whole_and_tables_fit(look: Callable[..., Browser], shown: Any, page: str, width: int) -> None:
     examine(look(shown[page]), width)
 
@@ -89,7 +89,8 @@ def axe() -> str:
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
 @pytest.mark.parametrize(
-    "page", ["report", "mixed", "comparison", "changes", "tuning", "verification", "index", "timings", "serving"]
+    "page",
+    ["report", "mixed", "comparison", "changes", "tuning", "verification", "index", "timings", "serving", "shown"],
 )
 def test_axe_finds_nothing(
     look: Callable[..., Browser], shown: Any, mixed: Report, axe: str, page: str, width: int, scheme: str
@@ -98,6 +99,7 @@ def test_axe_finds_nothing(
         "mixed": lambda: mixed, "tuning": test_result_pages.tuning,
         "verification": test_result_pages.verification, "index": test_result_pages.index,
         "timings": test_result_pages.benchmark, "serving": test_result_pages.served,
+        "shown": lambda: xrt.plan(xrt.demo_model_path(), {"kernels": {"matmul": "cpu.blas"}}, device="cpu"),
     }  # fmt: skip
     browser = look(others[page]() if page in others else shown[page])
     browser.resize(width, 900)

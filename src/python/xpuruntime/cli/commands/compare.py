@@ -13,6 +13,7 @@ from xpuruntime.cli.options import (
     CalibrationOption,
     DeviceOption,
     DimOption,
+    HtmlOption,
     InputOption,
     JsonOption,
     PolicyOption,
@@ -20,7 +21,6 @@ from xpuruntime.cli.options import (
     SessionOptions,
     engines,
     flag_option,
-    html_option,
     output_option,
     runs_option,
     text_option,
@@ -57,7 +57,6 @@ RunsOption = Annotated[int, runs_option("Timed runs of each engine.")]
 SearchOption = Annotated[
     bool, typer.Option("--search/--no-search", help="Look for the first node whose output differs.")
 ]
-HtmlOption = Annotated[str | None, html_option("Also write the comparison as one HTML page.")]
 LayersOption = Annotated[
     bool | None,
     typer.Option(
@@ -112,8 +111,8 @@ def compare(
     import msgspec
 
     from xpuruntime.cli.exit_codes import ExitCode
-    from xpuruntime.cli.output import check_outputs, print_and_save, refuse_other_kinds, working
-    from xpuruntime.cli.results import are_models, check_target, two_models
+    from xpuruntime.cli.output import check_outputs, print_and_save, working
+    from xpuruntime.cli.results import are_models, two_models
     from xpuruntime.cli.session import prepare, report_probe_inputs
     from xpuruntime.engines.accuracy import GENERATED
     from xpuruntime.engines.model.file import refuse_missing
@@ -132,10 +131,8 @@ def compare(
         return _compare_folders(model, other, policy, device, texts, new_tokens, stated, as_json=json)
     if texts is not None or new_tokens is not None:
         raise InputError("--texts and --new-tokens are for two language models", fix="name a second folder")
-    check_target("--html", html)
     session_options = SessionOptions(policy=policy, device=device, precision=precision, calibration=calibration)
     check_outputs({"--html": html}, model, session_options, input)
-    refuse_other_kinds({"--html": (html, "page")})
     feeds = prepare(model, input, dim)[1] if input or dim else None
     with working("comparing", as_json=json), nullcontext() if feeds is None else feeds.running():
         comparison = compare_engines(
@@ -154,7 +151,7 @@ def compare(
         report_probe_inputs(feeds)
         if feeds.probed:
             comparison = msgspec.structs.replace(comparison, inputs=GENERATED)
-    print_and_save(comparison, {comparison.save_html: html}, as_json=json)
+    print_and_save(comparison, html=html, as_json=json)
     named_and_rejected = engines is not None and any(row.status == "rejected" for row in comparison.rows)
     return ExitCode.OK if comparison.agreed and not named_and_rejected else ExitCode.NOT_HONOURED
 
@@ -209,6 +206,7 @@ def diff(
     budget: BudgetOption = "60s",
     margin: MarginOption = 0.05,
     output: OutputOption = None,
+    html: HtmlOption = None,
     json: JsonOption = False,
 ) -> int:
     """Show what differs between two environments: packages, plan, placement, kernels, numbers and time.
@@ -247,7 +245,7 @@ def diff(
             margin=margin,
             **session_options.arguments(),
         )
-    print_and_save(environments, {environments.save: output}, as_json=json)
+    print_and_save(environments, {environments.save: output}, html=html, as_json=json)
     return environments.exit_code
 
 
@@ -299,6 +297,7 @@ def bisect(
     journal: JournalOption = None,
     resume: ResumeOption = False,
     output: BisectOutputOption = None,
+    html: HtmlOption = None,
     json: JsonOption = False,
 ) -> int:
     """Find the version of a package that changed a claim about a model, in temporary environments.
@@ -337,7 +336,7 @@ def bisect(
             progress=_say,
             **session_options.arguments(),
         )
-    print_and_save(bisection, {bisection.save: output}, as_json=json)
+    print_and_save(bisection, {bisection.save: output}, html=html, as_json=json)
     return bisection.exit_code
 
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from xpuruntime.cli.options import (
     CalibrationOption,
+    HtmlOption,
     InputOption,
     JsonOption,
     ModelArgument,
@@ -28,7 +29,6 @@ from xpuruntime.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from xpuruntime.locks.relock import LockResult
 
 __all__ = [
     "export",
@@ -97,6 +97,7 @@ def lock(
     dry_run: DryRunOption = False,
     note: NoteOption = "",
     statement: StatementOption = None,
+    html: HtmlOption = None,
     json: JsonOption = False,
 ) -> int:
     """Write what was planned and observed into a lock file, with all that it depends on.
@@ -107,7 +108,7 @@ def lock(
     from pathlib import Path
 
     from xpuruntime.cli.exit_codes import ExitCode
-    from xpuruntime.cli.output import check_outputs, console, print_json, refuse_other_kinds, working
+    from xpuruntime.cli.output import check_outputs, print_and_save, refuse_other_kinds, working
     from xpuruntime.cli.results import check_target
     from xpuruntime.cli.session import prepare
     from xpuruntime.evidence.documents import write_whole
@@ -145,10 +146,7 @@ def lock(
         )
     if statement is not None and not check and not dry_run:
         write_whole(statement, lock_statement(result.lock, path), "the statement")
-    if json:
-        print_json(_record(result))
-    else:
-        console().print(result)
+    print_and_save(result, html=html, as_json=json)
     return ExitCode.NOT_HONOURED if check and result.drifts else ExitCode.OK
 
 
@@ -174,25 +172,6 @@ def _batches(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _record(result: LockResult) -> dict[str, Any]:
-    identity = result.lock.identity
-    return {
-        "schema": "xpuruntime.lock.result/1",
-        "path": result.path,
-        "digest": result.lock.digest,
-        "written": result.written,
-        "changed": result.changed,
-        "units": len(identity.entries),
-        "unobservable": identity.unobservable,
-        "random_outputs": [output.name for output in identity.outputs if output.grade == "random"],
-        "validators": len(identity.validators),
-        "doubts": result.lock.measured.doubts,
-        "drifts": result.drifts,
-        "lacking": result.lacking,
-        "deviations": result.deviations,
-    }
-
-
 #: Engines that are not listed one by one.
 _MANY = 4
 
@@ -202,14 +181,14 @@ LockArgument = Annotated[
 LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, max=100_000, help="Most revisions.")]
 
 
-def log(lock: LockArgument, *, limit: LimitOption = 20, json: JsonOption = False) -> int:
+def log(lock: LockArgument, *, limit: LimitOption = 20, html: HtmlOption = None, json: JsonOption = False) -> int:
     """Show what changed in a lock, commit by commit, from its git repository."""
-    from xpuruntime.cli.output import print_thing, working
+    from xpuruntime.cli.output import print_and_save, working
     from xpuruntime.locks.history import lock_history
 
     with working("reading the history", as_json=json):
         history = lock_history(lock, limit=limit)
-    print_thing(history, as_json=json)
+    print_and_save(history, html=html, as_json=json)
     return 0
 
 
@@ -235,7 +214,7 @@ def index(folder: FolderArgument, *, html: IndexOption = None, json: JsonOption 
         index_of_files = index_folder(folder, page=page)
     check_target("--html", page)
     refuse_other_kinds({"--html": (page, "page")})
-    print_and_save(index_of_files, {index_of_files.save_html: page}, as_json=json)
+    print_and_save(index_of_files, html=page, as_json=json)
     return 1 if index_of_files.odd else 0
 
 
@@ -274,13 +253,14 @@ def export(
     python: PythonOption = None,
     force: ForceOption = False,
     trust: TrustOption = False,
+    html: HtmlOption = None,
     json: JsonOption = False,
 ) -> int:
     """Write a locked session as configuration that runs without xpuruntime, with what becomes of each policy key.
 
     Exits with 1 when --prove finds an output or a unit that is not the lock's, or --strict a key that is not kept.
     """
-    from xpuruntime.cli.output import print_thing, working
+    from xpuruntime.cli.output import print_and_save, working
     from xpuruntime.files.paths import refuse_overwriting
     from xpuruntime.locks.export.exporting import export_lock, export_targets
 
@@ -307,5 +287,5 @@ def export(
             overwrite=force,
             trust=trust,
         )
-    print_thing(result, as_json=json)
+    print_and_save(result, html=html, as_json=json)
     return result.exit_code

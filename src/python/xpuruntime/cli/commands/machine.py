@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from xpuruntime.cli.options import JsonOption, flag_option, operations
+from xpuruntime.cli.options import HtmlOption, JsonOption, flag_option, operations
 from xpuruntime.printable import bytes_text
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def doctor(
     of_kernels: Annotated[
         bool, flag_option("--kernels", "Only name kernels, PyTorch's own too, that are known to be wrong here.")
     ] = False,
+    html: HtmlOption = None,
 ) -> int:
     """Check the set-up: packages, driver, libraries, engines. Print the exact command that fixes each problem.
 
@@ -53,16 +54,14 @@ def doctor(
     """
     from xpuruntime.cli import diagnosing
     from xpuruntime.cli.exit_codes import ExitCode
-    from xpuruntime.cli.output import console, on_screen, print_thing, working
+    from xpuruntime.cli.output import on_screen, print_and_save, working
 
     with working("looking at packages, libraries and engines", as_json=json):
         diagnosis = diagnosing.diagnosis_apart()
     if of_kernels:
         diagnosis = diagnosis.of_kernels()
-    if not json and on_screen():  # a screen is for what was found
-        console().print(diagnosis.rendered(libraries=False))
-    else:
-        print_thing(diagnosis, as_json=json)
+    shown = diagnosis.rendered(libraries=not on_screen())  # a screen is for what was found
+    print_and_save(diagnosis, html=html, shown=shown, as_json=json)
     return ExitCode.OK if diagnosis.healthy else ExitCode.ENVIRONMENT
 
 

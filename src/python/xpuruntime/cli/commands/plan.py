@@ -11,6 +11,7 @@ import typer
 from xpuruntime.cli.options import (
     DimOption,
     FrozenOption,
+    HtmlOption,
     InputOption,
     JsonOption,
     LockOption,
@@ -19,7 +20,6 @@ from xpuruntime.cli.options import (
     SessionOptions,
     TrustOption,
     flag_option,
-    html_option,
     output_option,
     refuse_dash,
     text_option,
@@ -37,9 +37,6 @@ MachineOption = Annotated[
     typer.Option(
         "--machine", metavar="FILE", help="Plan for another machine: what `xrt devices --json` printed there."
     ),
-]
-HtmlOption = Annotated[
-    str | None, html_option("Also write the report, or what differs between several, as one HTML page.")
 ]
 
 ModelOrReports = Annotated[
@@ -95,6 +92,7 @@ def plan(
     lock: LockOption = None,
     frozen: FrozenOption = False,
     machine: MachineOption = None,
+    html: HtmlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show what would run, every rejected candidate with its reason, and which policy keys are enforced.
@@ -102,13 +100,13 @@ def plan(
     Nothing is loaded.
     """
     from xpuruntime import inference
-    from xpuruntime.cli.output import print_thing, working
+    from xpuruntime.cli.output import print_and_save, working
     from xpuruntime.runtime.snapshot import load_machine
 
     other = None if machine is None else load_machine(machine)
     with working("planning", as_json=json):
         planned = inference.plan(model, machine=other, lock=lock, frozen=frozen, **session_options.arguments())
-    print_thing(planned, as_json=json)
+    print_and_save(planned, html=html, as_json=json)
 
 
 @with_session_options
@@ -142,7 +140,6 @@ def explain(
     from xpuruntime.locks.determinism import session_determinism
 
     check_target("--output", output)
-    check_target("--html", html)
     if given_reports(models, baseline):
         arguments = {
             "--input": input,
@@ -158,7 +155,7 @@ def explain(
     model = models[0]
     locks = [] if lock is None else [("the lock", lock)]
     check_outputs({"--output": output, "--html": html}, model, session_options, input, locks)
-    refuse_other_kinds({"--output": (output, "report"), "--html": (html, "page")})
+    refuse_other_kinds({"--output": (output, "report")})
     if noise is not None or noise_us is not None:
         raise typer.BadParameter("--noise and --noise-us are for the comparison of saved reports")
     _, feeds = prepare(model, input, dim, trust=session_options.trust)
@@ -169,7 +166,7 @@ def explain(
             session_determinism(session, determinism, inputs=given_feeds, trust=session_options.trust)  # type: ignore[arg-type]
         report = session.explain(feeds.arrays)
     shown = rendered(report, summary=summary)
-    print_and_save(report, {report.save: output, report.save_html: html}, shown=shown, as_json=json)
+    print_and_save(report, {report.save: output}, html=html, shown=shown, as_json=json)
     return ExitCode.OK if report.honoured else ExitCode.NOT_HONOURED
 
 

@@ -14,13 +14,13 @@ from xpuruntime.cli.options import (
     DeviceOption,
     DimOption,
     FrozenOption,
+    HtmlOption,
     InputOption,
     JsonOption,
     LockOption,
     ModelArgument,
     PolicyOption,
     SessionOptions,
-    html_option,
     output_option,
     runs_option,
     text_option,
@@ -140,7 +140,6 @@ BenchWarmupOption = Annotated[
         "Untimed runs before the timed ones. Default: 20, and 2 of a language model in a folder.", 10_000_000
     ),
 ]
-BenchHtmlOption = Annotated[str | None, html_option("Also write a page with each run and intervals of the medians.")]
 BenchAgainstOption = Annotated[
     list[str] | None,
     text_option(
@@ -165,7 +164,7 @@ def bench(
     dim: DimOption = None,
     new_tokens: NewTokensOption = None,
     prompt: PromptOption = None,
-    html: BenchHtmlOption = None,
+    html: HtmlOption = None,
     against: BenchAgainstOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -175,20 +174,17 @@ def bench(
     arrays, `run_device` device arrays. Of a language model in a folder, the first token and those after it are timed.
     """
     from xpuruntime.cli.generating import NEW_TOKENS, check_generation, time_generation
-    from xpuruntime.cli.output import check_outputs, console, print_json, progress, refuse_other_kinds
-    from xpuruntime.cli.results import check_target
+    from xpuruntime.cli.output import check_outputs, console, print_json, progress
     from xpuruntime.cli.session import open_session, prepare
     from xpuruntime.engines.model.file import GENERATION_FORMATS
     from xpuruntime.evidence.render_text.tables import duration_text
 
     if against and html is None:
         raise InputError("--against is for the page of --html", fix="add --html FILE")
-    check_target("--html", html)
     read = [("the lock", lock)] if lock is not None else []
     check_outputs(
         {"--html": html}, model, session_options, input, read + [("a baseline", path) for path in against or ()]
     )
-    refuse_other_kinds({"--html": (html, "page")})
     baselines = [(path, _saved_timings(path)) for path in against or ()]
     info, feeds = prepare(model, input, dim, trust=session_options.trust)
     generates = info.format in GENERATION_FORMATS
@@ -401,6 +397,7 @@ def profile(
     nodes: NodesOption = False,
     session_options: SessionOptions,
     dim: DimOption = None,
+    html: HtmlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Profile runs of a model: ranges of the host, kernels, copies and waits of CUDA devices, and a trace of them.
@@ -435,6 +432,8 @@ def profile(
         console().print(prof.result)
     if trace is not None:
         prof.result.save_trace(trace)
+    if html is not None:
+        prof.result.save_html(html)
     if not json:
         console().print(f"{plan.candidate}, {runs} runs after {warmup}" + (f"; trace: {trace}" if trace else ""))
         return

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xpuruntime.cli.options import JsonOption, PolicyOption, TrustOption, devices, flag_option, text_option
+from xpuruntime.cli.options import (
+    HtmlOption,
+    JsonOption,
+    PolicyOption,
+    TrustOption,
+    devices,
+    flag_option,
+    text_option,
+)
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -361,13 +369,14 @@ def oip_check(
     token_file: CheckTokenOption = None,
     tls_ca: AuthoritiesOption = None,
     timeout: TimeoutOption = "30s",
+    html: HtmlOption = None,
     json: JsonOption = False,
 ) -> int:
     """Check that a server speaks the Open Inference Protocol, this one or any other.
 
     Exits with 1 when a check failed, and with 4 when no inference could be checked.
     """
-    from xpuruntime.cli.output import print_thing, working
+    from xpuruntime.cli.output import print_and_save, working
     from xpuruntime.policies.kinds import read_duration
     from xpuruntime.serving.conformance.checking import check_server
     from xpuruntime.serving.transport.options import read_token
@@ -384,7 +393,7 @@ def oip_check(
             seconds=read_duration(timeout, "--timeout"),
             tls_ca=tls_ca,
         )
-    print_thing(result, as_json=json)
+    print_and_save(result, html=html, as_json=json)
     return result.exit_code
 
 

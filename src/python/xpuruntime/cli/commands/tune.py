@@ -17,6 +17,7 @@ from xpuruntime.cli.options import (
     DeviceOption,
     EngineOption,
     FrozenOption,
+    HtmlOption,
     JsonOption,
     LockOption,
     ModelArgument,
@@ -25,7 +26,6 @@ from xpuruntime.cli.options import (
     PrecisionOption,
     SessionOptions,
     flag_option,
-    html_option,
     output_option,
     text_option,
     with_session_options,
@@ -98,7 +98,6 @@ JournalOption = Annotated[
 ]
 ResumeOption = Annotated[bool, flag_option("--resume", "Continue the journal; nothing in it is measured again.")]
 TuneLockOption = Annotated[str | None, output_option("--lock", help="Lock the model under the policy that was found.")]
-HtmlOption = Annotated[str | None, html_option("Write a page with all candidates, and why each did not win.")]
 
 
 @with_session_options
@@ -141,7 +140,7 @@ def tune(
         check_target(option, path)
     values = [f"@{input}"] if input is not None and input != "random" else None
     check_outputs(named, model, session_options, values, _read_with(tune))
-    refuse_other_kinds({"--output": (output, "policy"), "--lock": (lock, "lock"), "--html": (html, "page")})
+    refuse_other_kinds({"--output": (output, "policy"), "--lock": (lock, "lock")})
     seconds = None if budget is None else read_duration(budget, "--budget")
     if resume and kind_of(kept) == "missing":
         error_line(f"there is no journal {kept} to resume: the search begins", label="note")
@@ -165,10 +164,10 @@ def tune(
         if kind_of(kept) == "file":
             error_line(f"what was measured is in {kept}; go on with --resume", label="note")
         raise
-    saves: dict[Callable[[str], Any], str | None] = {result.save_html: html}
+    saves: dict[Callable[[str], Any], str | None] = {}
     if result.verdict not in ("none", "undecided"):
-        saves = {partial(_write_policy, result): output, partial(_lock, result, model, session_options): lock, **saves}
-    print_and_save(result, saves, as_json=json)
+        saves = {partial(_write_policy, result): output, partial(_lock, result, model, session_options): lock}
+    print_and_save(result, saves, html=html, as_json=json)
     if result.verdict in ("none", "undecided") and (output is not None or lock is not None):
         error_line(f"no policy was written: {result.reason}", label="note")
     return result.exit_code

@@ -13,12 +13,12 @@ import typer
 
 from xpuruntime.cli.options import (
     DimOption,
+    HtmlOption,
     InputOption,
     JsonOption,
     ModelArgument,
     SessionOptions,
     flag_option,
-    html_option,
     refuse_dash,
     text_option,
     with_session_options,
@@ -89,7 +89,6 @@ OutputOption = Annotated[
         callback=lambda values: [refuse_dash(value) for value in values or ()],
     ),
 ]
-HtmlOption = Annotated[str | None, html_option("Also write the result as one HTML page.")]
 GitHubOption = Annotated[
     bool,
     flag_option("--github", "Print annotations for GitHub Actions, and append to $GITHUB_STEP_SUMMARY."),
@@ -272,6 +271,7 @@ def determinism(
     processes: ProcessesOption = 3,
     batch_sizes: SizesOption = None,
     batch_dim: DimensionOption = None,
+    html: HtmlOption = None,
     json: JsonOption = False,
 ) -> int:
     """Test how far results repeat bit for bit, grade by grade.
@@ -279,7 +279,7 @@ def determinism(
     Each grade includes those before it. Exits with 1 when the required grade did not pass.
     """
     from xpuruntime.cli.exit_codes import ExitCode
-    from xpuruntime.cli.output import print_thing, working
+    from xpuruntime.cli.output import print_and_save, working
     from xpuruntime.cli.session import open_session, prepare
     from xpuruntime.locks.determinism import session_determinism
 
@@ -297,7 +297,7 @@ def determinism(
             batch_dimension=batch_dim,
             trust=session_options.trust,
         )
-    print_thing(tested, as_json=json)
+    print_and_save(tested, html=html, as_json=json)
     return ExitCode.OK if tested.reached else ExitCode.NOT_HONOURED
 
 

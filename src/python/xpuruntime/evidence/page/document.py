@@ -19,7 +19,7 @@ from xpuruntime.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["assemble", "render_serving", "render_timings"]
+__all__ = ["assemble", "render_serving", "render_shown", "render_timings"]
 
 _HERE = Path(__file__).parent
 #: How each template begins; the frame says it for the whole page.
@@ -62,6 +62,11 @@ def _content_policy(style: str, script: str) -> str:
 
 def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def render_shown(kind: str, title: str, shown: str) -> str:
+    """Return the page of a record that has none of its own: what it shows in a notebook."""
+    return assemble("shown.html", kind, ("elements", "shell", "shown"), title, {}, f"<h1>{escaped(title)}</h1>{shown}")
 
 
 _PARTS = ("elements", "served", "shell", "serving")
