@@ -49,6 +49,7 @@ def _clean() -> None:
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
 
 
+@pytest.mark.cuda_onnxruntime
 def test_sessions(session: xrt.InferenceSession, want: Any) -> None:
     tensor = torch.from_numpy(IMAGE).to(DEVICE)
     with pytest.raises(KeyboardInterrupt), xrt.profile():  # noqa: PT012

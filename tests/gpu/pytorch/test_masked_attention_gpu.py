@@ -18,8 +18,6 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.usefixtures("no_policy_is_left"),
-    # PyTorch's, in the thread of autograd that multiplies first, of the gradient in float64.
-    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS, but there was no current CUDA context"),
 ]
 
 DEVICE = torch.device("cuda", 0)

@@ -10,11 +10,7 @@ from opinfo_cases import OPS, Case
 
 import xpuruntime.pytorch as xt
 
-pytestmark = [
-    pytest.mark.torch,
-    # By PyTorch, of a product on a thread of its backward pass that nothing else on CUDA has run on before.
-    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS, but there was no current CUDA context"),
-]
+pytestmark = pytest.mark.torch
 
 POLICIES = {
     "cuda_raw": {
