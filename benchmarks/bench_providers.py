@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
+import math
 import statistics
+import subprocess
 import sys
 import time
 import warnings
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench_attention import Shape
 from gpu_timing import graph_times, medians, sets_for
@@ -51,7 +55,16 @@ SHAPES = (
     Shape(8, 16, 16, 512, 64, False),
     Shape(1, 32, 8, 32768, 128, True),
 )
-MASKED = (Shape(4, 16, 16, 2048, 128, False), Shape(4, 12, 12, 1024, 64, False))
+MASKED = (
+    Shape(4, 16, 16, 2048, 128, False),
+    Shape(4, 12, 12, 1024, 64, False),
+    Shape(4, 12, 12, 512, 64, False),
+    Shape(2, 8, 8, 256, 64, False),
+)
+#: Those of attention with masks; `auto` is the last.
+MODES = ("torch", "cudnn", "efficient", "auto")
+#: The largest part of the largest number by which bf16 may differ.
+DIFFERS = 0.02
 
 
 class Under:
@@ -259,33 +272,73 @@ def attention_rows(rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
 
 
 def masked_rows(rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
-    """Yield compiled attention with a boolean mask; `torch` is cuDNN, which is wrong for queries that see no key."""
-    for shape in MASKED[1:] if quick else MASKED:
-        torch.compiler.reset()
+    """Yield compiled attention with boolean masks that hide all keys from some queries, each mode in its own process.
+
+    `torch` is PyTorch's own choice, `cudnn` and `efficient` are kernels of PyTorch's by `sdpa_kernel`. What a mode
+    computes is compared with float64: PyTorch 2.10 and 2.11 are wrong by cuDNN.
+    """
+    command = [sys.executable, __file__, "--rounds", str(rounds), *["--quick"] * quick, "--mode"]
+    found = {}
+    for mode in MODES:
+        run = subprocess.run([*command, mode], stdout=subprocess.PIPE, text=True, check=True)
+        found[mode] = json.loads(run.stdout.splitlines()[-1])
+    for cases in zip(*found.values(), strict=True):
+        row = {key: value for key, value in cases[0].items() if not isinstance(value, dict)}
+        for kind in ("first_call_s", "refused", "samples_us", "eager_us", "differs"):
+            row[kind] = {name: value for case in cases for name, value in case[kind].items()}
+        far = row["differs"].get("auto")
+        row["bars"] = {"auto from float64": (math.nan if far is None else far, DIFFERS)}
+        for name, kind in (("auto", "samples_us"), ("eager auto", "eager_us")):
+            row["bars"][f"{name} over cudnn"] = (behind_best(medians(row[kind]), ("cudnn",)), BEHIND_BEST)
+        row["chosen_by"] = cases[-1]["chosen_by"]
+        yield row
+
+
+def masked_mode(mode: str, rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
+    """Yield the rows of one mode, of which this process measures no other."""
+    backends = {"cudnn": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
+    policy = fastest("attention") if mode == "auto" else None
+    for shape in MASKED[-1:] if quick else MASKED:
         q, k, v, g = (
             torch.randn(shape.batch, shape.heads, shape.length, shape.head_dim, device="cuda", dtype=DTYPE)
             for _ in range(4)
         )
         leaves = [x.requires_grad_() for x in (q, k, v)]
         mask = torch.rand(shape.batch, 1, shape.length, shape.length, device="cuda") < 0.8
+        mask[0, :, :3] = False
+        wide = [x.detach().double().requires_grad_() for x in leaves]
+        exact = functional.scaled_dot_product_attention(*wide, mask)
+        exact = [exact.detach(), *torch.autograd.grad(exact, wide, g.double())]
+        for what, products in (("forward", 2), ("forward and backward", 7)):
+            torch.compiler.reset()
 
-        def compiled(leaves: Any = leaves, mask: torch.Tensor = mask, g: torch.Tensor = g) -> Callable[[], Any]:
             def attention(*operands: torch.Tensor) -> torch.Tensor:
                 return functional.scaled_dot_product_attention(*operands)
 
             attend = torch.compile(attention, dynamic=False)
-            return lambda: torch.autograd.grad(attend(*leaves, mask), leaves, g)
 
-        words = {"cudnn": "torch_masked.cudnn", "efficient": "torch.efficient", "own": "cuda_raw.flash_attention_v2"}
-        policies = {name: named("attention", word) for name, word in words.items()} | {"auto": fastest("attention")}
-        row: dict[str, Any] = {"what": "masked attention, compiled", **shape._asdict(), "flop": shape.flops(7)}
-        cases = {"torch": Under(compiled())} | {name: Under(compiled(), policy) for name, policy in policies.items()}
-        kept = that_run(cases, row)
-        row["samples_us"] = graph_times({name: [case] for name, case in kept.items()}, rounds=rounds)
-        share = behind_best(medians(row["samples_us"]), tuple(cases)[:-1])
-        row["bars"] = {"auto over the best": (share, BEHIND_BEST)}
-        yield row
+            def run(what: str = what, attend: Any = attend, leaves: Any = leaves, mask: Any = mask, g: Any = g) -> Any:
+                with torch.set_grad_enabled(what != "forward"):
+                    out = attend(*leaves, mask)
+                    return [out, *(torch.autograd.grad(out, leaves, g) if out.requires_grad else ())]
+
+            row: dict[str, Any] = {
+                "what": f"masked attention, compiled, {what}", **shape._asdict(), "flop": shape.flops(products),
+            }  # fmt: skip
+            with sdpa_kernel(backends[mode]) if mode in backends else contextlib.nullcontext():
+                kept = that_run({mode: Under(run, policy)}, row)
+                row["differs"] = {name: differs(case(), exact) for name, case in kept.items()}
+                row["eager_us"] = eager_times(kept, rounds=rounds) if kept else {}
+                row["samples_us"] = graph_times({name: [case] for name, case in kept.items()}, rounds=rounds)
+            yield {**row, "chosen_by": chosen_by()}
+        del exact, wide
         torch.cuda.empty_cache()
+
+
+def differs(results: list[torch.Tensor], exact: list[torch.Tensor]) -> float | None:
+    """Return the largest difference from float64 in parts of the largest number; ``None`` where one is NaN."""
+    parts = [float((x.detach().double() - y).abs().max() / y.abs().max()) for x, y in zip(results, exact)]
+    return None if any(map(math.isnan, parts)) else max(parts)
 
 
 def adapter_rows(rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
@@ -340,6 +393,8 @@ def show(row: dict[str, Any]) -> list[str]:
         if kind in row:
             times = "  ".join(f"{name} {statistics.median(samples):.1f}" for name, samples in row[kind].items())
             print(f"{row['what']:32} {sizes:28} {'eager' if kind == 'eager_us' else '':6} us  {times}")
+    if "differs" in row:
+        print("  from float64: " + "  ".join(f"{name} {far or math.nan:.4f}" for name, far in row["differs"].items()))
     jit = "  ".join(f"{name} {seconds:.1f}" for name, seconds in row["first_call_s"].items() if seconds >= 1)
     if jit:
         print(f"  first calls, s: {jit}")
@@ -358,12 +413,17 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(SECTIONS), help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="one row of each: does it run?")
+    parser.add_argument("--mode", choices=MODES, help="print the masked rows of one mode as JSON, and write nothing")
     options = parser.parse_args()
+    rounds = 3 if options.quick else options.rounds
+    torch.manual_seed(0)
+    if options.mode:
+        print(json.dumps(list(masked_mode(options.mode, rounds, options.quick))))
+        return 0
     rows: list[dict[str, Any]] = []
     missed: list[str] = []
-    torch.manual_seed(0)
     for name in options.only.split(","):
-        for row in SECTIONS[name](3 if options.quick else options.rounds, options.quick):
+        for row in SECTIONS[name](rounds, options.quick):
             rows.append(row)
             missed += show(row)
             body = {"dtype": "bfloat16", "cases": rows, "missed": missed, "chosen_by": chosen_by()}

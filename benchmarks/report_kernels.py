@@ -174,7 +174,8 @@ def providers(record: dict[str, Any]) -> Section:
         names = ("batch", "heads", "kv_heads", "length", "head_dim", "rows", "columns")
         sizes = " x ".join(str(case[name]) for name in names if name in case)
         label = f"{sizes}, causal" if case.get("causal") else sizes
-        for key, way in (("eager_us", "eager"), ("samples_us", "in a graph")):
+        called = "called" if ", compiled" in case["what"] else "eager"
+        for key, way in (("eager_us", called), ("samples_us", "in a graph")):
             if key in case:
                 title = case["what"] if case["what"].endswith("host") else f"{case['what']}, {way}"
                 groups.setdefault(title, []).append((label, case[key]))
@@ -188,6 +189,13 @@ def providers(record: dict[str, Any]) -> Section:
         ]
         parts.append(table((f"{title}, µs", *columns), lines))
     refused = [f"{case['what']}, {name}: {why}" for case in record["cases"] for name, why in case["refused"].items()]
+    named = "\nLargest difference from float64, in parts of the largest number:\n\n"
+    far = [
+        f"* {case['what']}, {case['batch']} x {case['heads']} x {case['length']} x {case['head_dim']}: "
+        + ", ".join(f"{name} {'NaN' if one is None else number(one)}" for name, one in case["differs"].items())
+        for case in record["cases"]
+        if "differs" in case
+    ]
     notes = "".join(f"* {' '.join(sentence.split())}\n" for sentence in dict.fromkeys(refused))
     longest = ", ".join(f"{name} {number(seconds)} s" for name, seconds in first.items() if seconds >= 1)
     text = (
@@ -196,6 +204,7 @@ def providers(record: dict[str, Any]) -> Section:
         f"was timed.\n\n{machine(record)}\n"
         "`python benchmarks/bench_providers.py`: cases of a row run in turns.\n\n" + "\n".join(parts)
         + (f"\nLongest first call, comparing and compiling included: {longest}.\n" if longest else "")
+        + (named + "\n".join(far) + "\n" if far else "")
         + (f"\nDid not serve:\n\n{notes}" if notes else "")
         + f"\n{target_table(checks)}"
     )  # fmt: skip
