@@ -111,6 +111,15 @@ def test_compiled_code_has_it(dynamic, kind):
     assert {row.resolved for row in explained.rows if row.op == "attention"} == {WORD}
 
 
+@pytest.mark.parametrize("kind", ["queries", "keys"])
+def test_compiled_inference_of_views_has_it(kind):
+    rows, mask = torch.cat(operands(*SHAPES[0], torch.bfloat16), -1).detach(), mask_of(kind, 2, 4, 256, 256)
+    wanted = attend(*rows.double().chunk(3, -1), attn_mask=mask)
+    with xrt_torch.kernel_policy(xrt.Policy(mode="strict", kernels={"attention": WORD})), torch.no_grad():
+        compiled = torch.compile(lambda rows, mask: attend(*rows.chunk(3, -1), attn_mask=mask), dynamic=False)
+        assert_near([compiled(rows, mask)], [wanted])
+
+
 def test_auto_measures_it_and_is_right():
     leaves, mask = operands(4, 8, 8, 1024, 1024, 64, torch.bfloat16), mask_of("sequence", 4, 8, 1024, 1024)
     grad = torch.randn(4, 8, 1024, 64, device=DEVICE)

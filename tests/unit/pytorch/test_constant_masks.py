@@ -207,6 +207,32 @@ class Adding(plugins.TorchKernel):
         return of_scores @ keys, *shared, None
 
 
+class OfOperators(plugins.TorchKernel):
+    """A kernel whose forward calls an operator of PyTorch's that has the gradient."""
+
+    id = "adding.attention"
+    op = "attention"
+    distributions = ()
+    operators = ("*_scaled_dot_product_flash_attention_for_cpu*",)
+    adds_masks = traceable = True
+
+    def __init__(self):
+        self.masks = []
+
+    def supports(self, call):
+        return "mask" in call.operands, "it is for calls with a mask"
+
+    def forward(self, call, q, k, v, mask):
+        self.masks.append(mask)
+        added = added_mask(mask, q) if mask.dtype == torch.bool else mask
+        by_torch = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        out, lse = by_torch(q, k, v, attn_mask=added, scale=call.attributes["scale"])
+        return (out,), (lse,)
+
+    def backward(self, call, saved, grads):
+        raise NotImplementedError
+
+
 @pytest.fixture
 def maskless(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -217,11 +243,11 @@ def maskless(monkeypatch, tmp_path):
     plugins._sources.pop("maskless", None)
 
 
-@pytest.fixture
-def adding(monkeypatch, tmp_path):
+@pytest.fixture(params=[Adding])
+def adding(monkeypatch, tmp_path, request):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("XPURUNTIME_CANARY", "off")
-    kernel = Adding()
+    kernel = request.param()
     plugins.register(plugins.KernelBackend("adding", "cpu", version="1.0"), kernel)
     yield kernel
     forget_torch_kernels("adding")
@@ -328,3 +354,31 @@ def test_a_boolean_mask_without_dense_rows_is_left_to_the_kernel(adding):
         adding.masks.clear()
         compiled(*operands())
     assert {given.dtype for given in adding.masks} == {torch.bool}
+
+
+@pytest.mark.parametrize("adding", [OfOperators], indirect=True)
+@pytest.mark.parametrize(
+    ("make", "dynamic"), [(padded, True), (lambda: cut(16)[..., :_LENGTH].mT.contiguous().mT[..., :_LENGTH, :], False)]
+)
+def test_compiled_code_has_the_operators_of_a_kernel_themselves(adding, make, dynamic):
+    def attend(q, k, v, mask):
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    leaves, mask = [x.requires_grad_() for x in operands()], make()
+    wanted = attend(*leaves, mask)
+    gradients = torch.autograd.grad(wanted.sum(), leaves)
+    compiled = torch.compile(attend, dynamic=dynamic)
+    with xrt_torch.kernel_policy(Policy(mode="strict", kernels={"attention": "adding.attention"})):
+        out = compiled(*leaves, mask)
+        adding.masks.clear()
+        with xrt_torch.explain() as report:
+            out = compiled(*leaves, mask)
+            found = torch.autograd.grad(out.sum(), leaves)
+    torch.testing.assert_close((out, *found), (wanted, *gradients))
+    assert adding.masks == []
+    rows = [row for row in report.rows if row.op == "attention"]
+    assert {(row.resolved, row.status) for row in rows} == {("adding.attention", "honoured")}
+    assert {row.operator for row in rows} == {
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+    }

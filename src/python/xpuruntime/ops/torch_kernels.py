@@ -172,6 +172,9 @@ class TorchKernel:
     adds_masks : bool
         Whether its attention makes numbers to be added of a boolean mask, and takes such numbers as well: compiled code
         then makes them once for all calls with that mask.
+    traceable : bool
+        Whether the forward of its attention calls operators of PyTorch's alone, whose gradients do what its backward
+        does: compiled code then has these in its graph, where all sizes are numbers.
     automatic : bool or str
         Whether ``auto`` with ``best_performance`` may measure and choose it, or the type of device on which it may. The
         package is then imported for that.
@@ -191,6 +194,7 @@ class TorchKernel:
     deterministic: bool | str = True
     by_kind: bool = False
     adds_masks: bool = False
+    traceable: bool = False
     automatic: bool | str = True
     #: Of this library's own: whether it calls no operator that autocast or the fast kernels of a policy would change,
     #: and returns what it has to.

@@ -31,6 +31,7 @@ from xpuruntime.pytorch.providers.canary import COMPARISON_ENDED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import TypeGuard
 
     from torch import Tensor
 
@@ -45,6 +46,7 @@ __all__ = [
     "find_route",
     "four",
     "is_lowered",
+    "is_traceable",
     "native_rejection",
     "policy_for_xrt",
     "provider_rejection",
@@ -132,6 +134,8 @@ def deterministic(active: CompiledPolicy) -> bool:
 #: Seconds of the host that the operator of a kernel outside of PyTorch takes in compiled code at least, and the calls
 #: by which that is measured.
 _OPERATOR_S, _HOST_CALLS = 75e-6, 20
+#: Bytes that kernels read at once.
+_ALIGNED = 16
 
 _lock = threading.Lock()
 _MOST = 256
@@ -398,14 +402,15 @@ def _settle(
             return tuning.pick("attention", text, candidates_for(*of), call.q.device, passes=passes, active=active)
 
         if is_lowered():
+            outside = {name for name, place in places.items() if not is_traceable(place, call[:4])}
 
             def decide(real: AttentionCall, natively: Callable[[], Any]) -> str | None:
                 best = pick(real, natively)
-                if best not in places or CONTEXT.replays > 1 or call.q.device.type != "cuda":
+                if best not in outside or CONTEXT.replays > 1 or call.q.device.type != "cuda":
                     return best
                 # What is not captured may wait for the host, which has to gain more on the device than it costs here.
                 times = {name: us for name, us, _ in tuning.measured("attention", text, call.q.device, active=active)}
-                native = min(times.keys() - places.keys(), key=times.__getitem__, default=route.kernel)
+                native = min(times.keys() - outside, key=times.__getitem__, default=route.kernel)
                 mark = ("operator", f"{best} beside {native}", text)
                 if mark not in CONTEXT.route_costs:
                     runs = dict(candidates_for(real, natively))
@@ -442,6 +447,15 @@ def is_lowered() -> bool:
     """Say whether a graph is traced that Dynamo has captured before, in which masks are what kernels will get."""
     kinds = (_private_api.mode_keys.PROXY, _private_api.mode_keys.FUNCTIONAL)
     return context.is_compiling() and any(_private_api.dispatch_mode(kind) is not None for kind in kinds)
+
+
+def is_traceable(place: CallContext | BoundKernel | None, tensors: Sequence[Any]) -> TypeGuard[BoundKernel]:
+    """Say whether a graph may have the operators of a kernel themselves; nothing asks for limits when they run."""
+    if not isinstance(place, BoundKernel) or not place.kernel.traceable or not is_lowered():
+        return False
+    tensors = [x for x in tensors if isinstance(x, torch.Tensor)]
+    fixed = all(isinstance(n, int) for x in tensors for n in (*x.shape, *x.stride(), x.storage_offset()))
+    return fixed and not any(x.storage_offset() * x.element_size() % _ALIGNED for x in tensors if x.dtype != torch.bool)
 
 
 def _pick_while_compiling(

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
@@ -21,6 +22,7 @@ from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, facts_of
 from xpuruntime.pytorch.explanation.attribution import AttributedTime, Called
 from xpuruntime.pytorch.explanation.requested import NO_FLOATS, is_no_float, requests_other_kernel, uncertain
 from xpuruntime.pytorch.explanation.timeline import MODULE
+from xpuruntime.pytorch.providers.bound import bound_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -329,6 +331,8 @@ def _of_rest(key: UnattributedCalls, share: AttributedTime, kind: str, asking: R
         chosen = _of_flex(key, requested)
         if chosen is not None:
             requested, source, resolved, status, reason = chosen
+        elif traced := _traced(key, requested):
+            status, resolved, reason = "honoured", traced, _BY_NAME
         elif requested and follows:
             kept = any(NATIVE_NAMES[key.op].get(kernel_name) == follows for kernel_name in requested)
             status, resolved, reason = ("honoured" if kept else "substituted"), follows, _FOLLOWS
@@ -396,6 +400,20 @@ def _of_flex(
 def _follows(key: UnattributedCalls) -> str:
     """Return the kernel of PyTorch's attention whose gradient this is; empty: it is none."""
     return _kernel_of(key) if key.operator.endswith("_backward") else ""
+
+
+def _traced(key: UnattributedCalls, requested: tuple[str, ...]) -> str:
+    """Return the kernel that is asked for of which compiled code has the operators themselves; empty: none is.
+
+    Its calls have a mask, so that PyTorch's own by the same operator are told apart.
+    """
+    tensors = 7 if key.operator.endswith("_backward") else 4
+    for word in requested if key.op == "attention" and len(key.shapes) >= tensors else ():
+        bound = bound_kernel(word, key.op)
+        patterns = bound.kernel.operators if bound is not None and bound.kernel.traceable else ()
+        if bound is not None and any(fnmatchcase(key.operator, pattern) for pattern in patterns):
+            return bound.kernel.id
+    return ""
 
 
 def _is_kept(key: UnattributedCalls, requested: tuple[str, ...]) -> bool:

@@ -103,7 +103,7 @@ class _MaskedCudnn(TorchKernel):
     limits = "sm_80 and later; fp16 and bf16; with a mask; no gradients of 64 more keys than a multiple of 128"
     operators = ("*_scaled_dot_product_cudnn_attention*",)
     deterministic = "its gradient adds in any order"
-    adds_masks = True
+    adds_masks = traceable = True
     alone = True
 
     def supports(self, call: TorchCall) -> tuple[bool, str]:

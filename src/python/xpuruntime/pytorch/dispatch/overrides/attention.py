@@ -23,7 +23,7 @@ from xpuruntime.pytorch.attention.advised import may_concern
 from xpuruntime.pytorch.attention.call import Arguments, AttentionCall, added_mask, traits
 from xpuruntime.pytorch.attention.limits import transforms_and_tangents, xrt_call_rejection
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
-from xpuruntime.pytorch.attention.selection import find_route, four, is_lowered
+from xpuruntime.pytorch.attention.selection import find_route, four, is_lowered, is_traceable
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.compiler.strict_exports import is_traced_for_a_program
 from xpuruntime.pytorch.dispatch import context
@@ -34,7 +34,7 @@ from xpuruntime.pytorch.dispatch.overrides.invoke import prefer_native_error
 from xpuruntime.pytorch.dispatch.overrides.native import Native, Override
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID
 from xpuruntime.pytorch.ops.attention_gradient import attention
-from xpuruntime.pytorch.providers.bound import BoundKernel
+from xpuruntime.pytorch.providers.bound import BoundKernel, call_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +50,8 @@ _operator = torch.ops.xpuruntime.attention.default
 _modes = _private_api.dispatch_modes
 _is_deterministic = _private_api.is_deterministic
 _PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
+#: By whether a gradient is recorded.
+_PHASES = ("infer", "train")
 #: Seeds of the dropout are below this.
 _RANDOM_BOUND = 1 << 62
 
@@ -151,7 +153,10 @@ def attend(
         if mask is not None and mask.dtype is torch.bool and not plain and _adds_masks(route, mask):
             added = added_mask(mask, query)  # one node of the graph, which layers and gradients share
         try:
-            out = run(q, k, v, added, rng, dropout_p, is_causal, scale, name, needs_grad, phase, module)[0]
+            if not plain and not apart and is_traceable(route.place, arguments):
+                out = _by_operators(route.place, (q, k, v, added), is_causal, scale, phase or _PHASES[needs_grad])
+            else:
+                out = run(q, k, v, added, rng, dropout_p, is_causal, scale, name, needs_grad, phase, module)[0]
         except (UnsupportedOperationError, InputError) as error:
             if route.place is None:
                 raise
@@ -178,6 +183,17 @@ def attend(
 def _adds_masks(route: Route, mask: Tensor) -> bool:
     adds = isinstance(route.place, BoundKernel) and route.place.kernel.adds_masks and is_lowered()
     return adds and mask.stride(-1) == 1  # the numbers lie as the mask does, and kernels read rows of them
+
+
+def _by_operators(
+    place: BoundKernel, tensors: tuple[Tensor | None, ...], is_causal: bool, scale: float | None, phase: str
+) -> Tensor:
+    """Return attention by the operators of a kernel, so that the code calls nothing of this library when it runs."""
+    operands = dict(zip(("q", "k", "v", "mask"), tensors, strict=True))
+    call = call_of("attention", phase, operands, {"causal": is_causal, "scale": scale})
+    outputs, _ = place.kernel.forward(call, *(x for x in tensors if x is not None))
+    out: Tensor = outputs[0]
+    return out
 
 
 def _key_of(active: CompiledPolicy, arguments: Arguments, phase: str, module: str) -> tuple[Any, int, bool, bool]:
