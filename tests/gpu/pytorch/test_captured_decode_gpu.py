@@ -16,8 +16,9 @@ import xpuruntime.pytorch as xrt_torch  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("cuda_is_usable_afterwards")
 
-PROMPT = torch.tensor([[0, 0, 2, 7, 11], [3, 8, 6, 4, 1]], device="cuda")
-MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]], device="cuda")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # where every test is skipped
+PROMPT = torch.tensor([[0, 0, 2, 7, 11], [3, 8, 6, 4, 1]], device=DEVICE)
+MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]], device=DEVICE)
 
 
 @pytest.fixture
