@@ -17,15 +17,24 @@ __all__ = ["GENERATION_SECTIONS"]
 def generation(record: dict[str, Any]) -> Section:
     """Show what a token takes of captured decode steps."""
     rows, checks, bars = [], [], record["targets"]
-    steps = {(case["shape"], case["batch"]): case.get("step_us") for case in record["records"]}
-    for case in record["records"]:
+    ways = {(case["mode"], case["shape"], case["batch"]): case for case in record["records"]}
+    for case in sorted(record["records"], key=lambda case: (case["shape"], case["batch"])):
         shape, batch, step, plain = case["shape"], case["batch"], case.get("step_us"), case.get("plain_first_token_us")
         first = [case["first_token_us"] / 1e3, None if plain is None else plain / 1e3]
-        figures = [step, case["token_us"], case["floor_us"], *first, case.get("peak_gib"), 100 * case["top1"]]
+        figures = [
+            step,
+            case["token_us"],
+            case["floor_us"],
+            (step or case["token_us"]) / case["floor_us"],
+            *first,
+            case.get("peak_gib"),
+            100 * case["top1"],
+        ]
         rows.append([shape, str(batch), f"`{case['mode']}`", *("-" if x is None else number(x) for x in figures)])
         if case["mode"] != "fused" or step is None:
             continue
-        name, step_of_1 = f"{shape}, {batch} rows", steps.get((shape, 1))
+        name, step_of_1 = f"{shape}, {batch} rows", ways.get(("fused", shape, 1), {}).get("step_us")
+        anchor, static = (ways.get((mode, shape, batch), {}) for mode in ("anchor", "static"))
         if batch == 1 and shape in bars["step_us"]:
             checks.append(Check(f"{name}: a step", step, bars["step_us"][shape], "µs"))
         if batch == 1 and shape in bars["of_floor"]:
@@ -36,20 +45,26 @@ def generation(record: dict[str, Any]) -> Section:
             checks.append(
                 Check(f"{name}: a step over that of 1", step / step_of_1, bars["of_one_row"][str(batch)], "times")
             )
+        if anchor.get("step_us"):
+            checks.append(Check(f"{name}: a step over that of the anchor", step / anchor["step_us"], 1.0, "times"))
+        if static.get("peak_gib"):
+            memory = case["peak_gib"] / static["peak_gib"]
+            checks.append(Check(f"{name}: memory over that of a static cache", memory, bars["memory"], "times"))
         if plain:
             of_plain = case.get("first_of_plain", [first[0] * 1e3 / plain])[0]
             checks.append(Check(f"{name}: the first token", of_plain, bars["first"], "times plain"))
     head = (
-        "model", "rows", "mode", "µs a step", "µs a token", "µs to read it", "first token, ms", "plain, ms",
-        "peak GiB", "top-1, %",
+        "model", "rows", "mode", "µs a step", "µs a token", "µs to read it", "times that", "first token, ms",
+        "plain, ms", "peak GiB", "top-1, %",
     )  # fmt: skip
     text = (
         "What does a token of a Llama with random weights in bfloat16 take, 128 tokens of prompt and 256 more? A "
         "*step* is the replay of a graph, a *token* `generate` from end to end without the first. *To read it*: "
-        f"weights and cache at {record['bandwidth'] / 1e12:.2f} TB/s, the rate of a copy. *Top-1*: how often a plain "
-        f"forward over the same text puts the same token first.\n\n{machine(record)}\n"
-        f"`python benchmarks/bench_generation.py`.\n\n{table(head, rows)}\n"
-        f"{record.get('remark', '')}\n\n{target_table(checks) if checks else ''}"
+        f"weights and cache at {record['bandwidth'] / 1e12:.2f} TB/s, the rate of a copy. *Anchor*: "
+        '`torch.compile(mode="max-autotune-no-cudagraphs")`, captured by hand. *Loop*: ours without graphs. '
+        f"*Top-1*: how often a plain forward over the same text puts the same token first.\n\n{machine(record)}\n"
+        f"`python benchmarks/bench_generation.py{' --ahead' * record.get('compiled_ahead', False)}`.\n\n"
+        f"{table(head, rows)}\n{record.get('remark', '')}\n\n{target_table(checks) if checks else ''}"
     )
     return Section("Generation by captured steps", text, tuple(checks))
 
