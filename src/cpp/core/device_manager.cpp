@@ -102,7 +102,7 @@ void DeviceManager::require(DeviceId device) {
   probe();
   const int count = static_cast<int>(cuda_.size());
   const std::string exist =
-      count == 0 ? "this machine has 'cpu' only (" + cuda_reason_ + ")"
+      count == 0 ? "this machine has 'cpu' only; " + cuda_reason_
       : count == 1
           ? std::string("this machine has 'cpu' and 'cuda:0'")
           : "this machine has 'cpu' and 'cuda:0' to 'cuda:" + std::to_string(count - 1) + "'";

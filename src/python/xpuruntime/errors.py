@@ -88,7 +88,7 @@ class XpuRuntimeError(Exception):
         reason = printable(message).removesuffix(".") if isinstance(message, str) else str(message)
         if fix is not None:
             fix = printable(fix)
-            message = f"{reason}. Fix: {fix}"
+            message = f"{reason}{'' if reason.endswith('?') else '.'} Fix: {fix}"
         super().__init__(printable(message) if isinstance(message, str) else message)
         self.reason = reason
         self.fix = fix

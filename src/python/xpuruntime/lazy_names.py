@@ -36,6 +36,12 @@ REPLACED = {
     "xpuruntime.get_available_providers": f"use {_LOADABLE}, or the command xrt devices",
     "xpuruntime.get_device": "use xpuruntime.get_all_devices()",
     "xpuruntime.set_default_logger_severity": "use logging.getLogger(xpuruntime.__name__).setLevel('DEBUG')",
+    "xpuruntime.Session": "use xpuruntime.InferenceSession(model)",
+    "xpuruntime.bench": "use the command xrt bench MODEL, or xpuruntime.InferenceSession(model).explain().latency",
+    "xpuruntime.compare": "use xpuruntime.compare_engines(model, ['onnxruntime', 'openvino'])",
+    "xpuruntime.compile": "use xpuruntime.compile_model(model, folder)",
+    "xpuruntime.explain": "use xpuruntime.InferenceSession(model).explain()",
+    "xpuruntime.run": "use xpuruntime.InferenceSession(model).run({name: array})",
     "xpuruntime.BackendRegistry": "use xpuruntime.engines.EngineRegistry for engines and xpuruntime.ops.kernels for "
     "kernels",
     "xpuruntime.DeviceInfo": "use xpuruntime.Device",
@@ -99,6 +105,11 @@ def load_name(package: str, name: str, modules: Mapping[str, str]) -> Any:
     fix = REPLACED.get(f"{package}.{name}")
     if fix is None and _has_part(package, name):
         return import_part(f"{package}.{name}")
+    if fix is None and not name.startswith("_"):
+        import difflib
+
+        near = difflib.get_close_matches(name, sys.modules[package].__all__, n=1)
+        fix = f"use {package}.{near[0]}" if near else None
     msg = f"module {package!r} has no attribute {name!r}"
     raise AttributeError(msg if fix is None else f"{msg}. Fix: {fix}")
 

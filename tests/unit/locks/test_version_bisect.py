@@ -291,7 +291,7 @@ def test_a_good_version_that_does_not_run_and_wrong_names(planted, model, tmp_pa
     with pytest.raises(InputError, match="is not the name of a package"):
         bisect_versions("--upgrade", "1", "2", model, claim="runs")
     claim = "unit:node_lineer.precision"
-    with pytest.raises(InputError, match=r"has no node 'node_lineer'\. Fix: did you mean 'node_linear'\?"):
+    with pytest.raises(InputError, match=r"has no node 'node_lineer'\. Fix: write node_linear"):
         bisect_versions("xrt-planted", "1.0", "1.9", model, claim=claim)
     with pytest.raises(InputError, match="cannot read the model"):
         bisect_versions("xrt-planted", "1.0", "1.9", tmp_path / "none.onnx", claim="runs")

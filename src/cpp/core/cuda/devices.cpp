@@ -28,25 +28,24 @@ int driver_version() {
 std::string explain(cudaError_t status) {
   const int driver = driver_version();
   if (driver == 0) {
-    return "no NVIDIA driver was found (libcuda.so.1): install the driver, or in a container start "
-           "it with "
-           "GPU access";
+    return "no NVIDIA driver was found (libcuda.so.1). Fix: install the driver, or in a container "
+           "start it with GPU access";
   }
   if (status == cudaErrorInsufficientDriver) {
     return "the NVIDIA driver serves CUDA up to " + text(version_pair(driver)) +
            ", and this build needs CUDA " + text(version_pair(CUDART_VERSION)) +
-           ": install a newer driver";
+           ". Fix: install a newer driver";
   }
   if (status == cudaErrorNoDevice || status == cudaSuccess) {
     const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
     if (visible != nullptr) {
       return "the NVIDIA driver shows no device, and CUDA_VISIBLE_DEVICES is '" +
-             std::string(visible) + "': unset it, or name a device that exists";
+             std::string(visible) + "'. Fix: unset it, or name a device that exists";
     }
-    return "the NVIDIA driver is there, but shows no device: see what nvidia-smi lists";
+    return "the NVIDIA driver is there, but shows no device. Fix: see what nvidia-smi lists";
   }
   return std::string("the CUDA runtime does not start: ") + cudaGetErrorString(status) + " (" +
-         cudaGetErrorName(status) + "): see what nvidia-smi says";
+         cudaGetErrorName(status) + "). Fix: see what nvidia-smi says";
 }
 
 std::vector<std::string> supported_dtypes(int major, int minor) {

@@ -29,7 +29,7 @@ int key_of(DeviceId device) { return device.type == DeviceType::kCpu ? -1 : devi
     throw UnsupportedOperationError(
         "a pool of kind 'pinned' serves copies to and from a CUDA device: " +
             (reason.empty() ? std::string("name that device, such as 'cuda:0', instead of 'cpu'")
-                            : "there is none here (" + reason + "); take 'direct' or 'caching'"),
+                            : "there is none here. Fix: take 'direct' or 'caching'"),
         to_string(device));
   }
   throw InputError(

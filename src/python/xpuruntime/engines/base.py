@@ -313,8 +313,8 @@ class PackagedEngine(Engine[SettingsT]):
 def missing_cuda_device(device: str, machine: Machine) -> Refusal | None:
     """Refuse a CUDA device that is not on this machine; ``"cuda"`` is the first one."""
     if not machine.cuda:
-        reason = f"{device} was not found: {machine.cuda_reason or 'no CUDA device'}"
-        return Refusal(VerdictCode.DEVICE_MISSING, reason)
+        reason, _, fix = (machine.cuda_reason or "no CUDA device").partition(". Fix: ")
+        return Refusal(VerdictCode.DEVICE_MISSING, f"{device} was not found: {reason}", fix or None)
     if int(device.partition(":")[2] or 0) not in {gpu.index for gpu in machine.cuda}:
         have = ", ".join(f"cuda:{gpu.index}" for gpu in machine.cuda)
         return Refusal(VerdictCode.DEVICE_MISSING, f"{device} was not found: this machine has {have}")

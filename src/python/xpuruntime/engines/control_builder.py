@@ -192,7 +192,7 @@ def check_options(
             near = difflib.get_close_matches(name, names, n=1) or [n for n in names if n.endswith(f".{name}")]
             hint = f"; did you mean {near[0]!r}?" if near else "."
             msg = f"{where}: unknown option {name!r}{hint} Known: {', '.join(names)}"
-            raise PolicyError(msg, engine=engine)
+            raise PolicyError(msg, fix=f"write {near[0] if near else 'one of these'}", engine=engine)
         if option.owned_by is not None:
             msg = f"{where}: {name!r} is set by {option.owned_by}; state it there, so that one fact has one place"
             raise PolicyError(msg, engine=engine)

@@ -213,11 +213,11 @@ class InputValidator:
                 near = difflib.get_close_matches(str(name), self.infos, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else "."
                 msg = f"the model has no input {name!r}{hint} Its inputs: {self._all()}"
-                raise InputError(msg)
+                raise InputError(msg, fix=f"pass {{{near[0] if near else next(iter(self.infos))!r}: array}}")
         missing = [name for name in self.required if name not in feeds]
         if missing:
             msg = f"input {missing[0]!r} is missing. The model's inputs: {self._all()}"
-            raise InputError(msg)
+            raise InputError(msg, fix=f"pass {{{missing[0]!r}: array}}")
 
     def check(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
         """Refuse one array by dtype, rank or fixed dimensions, showing expected and got."""

@@ -76,8 +76,9 @@ def _check(info: ModelInfo, names: Sequence[str]) -> None:
     for name in names:
         if name not in outputs:
             near = difflib.get_close_matches(name, outputs, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "; session.model.nodes has their outputs"
-            raise InputError(f"no node of {info.path} makes a tensor {name!r}{hint}")
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            fix = f"write {near[0]}" if near else "write one of the outputs of session.model.nodes"
+            raise InputError(f"no node of {info.path} makes a tensor {name!r}{hint}", fix=fix)
 
 
 @contextmanager

@@ -156,8 +156,7 @@ class InferenceSession:
             from xpuruntime.inference.session_arguments import refuse_arguments
 
             unknown |= zip(("providers", "provider_options"), extra, strict=False)  # as ONNX Runtime takes them
-            others = ("model", "example_inputs", "calibration", "plan", "registry", "machine")
-            refuse_arguments(unknown, policy, (*SessionArguments._fields, *others))
+            refuse_arguments(unknown, policy)
         self.plan: Plan
         self._lock: LockInForce | None
         self._loaded: LoadedModel | None = None

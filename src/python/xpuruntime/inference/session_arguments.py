@@ -203,8 +203,17 @@ _ATTRIBUTES = {
 }
 
 
-def refuse_arguments(options: Mapping[str, Any], second: Any, names: Iterable[str]) -> None:
-    """Refuse arguments that a session does not have."""
+#: What others call an argument.
+_ELSEWHERE = {"path": "output", "file": "output", "out": "output", "batch_sizes": "batches", "force": "upgrade"}
+
+
+def refuse_arguments(
+    options: Mapping[str, Any], second: Any, own: Iterable[str] = (), *, function: str = "InferenceSession"
+) -> None:
+    """Refuse arguments that a function does not have: one that takes those of a session, and `own`."""
+    others = ("model", "example_inputs", "calibration", "plan", "registry", "machine")
+    names = (*own, *SessionArguments._fields, *others)
+    options = {name: value for name, value in options.items() if name not in names}
     if type(second).__name__ == "SessionOptions":
         options = {**options, "sess_options": second}
     if not options:
@@ -213,16 +222,16 @@ def refuse_arguments(options: Mapping[str, Any], second: Any, names: Iterable[st
     if theirs:
         named = ", ".join(f"{name}=" for name in theirs)
         msg = f"{named} of ONNX Runtime's session {'is' if len(theirs) == 1 else 'are'} no argument of this one"
-        fixes = ["InferenceSession(model)"] if "path_or_bytes" in theirs else []
-        fixes = [_provider(options["providers"])] if "providers" in theirs else fixes
+        fixes = [f"{function}(model)"] if "path_or_bytes" in theirs else []
+        fixes = [f"{function}(model, {_provider(options['providers'])})"] if "providers" in theirs else fixes
         fixes += [_ARGUMENTS[name] for name in theirs if name in _ARGUMENTS]
         raise InputError(msg, fix="; ".join(fixes))
     name = min(options)
     import difflib
 
-    near = difflib.get_close_matches(name, names, n=1)
-    fix = f"{near[0]}=" if near else f"leave it out; there are {', '.join(names)}"
-    raise TypeError(f"InferenceSession has no argument {name!r}. Fix: {fix}")
+    near = [_ELSEWHERE[name]] if _ELSEWHERE.get(name) in names else difflib.get_close_matches(name, names, n=1)
+    fix = f"{function}(model, {near[0]}=...)" if near else f"leave it out; there are {', '.join(names)}"
+    raise TypeError(f"{function} has no argument {name!r}. Fix: {fix}")
 
 
 def _provider(providers: Any) -> str:
@@ -230,7 +239,7 @@ def _provider(providers: Any) -> str:
     first = providers[0] if isinstance(providers, (list, tuple)) and providers else providers
     name = first[0] if isinstance(first, tuple) and first else first
     known = _PROVIDERS.get(name) if isinstance(name, str) else None
-    return f"InferenceSession(model, {known or 'device=..., engine=...'})"
+    return known or "device=..., engine=..."
 
 
 def refuse_attribute(name: str) -> NoReturn:

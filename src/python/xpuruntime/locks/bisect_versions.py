@@ -325,7 +325,7 @@ def _check_node(claim: VersionClaim, info: ModelInfo) -> None:
     names = [node.name for node in info.nodes]
     if claim.node not in names:
         near = nearest(claim.node, names)
-        hint = f"did you mean {near!r}?" if near else "name one of `xrt explain`"
+        hint = f"write {near}" if near else "name one of `xrt explain`"
         raise InputError(f"claim {claim.text!r}: the model has no node {claim.node!r}. Fix: {hint}")
 
 

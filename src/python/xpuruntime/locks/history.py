@@ -202,4 +202,5 @@ def _git(file: Path, *words: str, check: bool = True) -> bytes | None:
     if not check:
         return None
     reason = done.stderr.decode(errors="replace").strip().removeprefix("fatal: ").partition("\n")[0]
-    raise InputError(f"git has no history of {file}: {reason}. Fix: give a lock in a git repository")
+    fix = f"commit the lock, git add {file.name} && git commit -m lock, in a repository that git init makes"
+    raise InputError(f"git has no history of {file}: {reason}", fix=fix)

@@ -14,6 +14,7 @@ from xpuruntime.argument_types import ARRAYS, COUNTS, FLAG, MAPPING, NAMES, TEXT
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.difference import Difference
 from xpuruntime.files.paths import kind_of, user_path
+from xpuruntime.inference.session_arguments import refuse_arguments
 from xpuruntime.lockfile.canonical import check_lock_writable, load_lock, save_lock
 from xpuruntime.lockfile.differences import compare_identities
 from xpuruntime.lockfile.drift import DriftCode, ValidatorKind, drift_error, lacking, shown
@@ -220,6 +221,8 @@ def lock(
     ...     session.plan.policy_source
     'lock'
     """
+    own = ("output", "shapes", "inputs", "batches", "call", "check", "upgrade", "accept", "why", "dry_run", "note")
+    refuse_arguments(options, policy, own, function="lock")
     types = {
         "shapes": MAPPING, "inputs": ARRAYS, "batches": COUNTS, "upgrade_units": NAMES, "upgrade_packages": NAMES,
         "accept": NAMES, "why": TEXT, "note": TEXT, "command": TEXT, "check": FLAG, "upgrade": FLAG, "dry_run": FLAG,

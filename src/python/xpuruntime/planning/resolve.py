@@ -230,10 +230,13 @@ def _with_device_fix(
     machine: Machine,
     engines: Mapping[str, Engine],
 ) -> Verdict:
-    """Return the verdict, with a fix where the engine does not have the device and states none."""
-    if verdict.code not in (VerdictCode.DEVICE_MISSING, VerdictCode.DEVICE_UNSUPPORTED) or verdict.fix is not None:
+    """Return the verdict, with what runs here as the fix where the engine does not have the device."""
+    if verdict.code not in (VerdictCode.DEVICE_MISSING, VerdictCode.DEVICE_UNSUPPORTED):
         return verdict
-    fixes = [device_fix(candidate, request, policy, machine, engines)]
+    of_cuda = verdict.code == VerdictCode.DEVICE_MISSING and candidate.device.startswith("cuda")
+    if verdict.fix is not None and not of_cuda:
+        return verdict
+    fixes = [device_fix(candidate, request, policy, machine, engines), verdict.fix]
     if candidate.device.startswith("gpu") and "cuda" in kinds_of(engines[candidate.engine], machine):
         fixes.append("an NVIDIA GPU is device cuda:0")
     return msgspec.structs.replace(verdict, fix="; ".join(filter(None, fixes)) or None)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies.compound_kinds import FrozenDict, MappingOf, read_entries
-from xpuruntime.policies.document import MappingNode, Node, Refused, ScalarNode, describe, nearest, quote
+from xpuruntime.policies.document import MappingNode, Node, Refused, ScalarNode, describe, did_you_mean, nearest, quote
 from xpuruntime.policies.kinds import Choice, Integer, Text, refuse_control_characters
 from xpuruntime.policies.value import PolicyValue, field
 
@@ -63,8 +63,8 @@ class DeviceSpec(PolicyValue, frozen=True, kw_only=True):
         kind, colon, index = text.partition(":")
         if kind not in _KINDS:
             near = nearest(kind, _KINDS)
-            question = f"; did you mean '{near}{colon}{index}'?" if near and len(index) < 8 else "."
-            raise Refused(f"{quote(text)} is not a device{question} Valid kinds: {', '.join(_KINDS)}.")
+            meant = f"{near}{colon}{index}" if near and len(index) < 8 else None
+            raise Refused(f"{quote(text)} is not a device{did_you_mean(kind, _KINDS, 'kinds', near=meant)}")
         if not colon:
             return cls(kind=kind)
         if kind not in _INDEXED:

@@ -245,12 +245,15 @@ def nearest(word: str, valid: Iterable[str]) -> str | None:
 _OTHER_NAMES = {"float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32", "bfloat16": "bf16"}
 
 
-def did_you_mean(word: str, valid: Iterable[str], kind: str) -> str:
-    """Return ``"; did you mean 'x'? Valid <kind>: ..."``, without the question when nothing is near."""
+def did_you_mean(word: str, valid: Iterable[str], kind: str, *, near: str | None = None, more: str = "") -> str:
+    """Return ``"; did you mean 'x'? Valid <kind>: .... Fix: write x"``, without the question when nothing is near.
+
+    `near` is what is meant, where that is none of the words; `more` is what else is valid.
+    """
     words = list(valid)
-    near = nearest(word, words)
+    near = near or nearest(word, words)
     question = f"; did you mean {near!r}?" if near else "."
-    return f"{question} Valid {kind}: {', '.join(words)}."
+    return f"{question} Valid {kind}: {', '.join(words)}{more}. Fix: write {near or f'one of the {kind}'}"
 
 
 def _plain(word: str) -> str:

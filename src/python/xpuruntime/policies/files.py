@@ -96,10 +96,11 @@ def load(path: str | os.PathLike[str]) -> Document:
             raise PolicyError(
                 f"{name}: larger than {MAX_BYTES} bytes, as no policy is. Fix: correct the path"
             ) from None
-        reason = reason_of(error)
+        reason, near = reason_of(error), None
         if isinstance(error, FileNotFoundError):
-            reason = f"no such file{_neighbour(Path(name))}"
-        raise PolicyError(f"{name}: cannot be read: {reason}", fix="name a .yaml or .json file that is there") from None
+            reason, near = _neighbour(Path(name))
+        fix = f"name {near}" if near else "name a .yaml or .json file that exists"
+        raise PolicyError(f"{name}: cannot be read: {reason}", fix=fix) from None
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -150,12 +151,14 @@ def _format_of(name: str) -> str:
     return _FORMATS[suffix]
 
 
-def _neighbour(path: Path) -> str:
+def _neighbour(path: Path) -> tuple[str, str | None]:
+    """Return why there is no such file, and the file that may be meant."""
     from xpuruntime.policies.document import nearest
 
     try:
         names = [entry.name for entry in path.parent.iterdir() if entry.suffix in _FORMATS][:1000]
     except OSError:
-        return f"; the folder {str(path.parent)!r} does not exist or cannot be read"
+        return f"no such file; the folder {str(path.parent)!r} does not exist or cannot be read", None
     near = nearest(path.name, names)
-    return f"; did you mean {str(path.with_name(near))!r}?" if near else ""
+    meant = str(path.with_name(near)) if near else None
+    return f"no such file; did you mean {meant!r}?" if meant else "no such file", meant

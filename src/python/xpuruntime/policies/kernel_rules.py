@@ -242,11 +242,11 @@ def check_kernel(kernel: str, op: str | None) -> str:
                 f"{quote(kernel)} is a kernel of {' and '.join(others)}, not of {op}."
                 f" Valid kernels: {', '.join(families)}, or an id such as 'backend.name'."
             )
-        hint = did_you_mean(kernel, families, "kernels").removesuffix(".")
-        raise Refused(f"{quote(kernel)} is not a known kernel{for_op}{hint}, or an id such as 'backend.name'.")
+        hint = did_you_mean(kernel, families, "kernels", more=", or an id such as 'backend.name'")
+        raise Refused(f"{quote(kernel)} is not a known kernel{for_op}{hint}")
     if not re.fullmatch(_ID, kernel):
         near = nearest_kernel(kernel, op)
-        question = f"; did you mean {near!r}?" if near else ""
+        question = f"; did you mean {near!r}? Fix: write {near}" if near else ""
         raise Refused(f"{quote(kernel)} is not a kernel id: an id is 'backend.name', with one dot{question}")
     ops, _ = KERNEL_IDS.get(name, (OPS, ""))
     if op is not None and op not in ops:

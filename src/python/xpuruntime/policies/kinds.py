@@ -380,11 +380,10 @@ class Duration(Kind):
         unit = match[2]
         if unit not in self.UNITS:
             near = nearest(unit, self.UNITS)
-            question = (
-                f"; did you mean '{match[1]}{near}'?" if near and unit else "." if unit else f"; write {match[1]}s."
-            )
+            meant = f"{match[1]}{near if near and unit else 's'}"
             what = f"unit {unit!r} is not known" if unit else "no unit is given"
-            raise Refused(f"{quote(text)} is not a duration: {what}{question} Valid units: {', '.join(self.UNITS)}.")
+            hint = did_you_mean(text, self.UNITS, "units", near=meant)
+            raise Refused(f"{quote(text)} is not a duration: {what}{hint}")
         return float(Decimal(match[1]) * self.UNITS[unit])
 
     def _read(self, node: Node) -> float:

@@ -70,9 +70,9 @@ class ByteSize(Text):
         integer, fraction, unit = match[1], match[2] or "", match[3]
         if unit not in _UNITS:
             near = nearest(f"{unit}B" if len(unit) == 1 else unit, _UNITS)
-            question = f"; did you mean '{text.removesuffix(unit).strip()}{near}'?" if near and unit else "."
+            meant = f"{text.removesuffix(unit).strip()}{near}" if near and unit else None
             what = f"unit {unit!r} is not known" if unit else "no unit is given"
-            raise Refused(f"{quote(text)} is not a size: {what}{question} Valid units: {', '.join(_UNITS)}.")
+            raise Refused(f"{quote(text)} is not a size: {what}{did_you_mean(text, _UNITS, 'units', near=meant)}")
         size: int
         size, rest = divmod(int(integer + fraction) * _UNITS[unit], 10 ** len(fraction))
         if rest:
@@ -161,8 +161,8 @@ _PATTERN = r"^(off|default)$|[/\\]"
 def _check_folder(text: str) -> str:
     if text not in _WORDS and "/" not in text and "\\" not in text:
         raise Refused(
-            f"{quote(text)} is neither 'off', 'default' nor a path{did_you_mean(text, _WORDS, 'words')} "
-            f"For a folder of that name write './{text[:40]}'."
+            f"{quote(text)} is neither 'off', 'default' nor a path{did_you_mean(text, _WORDS, 'words')}, "
+            f"or './{text[:40]}' for a folder of that name"
         )
     return text
 

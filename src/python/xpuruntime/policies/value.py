@@ -236,13 +236,14 @@ def home_in_file(key: str, kinds: dict[str, Kind]) -> str | None:
     homes = [name for name, section in _sections("", kinds) if key in section]
     if not homes:
         return None
-    return f"; it belongs in {' or '.join(quote(home) if home else 'the top level of the file' for home in homes)}."
+    there = " or ".join(quote(home) if home else "the top level of the file" for home in homes)
+    return f"; it belongs in {there}. Fix: move it there"
 
 
 def home_in_python(key: str, cls: Any) -> str | None:
     """Return the end of a message for an unknown key that another class of the value that `cls` is of has."""
     homes = [home for root in cls.ROOTS if cls in _classes(root) for home in _calls(root).get(key, ())]
-    return f"; write {' or '.join(homes)}." if homes else None
+    return f". Fix: write {' or '.join(homes)}" if homes else None
 
 
 def _sections(name: str, kinds: dict[str, Kind]) -> Iterator[tuple[str, dict[str, Kind]]]:

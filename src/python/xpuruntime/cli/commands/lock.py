@@ -269,7 +269,8 @@ def export(
             f"{target} ({', '.join(engines) if len(engines) < _MANY else 'every engine'})"
             for target, engines in sorted(export_targets().items())
         )
-        raise InputError(f"state what to write and where: --to TARGET -o FOLDER. Targets: {listed}")
+        fix = f"xrt export {shlex.quote(lock)} --to {to or 'triton-python'} -o exported"
+        raise InputError(f"state what to write and where, by --to and -o; targets are {listed}", fix=fix)
     if python is not None and not prove:
         raise InputError("--python names the interpreter of --prove. Fix: add --prove, or leave it out")
     inputs = [("the lock", lock)] + ([("the model", model)] if model is not None else [])

@@ -159,7 +159,8 @@ def _settle(info: ModelInfo, stated: Mapping[str, tuple[int | str, ...]]) -> _Ra
 
             near = difflib.get_close_matches(name, tensors, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise PolicyError(f"{_KEY}: the model has no input {name!r}{hint} Its inputs: {', '.join(tensors)}")
+            msg = f"{_KEY}: the model has no input {name!r}{hint} Its inputs: {', '.join(tensors)}"
+            raise PolicyError(msg, fix=f"write {near[0] if near else next(iter(tensors), 'none')}")
     symbols: dict[str, tuple[ShapeRange, str]] = {}
     several: set[str] = set()
     for name, sizes in stated.items():

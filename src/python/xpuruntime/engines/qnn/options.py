@@ -199,11 +199,9 @@ def _by_name(stated: Mapping[str, object]) -> Target:
 
         near = difflib.get_close_matches(word.lower(), SOCS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
-        msg = (
-            f"{_WHERE}.soc: unknown chip {word!r}{hint} Known: {', '.join(SOCS)}. Any other chip can be given by "
-            "soc_model and htp_arch"
-        )
-        raise PolicyError(msg, engine="qnn")
+        fix = f"{f'write {near[0]}' if near else 'write one of these'}, or state another chip by soc_model and htp_arch"
+        msg = f"{_WHERE}.soc: unknown chip {word!r}{hint} Known: {', '.join(SOCS)}"
+        raise PolicyError(msg, fix=fix, engine="qnn")
     for key, own in (("soc_model", target.soc_model), ("htp_arch", target.htp_arch)):
         if key in stated and str(stated[key]).lower().removeprefix("v") != str(own):
             msg = f"{_WHERE}.{key}: {stated[key]} contradicts soc {word}, which is {target}; drop one of them"

@@ -144,12 +144,12 @@ def _refuse_absent(policy: Policy) -> None:
         refused = kernel_names if none_here else mistyped
         if not refused:
             continue
-        fix = "use a kernel that `xrt kernels` lists" + (
-            ", put 'auto' last, or use mode: prefer" if none_here and not mistyped else ""
-        )
         near = nearest(refused[0], [name for name, (own, _) in KERNEL_IDS.items() if set(own) & set(ops)])
         why = " and ".join(dict.fromkeys(absent[name] for name in refused))
-        hint = f" (did you mean {near}?)" if near and why == _NOBODY else ""
+        meant = near if why == _NOBODY else None
+        hint = f" (did you mean {meant}?)" if meant else ""
+        fix = f"{f'write {meant}, or' if meant else 'use'} a kernel that `xrt kernels` lists"
+        fix += ", put 'auto' last, or use mode: prefer" if none_here and not mistyped else ""
         raise UnsupportedOperationError(
             f"{source} asks for {', '.join(refused)}, and {why}{hint}. Fix: {fix}", engine="torch"
         )
