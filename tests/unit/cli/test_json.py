@@ -210,7 +210,7 @@ def test_a_benchmark_is_a_page_beside_earlier_ones(xrt: Xrt, digits: str, tmp_pa
         (xrt(*words, "--against", before), "--html"),
         (xrt(*words, "--html", page, "--against", digits), "this is no result of a benchmark"),
         (xrt(*words, "--html", page, "--against", tmp_path / "nowhere"), "No such file"),
-        (xrt(*words, "--html", before, "--against", before), "would replace a baseline"),
+        (xrt(*words, "--html", before, "--against", before), "would replace a file that is not an HTML page"),
     ):
         assert found.code == 2
         assert why in found.err
