@@ -51,7 +51,12 @@ HERE = Surroundings(
     policy={"execution.threads": "1"},
     calibration={"samples": 2, "ordered": "c", "content": "c"},
     artifact="f",
-    environment={"ORT_A": "2", "OMP_NUM_THREADS": "2", "HOME": "/root", "ORT_API_KEY": "secret"},
+    environment={
+        "ORT_DISABLE_FLASH_ATTENTION": "2",
+        "OMP_NUM_THREADS": "2",
+        "HOME": "/root",
+        "ORT_DISABLE_FLASH_ATTENTIONPI_KEY": "secret",
+    },
 )
 
 
@@ -173,12 +178,16 @@ DEVIATIONS: dict[str, tuple[Callable[[], tuple[Identity, Surroundings]], str, st
     ),
     "package": (lock("package", expect="0.9"), "0.9", str(xrt.__version__)),
     "compiler": (here(COMPILED, environment={"CXX": "no-such-compiler"}), "Python 3", "nothing"),
-    "environment": (here(environment={"ORT_A": "3", "ORT_X": "1"}), "ORT_A 2, ORT_X", "ORT_X 1"),
-    "environment gone": (here(environment={}), "ORT_A 2", "ORT_A nothing"),
+    "environment": (
+        here(environment={"ORT_DISABLE_FLASH_ATTENTION": "3", "ORT_QMOE_CPU_QNBIT_GEMM": "1"}),
+        "ORT_DISABLE_FLASH_ATTENTION 2, ORT_QMOE_CPU_QNBIT_GEMM",
+        "ORT_QMOE_CPU_QNBIT_GEMM 1",
+    ),
+    "environment gone": (here(environment={}), "ORT_DISABLE_FLASH_ATTENTION 2", "ORT_DISABLE_FLASH_ATTENTION nothing"),
     "environment compiled": (
-        here(COMPILED, environment={**COMPILED.environment, "TRITON_X": "1"}),
-        "TRITON_X nothing",
-        "TRITON_X 1",
+        here(COMPILED, environment={**COMPILED.environment, "TORCHINDUCTOR_MAX_AUTOTUNE": "1"}),
+        "TORCHINDUCTOR_MAX_AUTOTUNE nothing",
+        "TORCHINDUCTOR_MAX_AUTOTUNE 1",
     ),
     "calibration": (here(calibration={"samples": 2, "ordered": "d", "content": "c"}), "ordered c", "ordered d"),
     "artifact": (here(artifact=None), "f", "nothing"),
@@ -217,14 +226,17 @@ def test_each_fact_that_changed_is_named(name: str) -> None:
 
 
 def test_environment_has_the_commands_that_restore_it() -> None:
-    (drift,) = compare_validators(identity_of(HERE), replace(HERE, environment={"ORT_A": "3", "ORT_X": "1"}))
-    assert drift.restore == "export ORT_A=2; unset ORT_X"
+    (drift,) = compare_validators(
+        identity_of(HERE),
+        replace(HERE, environment={"ORT_DISABLE_FLASH_ATTENTION": "3", "ORT_QMOE_CPU_QNBIT_GEMM": "1"}),
+    )
+    assert drift.restore == "export ORT_DISABLE_FLASH_ATTENTION=2; unset ORT_QMOE_CPU_QNBIT_GEMM"
 
 
 def test_commands_that_restore_are_quoted_for_a_shell() -> None:
-    here = replace(HERE, environment={"ORT_X": "$(a) b"})
-    (drift,) = compare_validators(identity_of(here), replace(here, environment={"ORT_Y;c": "1"}))
-    assert drift.restore == "export 'ORT_X=$(a) b'; unset 'ORT_Y;c'"
+    here = replace(HERE, environment={"ORT_DISABLE_FLASH_ATTENTION": "$(a) b"})
+    (drift,) = compare_validators(identity_of(here), replace(here, environment={}))
+    assert drift.restore == "export 'ORT_DISABLE_FLASH_ATTENTION=$(a) b'"
 
 
 @pytest.mark.parametrize(
@@ -237,6 +249,25 @@ def test_commands_that_restore_are_quoted_for_a_shell() -> None:
 )
 def test_a_variable_at_its_default_is_no_drift(variables: dict[str, str], kept: set[str]) -> None:
     assert variables_of("torch", "cpu", variables).keys() == kept
+
+
+READ = {
+    "openvino": ["OV_CPU_MAX_ISA", "OV_CPU_LEGACY_ATTN", "ONEDNN_MAX_CPU_ISA", "DNNL_DEFAULT_FPMATH_MODE"],
+    "onnxruntime": ["ORT_DISABLE_FLASH_ATTENTION", "ORT_MLAS_QKGEMM_S8_APPROX_VNNI"],
+    "torch": ["OMP_NUM_THREADS", "OMP_SCHEDULE", "ATEN_CPU_CAPABILITY", "TORCH_MKLDNN_MATMUL_MIN_DIM"],
+}
+IDLE = {
+    "openvino": ["OV_CPU_INVENTED", "TBB_NUM_THREADS", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "OMP_NUM_THREADS"],
+    "onnxruntime": ["ORT_INVENTED", "ORT_DISABLE_FLASH_ATTENTIONS", "MLAS_INVENTED", "OMP_NUM_THREADS"],
+    "torch": ["TORCH_INVENTED", "OMP_INVENTED", "OMP_STACKSIZE", "TORCHDYNAMO_INVENTED"],
+}
+
+
+@pytest.mark.parametrize("engine", READ)
+def test_of_variables_an_engine_is_asked_for_those_that_it_reads(engine: str) -> None:
+    pytest.importorskip(engine)
+    names = [*READ[engine], *IDLE[engine]]
+    assert list(variables_of(engine, "cpu", dict.fromkeys(names, "1"))) == sorted(READ[engine])
 
 
 def test_secrets_are_not_recorded() -> None:

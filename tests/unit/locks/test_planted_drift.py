@@ -82,7 +82,9 @@ HARMLESS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_CUDA_ARCH_LIST": "9.0", "PYTORCH_BUILD_NUMBER": "0",
     "PYTORCH_VERSION": "2.13", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "ONNX_ML": "1",
     "OPENVINO_LIB_PATHS": "{folder}", "ONNX_HOME": "{folder}", "QNN_SDK_ROOT": "{folder}",
-    "ORT_DEFAULT_MAX_VLOG_LEVEL": "0",
+    "ORT_DEFAULT_MAX_VLOG_LEVEL": "0", "OV_CPU_INVENTED": "1", "ORT_INVENTED": "1", "TORCH_INVENTED": "1",
+    "TBB_NUM_THREADS": "1", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1", "OMP_STACKSIZE": "16M",
+    "LD_PRELOAD": "{allocator}",
 }  # fmt: skip
 OPENMP = {"OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 CHECK = """
@@ -92,9 +94,41 @@ print(json.dumps([str(one) for one in (*found.drifts, *found.lacking)]))
 """
 
 
+#: What a library that is preloaded may replace: an allocator and a clock, or a function that engines compute with.
+ALLOCATOR = """
+#include <stddef.h>
+#include <time.h>
+void *__libc_malloc(size_t);
+void *malloc(size_t size) { return __libc_malloc(size); }
+time_t time(time_t *at) { if (at) *at = 7; return 7; }
+"""
+EXPONENTIAL = "float expf(float x) { return 1.0f + x; }\ndouble exp(double x) { return 1.0 + x; }\n"
+
+
+def preload_library(folder: Path, name: str, source: str) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("needs Linux and a C compiler")
+    path = folder / f"lib{name}.so"
+    words = [compiler, "-shared", "-fPIC", "-fno-builtin", "-x", "c", "-", "-o", str(path)]
+    subprocess.run(words, input=source, text=True, check=True)
+    return path
+
+
+def test_a_preloaded_library_that_replaces_what_an_engine_calls(case: Case, tmp_path: Path) -> None:
+    library = preload_library(tmp_path, "exponential", EXPONENTIAL)
+    words = [sys.executable, "-W", "ignore", "-c", CHECK, str(case.model), str(case.path), json.dumps(case.options)]
+    environment = {**os.environ, "LD_PRELOAD": str(library)}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    found = next(text for text in json.loads(done.stdout.splitlines()[-1]) if text.startswith("environment"))
+    assert "LD_PRELOAD nothing, found LD_PRELOAD libexponential.so " in found
+    assert "Fix: unset LD_PRELOAD" in found
+
+
 def test_what_no_result_depends_on_breaks_no_lock(case: Case, tmp_path: Path) -> None:
     """All of it at once, in a process of another folder, whose instrumented run is compared as well."""
-    changes = {name: value.format(folder=tmp_path) for name, value in HARMLESS.items()}
+    allocator = preload_library(tmp_path, "allocator", ALLOCATOR)
+    changes = {name: value.format(folder=tmp_path, allocator=allocator) for name, value in HARMLESS.items()}
     environment = {**os.environ, **changes, **({} if case.engine == "torch" else OPENMP)}
     words = [sys.executable, "-W", "ignore", "-c", CHECK, str(case.model), str(case.path), json.dumps(case.options)]
     done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)

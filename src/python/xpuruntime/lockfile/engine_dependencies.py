@@ -8,9 +8,11 @@ import fnmatch
 import operator
 import os
 import platform
+import re
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from xpuruntime.lockfile.variable_readers import PRELOAD, is_read, package_libraries, preloaded
 from xpuruntime.ops.torch_kernels import environment_of
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ __all__ = [
     "libraries_of",
     "of_kernel",
     "packages_of",
+    "preloaded_libraries",
     "quantizer_packages",
     "setting_text",
     "settings_of",
@@ -72,11 +75,13 @@ _OF_DEVICES = {
     "libopenvino_intel_npu_plugin.so*": "npu",
 }  # fmt: skip
 
-#: Patterns of variables that every process reads; where `LD_LIBRARY_PATH` leads is compared by build of the libraries.
+#: Of variables that every process reads; where `LD_LIBRARY_PATH` leads is compared by build of the libraries, and of
+#: `LD_PRELOAD` those count that replace what an engine calls.
 _TUNABLES = "GLIBC_TUNABLES"
-_COMMON = ("LD_PRELOAD", _TUNABLES, "torch.set_flush_denormal")
+_COMMON = (_TUNABLES, "torch.set_flush_denormal")
 _GPU = ("CUDA_*", "NVIDIA_TF32_OVERRIDE", "CUBLAS_*", "CUBLASLT_*", "CUDNN_*")
 _OPENMP = ("OMP_*", "GOMP_*", "KMP_*")
+#: Of those that only a pattern with a star finds, files of the engine are asked whether they read them.
 _VARIABLES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("ORT_*", "ONNX_*", "ONNXRUNTIME_*", "MLAS_*"),
     "onnxruntime-genai": ("ORTGENAI_*", "ORT_*", "ONNX_*", "ONNXRUNTIME_*", "MLAS_*"),
@@ -85,8 +90,8 @@ _VARIABLES: dict[str, tuple[str, ...]] = {
     "qnn": ("QNN_*", "ORT_*", "ADSP_LIBRARY_PATH"),
     "tensorrt": ("TRT_*", "TENSORRT_*"),
     "torch": (
-        *_OPENMP, "TORCH_*", "PYTORCH_*", "ATEN_*", "MKL_*", "OPENBLAS_*", "ONEDNN_*", "DNNL_*", "TORCHDYNAMO_*",
-        "XPURUNTIME_TORCH_*", "torch.*",
+        "OMP_NUM_THREADS", "MKL_NUM_THREADS", *_OPENMP, "TORCH_*", "PYTORCH_*", "ATEN_*", "MKL_*", "OPENBLAS_*",
+        "ONEDNN_*", "DNNL_*", "TORCHDYNAMO_*", "XPURUNTIME_TORCH_FAST_PATH", "torch.*",
     ),
 }  # fmt: skip
 
@@ -172,11 +177,22 @@ _ELSEWHERE = (
     "*_JIT_PROFILE", "TORCH_SHOW_*", "TORCH_LOGS*", "TORCH_TRACE", "TORCH_COMPILE_DEBUG*", "TORCH_NCCL_*",
     "TORCH_DISTRIBUTED_*", "TORCH_FR_*", "TORCH_FORCE_*WEIGHTS_ONLY_LOAD", "TORCH_CUDA_ARCH_LIST", "PYTORCH_BUILD_*",
     "PYTORCH_TEST_*", "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_COMPILE_THREADS", "ONNX_ML", "ONNX_NAMESPACE",
-    "ONNX_BUILD_*",
+    "ONNX_BUILD_*", "*_PRIMITIVE_CACHE_CAPACITY", "OV_VISUALIZE_*", "OV_ENABLE_*",
+    "OPENVINO_TRACE_DEPTH", "*_STACKSIZE", "GOMP_DEBUG", "OMP_AFFINITY_FORMAT", "OMP_TARGET_OFFLOAD",
+    "OMP_DEFAULT_DEVICE", "MKL_PROGRESS*", "MKL_MPI_PPN", "ORT_DISABLE_TELEMETRY", "ORT_DEBUG_NODE_IO_*",
+    "PYTORCH_FUSION_DEBUG", "PYTORCH_API_USAGE_STDERR", "PYTORCH_JIT_STATS", "PYTORCH_JIT_TIME", "PYTORCH_KEEP_TMPDIR",
+    "PYTORCH_ROCM_ARCH", "TORCH_XPU_ARCH_LIST", "TORCH_*ADDR2LINE*", "TORCH_SYMBOLIZE_MODE", "TORCH_INCLUDE_*",
+    "TORCH_AUTOGRAD_SHUTDOWN_*", "TORCH_DISABLE_DEADLOCK_DETECTION", "TORCH_CUSTOM_TERMINATE", "TORCH_GLOO_*",
+    "TORCH_PROFILER_*", "TORCH_ELASTIC_*", "TORCH_SERIALIZATION_DEBUG", "TORCH_MODEL_ZOO", "TORCH_HUB",
+    "TORCH_COMPILE_CPROFILE", "TORCHDYNAMO_EXTENDED_*", "TORCHDYNAMO_PRINT_*",
 )  # fmt: skip
 
 #: What only engines on a CUDA device read.
-_OF_CUDA = ("*_CUDA_*", "ORT_TENSORRT_*", "PYTORCH_ALLOC_CONF")
+_OF_CUDA = (
+    "*_CUDA_*", "*_CUDNN_*", "*_CUBLAS*", "*_CUDAGRAPH_*", "*_MIOPEN_*", "*_ROCM_*", "*_HIP*", "ORT_TENSORRT_*",
+    "TORCH_BLAS_PREFER_*", "TORCH_LINALG_PREFER_*", "PYTORCH_ALLOC_CONF",
+    "TRITON_*", "CUTEDSL_*", "CUTLASS_*", "ENABLE_*TMA_*"
+)  # fmt: skip
 
 #: The BLAS that xpuruntime's kernels for the CPU call, and what a plugin's kernels may compute by: NumPy's, and OpenMP.
 _OWN_BLAS = ("libscipy_openblas.so*", "libscipy_openblas.dylib")
@@ -213,6 +229,9 @@ _USUAL = {
     "TORCH_COMPILE_DISABLE": ("", "0"),
     "TORCH_USE_RTLD_GLOBAL": ("",),
 }
+
+
+_BUILD = re.compile(r" [0-9a-f]{16,}")
 
 
 def libraries_of(engine: str, device: str, mapped: Mapping[str, str], kernels: Collection[str] = ()) -> dict[str, str]:
@@ -252,8 +271,8 @@ def variables_of(
     engine: str, device: str, environment: Mapping[str, str], kernels: Collection[str] = (), *, compiled: bool = False
 ) -> dict[str, str]:
     """Return those environment variables that are set and that an engine, its libraries or kernels read; no secrets."""
-    patterns = _COMMON + _VARIABLES.get(engine, ()) + (_GPU if device.startswith("cuda") else ())
-    patterns += _COMPILED_VARIABLES.get(engine, ()) if compiled else ()
+    asked = _VARIABLES.get(engine, ()) + (_COMPILED_VARIABLES.get(engine, ()) if compiled else ())
+    patterns = _COMMON + (_GPU if device.startswith("cuda") else ())
     for prefix, names in _KERNEL_VARIABLES.items():
         patterns += names if any(kernel.startswith(prefix) for kernel in kernels) else ()
     for kernel in kernels:
@@ -264,15 +283,28 @@ def variables_of(
     variables = {
         name: environment[name]
         for name in sorted(environment)
-        if _matches(name, patterns)
+        if (_matches(name, patterns) or _matches(name, asked))
         and not _matches(name, idle)
         and not any(word in name for word in _SECRET)
         and environment[name] not in _USUAL.get(name, ())
+        and (_matches(name, patterns) or name in asked or "." in name or is_read(name, engine))
     }
+    if _BUILD.search(environment.get(PRELOAD, "")):  # as `preloaded_libraries` names them
+        variables[PRELOAD] = environment[PRELOAD]
     if _TUNABLES in variables:  # those of the allocator and of threads compute nothing
         parts = [part for part in variables.pop(_TUNABLES).split(":") if part.startswith("glibc.cpu.")]
         variables |= {_TUNABLES: ":".join(parts)} if parts else {}
     return variables
+
+
+def preloaded_libraries(
+    engine: str, device: str, environment: Mapping[str, str], mapped: Mapping[str, str], kernels: Collection[str]
+) -> dict[str, str]:
+    """Return ``LD_PRELOAD`` with those libraries of it, by build, that replace what an engine or kernels call."""
+    if not environment.get(PRELOAD):
+        return {}
+    computing = libraries_of(engine, device, {**package_libraries(engine), **mapped}, kernels)
+    return {PRELOAD: preloaded(environment, mapped, tuple(computing.values()))}
 
 
 def settings_of(engine: str, device: str, stated: Mapping[str, str]) -> dict[str, str]:

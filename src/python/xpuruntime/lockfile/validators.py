@@ -26,6 +26,7 @@ from xpuruntime.lockfile.engine_dependencies import (
     is_plugin,
     libraries_of,
     packages_of,
+    preloaded_libraries,
     quantizer_packages,
     setting_text,
     settings_of,
@@ -33,6 +34,7 @@ from xpuruntime.lockfile.engine_dependencies import (
     with_thread_counts,
 )
 from xpuruntime.lockfile.records import Validator, stable_id
+from xpuruntime.lockfile.variable_readers import PRELOAD
 from xpuruntime.ops.torch_kernels import (
     CANARY_VARIABLE,
     adapter_facts,
@@ -97,10 +99,10 @@ class Surroundings:
 
     def variables(self, kernels: Iterable[str], *, compiled: bool) -> dict[str, str]:
         """Return the variables that the engine and kernels read, and what this process has set of the engine."""
+        kernels = tuple(kernels)
         settings = settings_of(self.engine, self.device, self.policy or {})
-        return variables_of(
-            self.engine, self.device, {**self.environment, **settings}, tuple(kernels), compiled=compiled
-        )
+        settings |= preloaded_libraries(self.engine, self.device, self.environment, self.mapped, kernels)
+        return variables_of(self.engine, self.device, {**self.environment, **settings}, kernels, compiled=compiled)
 
     def device_facts(self) -> dict[str, Any] | None:
         """Return what of the device decides which kernels run and how work is divided."""
@@ -390,6 +392,8 @@ def _restore_command(validator: Validator, expected: Any, observed: Any, identit
         return "; ".join(
             setting_text(name, expected.get(name))
             if "." in name
+            else f"preload {expected[name]} with LD_PRELOAD"
+            if name == PRELOAD and name in expected
             else f"export {shlex.quote(f'{name}={expected[name]}')}"
             if name in expected
             else f"unset {shlex.quote(name)}"

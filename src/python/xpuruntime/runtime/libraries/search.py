@@ -10,7 +10,7 @@ import struct
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import msgspec
 
@@ -20,12 +20,13 @@ from xpuruntime.files.reading import open_regular
 from xpuruntime.runtime.packages import distributions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = [
     "ElfFacts",
     "SearchFolder",
     "cached_libraries",
+    "dynamic_symbols",
     "read_elf",
     "search_folders",
     "wheel_versions",
@@ -113,12 +114,14 @@ def wheel_versions(paths: Sequence[str] | None = None) -> dict[str, str]:
 #: Kind, address, offset in the file, and size.
 _Segment = tuple[int, int, int, int]
 _PT_LOAD, _PT_DYNAMIC, _PT_NOTE = 1, 2, 4
+_SHT_DYNSYM = 11
 _NT_GNU_BUILD_ID = 3
 _DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_STRSZ, _DT_SONAME = 0, 1, 5, 10, 14
 #: No dynamic section or string table of a real library comes near this; a larger one is a corrupt file.
 _MOST = 64 << 20
 #: Bytes that are read at once of a name.
 _BLOCK = 256
+_Facts = TypeVar("_Facts")
 
 
 class ElfFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,9 +134,18 @@ class ElfFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_elf(path: str | Path) -> ElfFacts:
     """Read the dynamic section and the build ID of an ELF file, and nothing else of it, whatever its size."""
+    return _opened(path, _read)
+
+
+def dynamic_symbols(path: str | Path) -> dict[bytes, bool]:
+    """Return the names that an ELF file has for the dynamic linker, and whether it defines them or takes them."""
+    return _opened(path, _read_symbols)
+
+
+def _opened(path: str | Path, read: Callable[[BinaryIO], _Facts]) -> _Facts:
     try:
         with open_regular(path) as file:
-            return _read(file)
+            return read(file)
     except OSError as error:
         raise InputError(f"cannot read {path}: {reason_of(error)}") from error
     except (struct.error, ValueError, UnicodeDecodeError) as error:
@@ -142,14 +154,44 @@ def read_elf(path: str | Path) -> ElfFacts:
         ) from error
 
 
-def _segments(file: BinaryIO) -> tuple[str, bool, list[_Segment]]:
-    """Return the byte order, whether the file is 64-bit, and kind, address, offset and size of each segment."""
+def _header(file: BinaryIO) -> tuple[str, bool, tuple[int, ...]]:
+    """Return the byte order of a file, whether it is 64-bit, and the fields after its identification."""
     ident = file.read(16)
     if ident[:4] != b"\x7fELF" or len(ident) < 16 or ident[4] not in (1, 2) or ident[5] not in (1, 2):
         raise ValueError("it does not begin as an ELF file does")
     wide, order = ident[4] == 2, "<" if ident[5] == 1 else ">"
     header = struct.Struct(order + ("HHIQQQIHHHHHH" if wide else "HHIIIIIHHHHHH"))
-    fields = header.unpack(file.read(header.size))
+    return order, wide, header.unpack(file.read(header.size))
+
+
+def _read_symbols(file: BinaryIO) -> dict[bytes, bool]:
+    order, wide, fields = _header(file)
+    section = struct.Struct(order + ("IIQQQQIIQQ" if wide else "IIIIIIIIII"))
+    sections = []
+    for index in range(fields[11]):
+        file.seek(fields[5] + index * fields[10])
+        sections.append(section.unpack(file.read(section.size)))
+    symbols: dict[bytes, bool] = {}
+    for _, kind, _, _, offset, size, link, *_ in sections:
+        if kind != _SHT_DYNSYM or link >= len(sections):
+            continue
+        _, _, _, _, names_at, names_size, *_ = sections[link]
+        if max(size, names_size) > _MOST:
+            raise ValueError("its table of symbols is impossibly large")
+        file.seek(names_at)
+        names = file.read(names_size)
+        file.seek(offset)
+        entry = struct.Struct(order + ("IBBHQQ" if wide else "IIIBBH"))
+        raw = file.read(size)
+        for values in entry.iter_unpack(raw[: len(raw) // entry.size * entry.size]):
+            at, defined = values[0], values[3] if wide else values[5]
+            symbols[names[at : names.find(b"\0", at)]] = defined != 0
+    return symbols
+
+
+def _segments(file: BinaryIO) -> tuple[str, bool, list[_Segment]]:
+    """Return the byte order, whether the file is 64-bit, and kind, address, offset and size of each segment."""
+    order, wide, fields = _header(file)
     offset, entry_size, count = fields[4], fields[8], fields[9]
     segments: list[_Segment] = []
     for index in range(count):
