@@ -115,6 +115,9 @@ included_keys: Callable[[], Any] = take("torch._C._dispatch_tls_local_include_se
 has_kernel: Callable[[str, str], bool] = take(
     "torch._C._dispatch_has_kernel_for_dispatch_key", "which distinguishes composite operators from others"
 )
+computes_at: Callable[[str, str], bool] = take(
+    "torch._C._dispatch_has_computed_kernel_for_dispatch_key", "which says where an operator has a kernel to replace"
+)
 operator_names: Callable[[], list[str]] = take(
     "torch._C._dispatch_get_all_op_names",
     "which finds operators of other packages",

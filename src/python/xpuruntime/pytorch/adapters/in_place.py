@@ -119,11 +119,10 @@ class _Definitions:
         A class whose base has an ``__init_subclass__`` that calls no other is seen when somebody next asks.
         """
         if not self._users:
-            self._classes = weakref.WeakKeyDictionary()
             self._before = torch.nn.Module.__dict__.get("__init_subclass__")
             self._hook = classmethod(self._defined)  # type: ignore[arg-type]
             torch.nn.Module.__init_subclass__ = self._hook
-        self.look()
+            self.look()
         self._users.append(user)
         return list(self._classes)
 
@@ -226,7 +225,13 @@ class AdaptedFunctions:
         self._places: list[tuple[Any, str, FunctionType]] = []
         _definitions.follow(self._defined)
         for module in list(sys.modules.values()):
-            self._adapt(module)
+            try:
+                stated = module.__dict__
+            except AttributeError:  # something else that stands there
+                continue
+            for name in names:
+                if name in stated:
+                    self._adapt_function(module, name, stated[name])
 
     def _defined(self, kind: type) -> None:
         self._adapt(sys.modules.get(kind.__module__))

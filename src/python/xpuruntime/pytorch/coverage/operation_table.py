@@ -43,6 +43,7 @@ __all__ = [
     "uncovered_kernel",
     "uncovered_operator",
     "unserved_operator",
+    "unserved_operators",
 ]
 
 
@@ -243,6 +244,16 @@ def unserved_operator(name: str) -> str | None:
     """
     operator = uncovered_operator(name)
     return operator.op if operator is not None and operator.reason in (_NO_KERNEL, _FOREIGN) else None
+
+
+@lru_cache(maxsize=2)
+def unserved_operators(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Return operation to those of some operators, with the names of their overloads, that are unserved for it."""
+    results: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        if (op := unserved_operator(name.partition(".")[0])) is not None:
+            results[op] = (*results.get(op, ()), name)
+    return results
 
 
 @lru_cache(maxsize=8192)

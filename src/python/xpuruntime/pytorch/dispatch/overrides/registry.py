@@ -24,7 +24,7 @@ from xpuruntime.pytorch.dispatch.overrides.native import (
     TRACING,
     Native,
     Override,
-    native_kernel,
+    has_native_kernel,
     never_compile,
     qualified,
     skip_in_dynamo,
@@ -162,10 +162,16 @@ def _module(name: str) -> Any:
     return importlib.import_module(name if "." in name else f"xpuruntime.pytorch.dispatch.overrides.{name}")
 
 
-def overrides_of(op: str) -> tuple[Override, ...]:
-    """Return the overrides of one thing that can be required; those that this PyTorch knows."""
+def overrides_of(op: str, operators: tuple[str, ...] | None = None) -> tuple[Override, ...]:
+    """Return the overrides of one thing that can be required; those that this PyTorch knows.
+
+    Of `operators`, those that are registered now, an operation that is unserved has some.
+    """
     if op.startswith(_UNSERVED):
-        overrides: tuple[Override, ...] = _module("report_only").overrides_of_operators(op.removeprefix(_UNSERVED))
+        names = _operators() if operators is None else operators
+        overrides: tuple[Override, ...] = _module("report_only").overrides_of_operators(
+            op.removeprefix(_UNSERVED), names
+        )
         return overrides
     return tuple(
         override
@@ -173,6 +179,10 @@ def overrides_of(op: str) -> tuple[Override, ...]:
         for override in module.OVERRIDES
         if (override.group or override.op) == op and _exists(override)
     )
+
+
+def _operators() -> tuple[str, ...]:
+    return tuple(_private_api.operator_names())
 
 
 def require(ops: Iterable[str]) -> tuple[str, ...]:
@@ -191,9 +201,10 @@ def require(ops: Iterable[str]) -> tuple[str, ...]:
             standing = [placed for op in wanted if CONTEXT.users[op] for placed in CONTEXT.placed[op]]
             for refresh in {placed.refresh for placed in standing if hasattr(placed, "refresh")}:
                 refresh()
+            operators = _operators() if any(op.startswith(_UNSERVED) for op in wanted) else None
             for op in wanted:
                 if not CONTEXT.users[op]:
-                    CONTEXT.placed[op] = _place_all(op)
+                    CONTEXT.placed[op] = _place_all(op, operators)
                 CONTEXT.users[op] += 1
                 done.append(op)
         except BaseException:
@@ -222,14 +233,14 @@ def installed() -> tuple[str, ...]:
         return tuple(p.title for group in CONTEXT.placed.values() for p in group if p.title)
 
 
-def _place_all(op: str) -> list[InPlace]:
+def _place_all(op: str, operators: tuple[str, ...] | None) -> list[InPlace]:
     placed: list[InPlace] = []
     if op == "rms_norm":
         from xpuruntime.pytorch.dispatch.overrides.norms import add_missing_kernel
 
         add_missing_kernel()
     try:
-        for override in overrides_of(op):
+        for override in overrides_of(op, operators):
             for key in override.keys:
                 if override.module and override.module not in sys.modules:
                     placed.append(Awaited(override, key, _place))
@@ -253,7 +264,9 @@ def _place(override: Override, key: str) -> InPlace | None:
         if not is_there(override, key):
             return None
         return Replaced(override, key) if key == IN_PYTHON else Higher(override, key)
-    return _Placed(override, key) if _has_kernel(override.name, key) else None
+    if key.endswith("CUDA") and not torch.backends.cuda.is_built():
+        return None
+    return _Placed(override, key) if has_native_kernel(override.name, key) else None
 
 
 def _exists(override: Override) -> bool:
@@ -266,16 +279,6 @@ def _exists(override: Override) -> bool:
     packet, _, overload = override.name.partition(".")
     packet_object = getattr(torch.ops.aten, packet, None)
     return packet_object is not None and (overload or "default") in packet_object.overloads()
-
-
-def _has_kernel(name: str, key: str) -> bool:
-    if key.endswith("CUDA") and not torch.backends.cuda.is_built():
-        return False
-    try:
-        native_kernel(name, key)
-    except RuntimeError:
-        return False
-    return True
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from xpuruntime.pytorch.coverage.operation_table import (
     names_operation,
     of_unknown_package,
     operation_of_function,
-    unserved_operator,
+    unserved_operators,
 )
 from xpuruntime.pytorch.coverage.unserved import UNSERVED, unserved_row
 from xpuruntime.pytorch.dispatch import context
@@ -156,22 +156,20 @@ def _overrides(unserved: Unserved) -> Iterator[Override]:
 _IMPLICIT, _EXPLICIT = "CompositeImplicitAutograd", "CompositeExplicitAutograd"
 
 
-def overrides_of_operators(op: str) -> tuple[Override, ...]:
-    """Return overrides of all operators, of other packages too, that are registered now and compute an operation.
+def overrides_of_operators(op: str, operators: tuple[str, ...]) -> tuple[Override, ...]:
+    """Return overrides of all those of some operators, of other packages too, that compute an operation.
 
-    They refuse calls under ``strict``; see `operation_table.unserved_operator`. Of a package that is not known, those
+    They refuse calls under ``strict``; see `operation_table.unserved_operators`. Of a package that is not known, those
     for all devices pass, since `torch.library.custom_op` makes them of Python: operators in it obey or are refused.
     What such Python computes without operators, in NumPy or by a kernel of its own, is not seen before it runs.
     """
     overrides: list[Override] = []
-    for name in _private_api.operator_names():
-        short = name.partition(".")[0]
-        if unserved_operator(short) == op:
-            implicit = _private_api.has_kernel(name, _IMPLICIT)
-            if of_unknown_package(short) and (implicit or _private_api.has_kernel(name, _EXPLICIT)):
-                continue
-            keys = (_IMPLICIT,) if implicit else ("CPU", "CUDA")
-            overrides += _overrides(unserved_row(name.removeprefix("aten::"), keys, op))
+    for name in unserved_operators(operators).get(op, ()):
+        implicit = _private_api.has_kernel(name, _IMPLICIT)
+        if of_unknown_package(name.partition(".")[0]) and (implicit or _private_api.has_kernel(name, _EXPLICIT)):
+            continue
+        keys = (_IMPLICIT,) if implicit else ("CPU", "CUDA")
+        overrides += _overrides(unserved_row(name.removeprefix("aten::"), keys, op))
     return tuple(overrides)
 
 
