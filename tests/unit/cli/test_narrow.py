@@ -9,11 +9,12 @@ import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
 import xpuruntime as xrt
-from xpuruntime.cli.output import console, error_line, on_screen, working
+from xpuruntime.cli.output import console, error_line, on_screen, print_and_save, working
 from xpuruntime.cli.results import rendered
 from xpuruntime.runtime.doctor.diagnosis import diagnose
 from xpuruntime.runtime.telemetry import log_step
@@ -161,6 +162,22 @@ def test_an_error_fits_a_terminal_and_its_fix_can_be_pasted(columns: int, monkey
     monkeypatch.setattr("sys.stderr", piped)
     error_line(text)
     assert piped.getvalue() == f"error: {text}\n"
+
+
+def test_a_result_fits_a_terminal_and_its_fix_can_be_pasted(digits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = xrt.plan(digits, device="cpu", engine="onnxruntime")
+    fix = f"`xrt lock {'m' * 60}.onnx -o model.lock --accept model`"
+    result = msgspec.structs.replace(held, notes=(f"{'it moved ' * 12}as {fix} says {'at last ' * 12}",))
+    stream = _Terminal()
+    monkeypatch.setattr("sys.stdout", stream)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    print_and_save(result, as_json=False)
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()).splitlines()
+    assert any(fix in line for line in lines)
+    assert all(len(line) <= 80 or fix in line for line in lines)
+    note = next(index for index, line in enumerate(lines) if line.startswith("note: it moved"))
+    assert all(line.startswith("  ") for line in lines[note + 1 :])
 
 
 def test_a_warning_does_not_end_up_behind_a_spinner(monkeypatch: pytest.MonkeyPatch) -> None:

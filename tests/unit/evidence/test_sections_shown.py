@@ -230,7 +230,7 @@ def test_two_reports():
         "status blocked refused det is on the cpu",
         "blocker: b (NonZero) blocks -",
         "blocker: det (Det) - blocks",
-        "memory at its most, during the pass",
+        "peak memory, during the pass",
         "tensors between units 4.0 KiB 8.0 KiB",
         "allowed: x 1..8 x 4 any x 4",
     ):

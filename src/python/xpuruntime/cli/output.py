@@ -110,7 +110,10 @@ def print_and_save(
     in place of the thing.
     """
     if not as_json:
-        console().print(thing if shown is None else shown)
+        screen, shown = console(), thing if shown is None else shown
+        if screen.width < UNBOUNDED:
+            shown = _filled(shown.__rich__() if hasattr(shown, "__rich__") else shown, screen.width)
+        screen.print(shown, crop=False)
         sys.stdout.flush()
     failed: list[Exception] = []
     for save, path in [*(saves or {}).items(), *([(thing.save_html, html)] if html else [])]:
@@ -152,10 +155,10 @@ def error_line(text: str, *, label: str = "error") -> None:
     if sys.stderr.isatty():
         from rich.text import Text
 
-        shown = console(stderr=True)
-        lines = "\n".join(_filled(line, shown.width) for line in f"{label}: {text}".splitlines())
+        shown, told = console(stderr=True), Text(f"{label}: {text}")
+        told.stylize(_LABELS[label], 0, len(label) + 2)
         with shown.capture() as held:
-            shown.print(Text.assemble((f"{label}: ", _LABELS[label]), lines[len(label) + 2 :]), soft_wrap=True)
+            shown.print(_filled(told, shown.width), soft_wrap=True)
         sys.stderr.write(held.get())  # in this way it clears what `working` shows; a console would write past that
     else:
         sys.stderr.write(f"{label}: {text}\n")
@@ -166,22 +169,41 @@ _PIECES = re.compile(r"(?:`[^`\n]*`|[^\s`]|`)+")
 _COMMAND = re.compile(r"Fix: (?:pip|python|xrt|make|apt-get|export|unset)\b")
 
 
-def _filled(line: str, width: int) -> str:
-    """Return a line as lines of at most `width`, the fix on its own: what is pasted into a shell is not broken."""
-    problem, _, fix = line.partition(" Fix: ")
+def _filled(shown: Any, width: int) -> Any:
+    """Return text, and the texts of a group, in lines of at most `width`, each fix on its own.
+
+    What is pasted into a shell is not broken.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    if isinstance(shown, Group):
+        return Group(*(_filled(part, width) for part in shown.renderables))
+    if not isinstance(shown, Text):
+        return shown
+    lines = (
+        Text(indent, shown.style).append_text(line[begin:end])
+        for line in shown.split("\n", allow_blank=True)
+        for indent, begin, end in _places(line.plain, width)
+    )
+    filled = Text("\n").join(lines)
+    filled.no_wrap, filled.overflow = True, "ignore"
+    return filled
+
+
+def _places(line: str, width: int) -> Iterator[tuple[str, int, int]]:
+    """Yield the indent, the begin and the end of each line that a long one becomes."""
     indent = " " * (len(line) - len(line.lstrip()) + 2)
-    lines: list[str] = []
-    for start, text in (("", problem), (indent, f"Fix: {fix}" if fix else "")):
-        pieces = [text] if _COMMAND.match(text) else _PIECES.findall(text)
-        filled = (start or indent[2:]) + "".join(pieces[:1])
-        for piece in pieces[1:]:
-            if len(filled) + 1 + len(piece) > width:
-                lines.append(filled)
-                filled = f"{indent}{piece}"
-            else:
-                filled += f" {piece}"
-        lines += [filled] if pieces else []
-    return "\n".join(lines)
+    problem = line.partition(" Fix: ")[0]
+    for first, start, text in (("", 0, problem), (indent, len(problem) + 1, line[len(problem) + 1 :])):
+        begin = end = start
+        for piece in () if _COMMAND.match(text) else _PIECES.finditer(text):
+            if end > begin and len(first) + start + piece.end() - begin > width:
+                yield first, begin, end
+                first, begin = indent, start + piece.start()
+            end = start + piece.end()
+        if text or not start:
+            yield first, begin, start + len(text)
 
 
 def progress(*, as_json: bool) -> Progress:

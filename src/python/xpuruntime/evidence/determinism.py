@@ -163,8 +163,7 @@ class DeterminismTests(Document, frozen=True, kw_only=True):
             (grade, (word, _STYLE[test.verdict]), trials, why)
             for test, (grade, word, trials, why) in zip(self.tests, determinism_rows(self), strict=True)
         ]
-        title = f"determinism, tested: {self.observed}"
-        shown = rows_table(title, ("grade", "verdict", ">trials", "why"), rows, most=None)
+        shown = rows_table("grades", ("grade", "verdict", ">trials", "why"), rows, most=None)
         return Group(Text(head, style="green" if self.reached else "bold red"), *shown)
 
 

@@ -145,7 +145,7 @@ def _by_kernel(listed: tuple[KernelInfo, ...]) -> RenderableType:
     from xpuruntime.tables import table
 
     shown = table("kernels", ("kernel", "usable here", "operations"))
-    for name in dict.fromkeys(kernel.id for kernel in listed):
+    for name in dict.fromkeys(kernel.id for kernel in sorted(listed, key=lambda kernel: not kernel.available)):
         kernels = [kernel for kernel in listed if kernel.id == name]
         usable = " or ".join(dict.fromkeys(_usable(kernel) for kernel in kernels))
         shown.add_row(name, usable, ", ".join(kernel.op for kernel in kernels))

@@ -105,9 +105,9 @@ def render(comparison: ReportComparison) -> RenderableType:
     parts += rows_table("boundaries, in one run", columns, map(boundary_row, comparison.boundaries), most=None)
     parts += difference_table("cuda graph", comparison.cuda_graph, "reason")
     parts += changed_memory(comparison.memory, "memory")
-    parts += changed_memory(comparison.peaks, "memory at its most, during the pass")
+    parts += changed_memory(comparison.peaks, "peak memory, during the pass")
     parts += difference_table("shapes", comparison.shapes)
-    parts += difference_table("surroundings", comparison.surroundings, cut=True)
+    parts += difference_table("environment", comparison.surroundings, cut=True)
     if comparison.notes:
         parts.append(Text("\nnotes", style="bold"))
         parts += [Text(f"- {note}") for note in comparison.notes]
@@ -166,7 +166,8 @@ def _groups(comparison: ReportComparison) -> list[RenderableType]:
     parts = rows_table(
         "source nodes about which something differs", columns, rows, most=_ROWS, noun="more groups of nodes"
     )
-    parts.append(Text(f"about {comparison.unchanged} other source nodes nothing differs"))
+    if comparison.unchanged:
+        parts.append(Text(f"nothing differs in {comparison.unchanged} other source nodes"))
     return parts
 
 
