@@ -395,6 +395,21 @@ def test_an_error_names_eight_faults_and_counts_the_rest():
     assert last == "and 3 more"
 
 
+MANY = {
+    "keys": "\n".join(f"key_{index}: 1" for index in range(16_000)),
+    "keys of a section": "execution:\n" + "\n".join(f"  enginf_{index}: 1" for index in range(16_000)),
+    "rules": "kernels:\n  rules:\n" + "  - {match: {opp: conv}, use: torch}\n" * 16_000,
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_reading_stops_at_a_hundred_faults(name: str):
+    """What each fault is asked for is not asked for all that a hostile file has."""
+    with pytest.raises(PolicyError) as error:
+        Policy.loads(MANY[name], name="policy.yaml")
+    assert str(error.value).splitlines()[-1] == "  and 92 more, where reading stopped"
+
+
 def test_every_fault_of_a_constructor_is_named_in_one_error():
     with pytest.raises(PolicyError) as error:
         Policy(mode="strikt", execution={"device": "xpu", "precision": "fp17"})

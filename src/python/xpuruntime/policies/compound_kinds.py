@@ -88,7 +88,7 @@ class OneOrMore(Kind):
         if not entries and not self._empty:
             instead = f"write '{self._word}'" if self._word else "leave the key out"
             raise Refused(f"the list is empty; {instead} instead")
-        items: list[Any] = []
+        items: dict[Any, None] = {}
         for index, accept, value in entries:
             text = value.text if isinstance(value, ScalarNode) else value
             try:
@@ -101,7 +101,7 @@ class OneOrMore(Kind):
                     raise Refused(f"nothing can come after '{self._last}', which accepts anything")
             except Refused as refused:
                 raise (refused.at(value) if isinstance(value, Node) else refused).under(index) from None
-            items.append(item)
+            items[item] = None
         return tuple(items)
 
     def plain(self, value: Any) -> Any:

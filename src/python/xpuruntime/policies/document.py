@@ -144,8 +144,8 @@ def to_python(node: Node) -> Any:
 
 
 _LONGEST_QUOTE = 60
-#: Faults that one error names.
-_MOST_NAMED = 8
+#: Faults that one error names, and after how many nobody looks for more.
+_MOST_NAMED, _MOST_FOUND = 8, 100
 
 
 class Refused(Exception):  # noqa: N818 - read as a sentence: `raise Refused(...)`
@@ -182,7 +182,8 @@ class Refused(Exception):  # noqa: N818 - read as a sentence: `raise Refused(...
         """Return the text of an error with a line for each refusal, the first `_MOST_NAMED` of them."""
         lines = [line(refused) for refused in self.everything[:_MOST_NAMED]]
         more = len(self.everything) - len(lines)
-        return "\n  ".join([*lines, *([f"and {more} more"] if more else [])])
+        end = "" if len(self.everything) < _MOST_FOUND else ", where reading stopped"
+        return "\n  ".join([*lines, *([f"and {more} more{end}"] if more else [])])
 
     def message(self, root: str = "", subject: str = "the policy") -> str:
         """Return the sentence with the dotted key, which starts with `root`, but without the place in a file.
@@ -202,9 +203,11 @@ class Refusals:
         self._all: list[Refused] = []
 
     def add(self, refused: Refused) -> None:
-        """Keep a refusal, with those that it has."""
-        self._all += refused.everything
+        """Keep a refusal, with those that it has. Raises the first `Refused` once there are more than enough."""
+        self._all += refused.everything[: _MOST_FOUND - len(self._all)]
         refused.others = ()
+        if len(self._all) == _MOST_FOUND:
+            self.raise_any()
 
     def raise_any(self) -> None:
         """Raise the first `Refused` with the others, if there is one."""
