@@ -37,13 +37,16 @@ def run_ranks(program: str, folder: Path, ranks: int, *arguments: Any, backend: 
 
 
 def check_others_end(program: str, folder: Path, ranks: int, backend: str = "gloo") -> None:
-    """Have rank 1 fail in each way in a program of this module: the others name it, and nothing is stored."""
+    """Have rank 1 fail in each way in a program of this module: the others name it, and nothing is stored.
+
+    A rank 1 that hangs is killed once the others have ended.
+    """
     reasons = {"killed": ("has ended", "was silent"), "hangs": ("was silent",), "out_of_memory": ("OutOfMemoryError",)}
     if program == "measured_kernel":  # an error of who watches it only ends the measuring
         del reasons["out_of_memory"]
     started = {kind: start_ranks(program, folder / kind, ranks, kind, backend=backend) for kind in reasons}
     for kind, ended in started.items():
-        found = ended()
+        found = ended(failing=1)
         for number in {*range(ranks)} - {1}:
             assert "saved" not in found[number]
             assert "rank 1" in found[number]["error"], found
@@ -54,7 +57,7 @@ def check_others_end(program: str, folder: Path, ranks: int, backend: str = "glo
 
 def start_ranks(
     program: str, folder: Path, ranks: int, *arguments: Any, backend: str = "gloo"
-) -> Callable[[], list[dict[str, Any]]]:
+) -> Callable[..., list[dict[str, Any]]]:
     """Start a program of this module on each rank; returns a function that waits for them, as `run_ranks`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -66,9 +69,9 @@ def start_ranks(
     for process in processes:
         process.start()
 
-    def ended() -> list[dict[str, Any]]:
-        for process in processes:
-            process.join(WORLD_SECONDS)
+    def ended(failing: int | None = None) -> list[dict[str, Any]]:
+        for rank, process in sorted(enumerate(processes), key=lambda item: item[0] == failing):
+            process.join(0 if rank == failing else WORLD_SECONDS)
             if process.is_alive():
                 process.kill()
                 process.join()
