@@ -99,9 +99,6 @@ _FINISHED = ""
 
 def pytest_sessionstart() -> None:
     """Let the policy of this process hold, which is a plugin of pytest's there."""
-    import torch
-
-    torch.set_num_threads(1)  # the cases are small
     name = os.environ[_POLICY]
     if name:
         import xpuruntime.pytorch as xrt_torch
@@ -174,6 +171,7 @@ def run(folder: Path, file: str, policy: str, select: str | None, kept: Path) ->
     command += ["-p", "no:cacheprovider", "-p", Path(__file__).stem, path.name, *(["-k", select] if select else [])]
     paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), _POLICY: policy, _ROWS: str(rows)}
+    environment["OMP_NUM_THREADS"] = "1"  # the cases are small
     while True:
         before = rows.read_text(encoding="utf-8") if rows.exists() else ""
         done = subprocess.run(command, cwd=path.parent, env=environment, capture_output=True, text=True, check=False)

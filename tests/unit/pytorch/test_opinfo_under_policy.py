@@ -67,7 +67,7 @@ def test_forward_in_other_types(name):
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
         one = case("reference", name)
         if one.takes(dtype):
-            assert bool(one.forward(dtype, most=8)) is (name not in NOTHING_SERVED)
+            assert bool(one.forward(dtype, most=4)) is (name not in NOTHING_SERVED)
 
 
 @pytest.mark.parametrize("name", ["mm", "bmm", "matmul", "nn.functional.linear"])
@@ -82,7 +82,7 @@ def test_what_is_not_ours_stays_as_it_is(name):
 def test_gradients(policy, name):
     one = case(policy, name)
     assert bool(one.backward(torch.float32, most=12)) is (name not in NOTHING_SERVED)
-    if one.differentiates(torch.bfloat16):
+    if policy == "reference" and one.differentiates(torch.bfloat16):
         one.backward(torch.bfloat16, most=5)
 
 
@@ -97,8 +97,8 @@ def test_errors_are_those_of_pytorch(name):
     assert one.errors() > 0 or one.info.error_inputs_func is None
 
 
-@pytest.mark.parametrize(("policy", "name"), everything)
-def test_out(policy, name):
-    one = case(policy, name)
+@pytest.mark.parametrize("name", OPS)
+def test_out(name):
+    one = case("reference", name)  # where a result goes is the same for each kernel
     if one.info.supports_out:
         assert one.out(torch.float32, most=8) > 0
