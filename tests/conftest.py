@@ -155,16 +155,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _PublicCoverage:
-    """Records in this process what the quick tests run of the package; see `tools/public_coverage.py`."""
+    """Records in this process what a share of the quick tests runs of the package; see `tools/public_coverage.py`."""
 
     def __init__(self, folder: str) -> None:
-        from public_coverage import recorder
+        from public_coverage import recorded, recorder
 
-        self._coverage = recorder(folder)
+        self._coverage, self._recorded = recorder(folder), recorded
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        if item.get_closest_marker("slow") or item.nodeid.startswith(_NOT_QUICK):
+        if item.get_closest_marker("slow") or item.nodeid.startswith(_NOT_QUICK) or not self._recorded(item.nodeid):
             return (yield)
         with self._coverage.collect():
             return (yield)
