@@ -133,6 +133,38 @@ def test_it_breaks_for_what_computes_other_tokens(name: str, tmp_path: Path) -> 
         generate(model)
 
 
+def taken_before(model: Any) -> Any:
+    return model.generate
+
+
+def captured(model: Any) -> Any:
+    return xt.capture_decode(model, max_length=64).generate
+
+
+@pytest.mark.parametrize("taken", [taken_before, captured])
+@pytest.mark.parametrize("name", ["sampling", "penalty", "eos", "eps", "one layer"])
+def test_it_breaks_however_generate_was_taken_before_the_policy(taken: Any, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "generation.lock"
+
+    def run(lock: str = "", **generation: Any) -> Any:
+        options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, **generation}
+        generate_now, policy = taken(model), {"lock": path} if lock else KERNELS
+        with xt.kernel_policy(**policy), xt.explain(root=model) as report, torch.no_grad():
+            generate_now(torch.arange(1, 9)[None], **options)
+        return report
+
+    model = model_of()
+    lock = xt.lock(run(), path)
+    assert xt.lock(run(max_new_tokens=20), path).digest == lock.digest
+    run("under the lock", max_new_tokens=20)
+    change, generation = DEVIATIONS[name]
+    model = change(model)
+    with pytest.raises(xrt.LockError):
+        xt.lock(run(**generation), path)
+    with pytest.raises(xrt.LockError, match="does not hold"):
+        run("under the lock", **generation)
+
+
 def test_it_breaks_for_another_kernel(tmp_path: Path) -> None:
     model, path = model_of(), tmp_path / "generation.lock"
     xt.lock(explained(model), path)

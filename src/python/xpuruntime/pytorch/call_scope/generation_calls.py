@@ -34,6 +34,7 @@ __all__ = [
     "follow_generation",
     "follow_models",
     "forward",
+    "generate_of",
 ]
 
 #: What of a configuration says how long to generate and what to return, and nothing of what is computed.
@@ -49,6 +50,7 @@ _OF_FORWARD = ("attn_implementation", "cache", "experts_implementation", "quanti
 #: What of a model's configuration is a fact of its own, or says where the model is from.
 _NOT_COMPUTED = frozenset(("architectures", "dtype", "transformers_version", "use_cache"))
 _STRICT = "or state mode: prefer"
+_UNKNOWN = {"arguments": "unknown, since generate was taken from the model before the policy began, or is its own"}
 
 
 class GenerationWatch:
@@ -128,10 +130,10 @@ def _drift(subject: str, expected: Any, actual: Any) -> Difference:
 class _Generate:
     """One call of ``generate``."""
 
-    def __init__(self, model: Any, config: Any) -> None:
-        self.experts = _experts(model)
-        self.compile = getattr(config, "compile_config", None) is not None and not config.disable_compile
-        self.compiled = False
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self.model, self.arguments = arguments["self"], arguments
+        self.experts = _experts(self.model)
+        self.compile = self.compiled = False
 
 
 class _Thread(threading.local):
@@ -258,6 +260,7 @@ def follow_models(owner: Any, undo: list[Callable[[], None]]) -> None:
 def follow_generation(module: Any, undo: list[Callable[[], None]]) -> None:
     """Follow ``generate`` and ``generate_batch``, which the module of ``GenerationMixin`` has."""
     _replace(module.GenerationMixin, "generate", _generate, undo)
+    _replace(module.GenerationMixin, "_prepare_generation_config", _prepare_config, undo)
     batches = next((cls for cls in module.GenerationMixin.__mro__ if "init_continuous_batching" in vars(cls)), None)
     if batches is not None:
         _replace(batches, "init_continuous_batching", _init_batches, undo)
@@ -290,25 +293,32 @@ def _replace(owner: Any, name: str, replaced: Callable[..., Any], undo: list[Cal
 
 
 def _generate(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
-    model = arguments["self"]
-    config = _effective_config(model, arguments)
-    if config is None:
-        return run()
-    if _is_noted():
-        _note(model, "generate", {**_config_facts(config, arguments), **_made_of(model)})
-    before, _thread.generate = _thread.generate, _Generate(model, config)
+    before, _thread.generate = _thread.generate, _Generate(arguments)
     try:
         return run()
     finally:
         _thread.generate = before
 
 
-def _effective_config(model: Any, arguments: Mapping[str, Any]) -> Any:
-    """Return the configuration that ``generate`` makes of its arguments; ``None`` where it refuses them."""
-    try:
-        return model._prepare_generation_config(arguments.get("generation_config"), **arguments.get("kwargs", {}))[0]
-    except Exception:
-        return None
+def generate_of(model: Any) -> Any:
+    """Return the ``generate`` of a model, as its class has it at each call: a policy puts there what follows it."""
+    if "generate" in vars(model) or not hasattr(type(model), "generate"):
+        return getattr(model, "generate", None)
+    return lambda *args, **kwargs: type(model).generate(model, *args, **kwargs)
+
+
+def _prepare_config(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
+    """Take note of the configuration that ``generate`` has made of its arguments, also where it is not followed."""
+    prepared = run()
+    model, config, generate = arguments["self"], prepared[0], _thread.generate
+    followed = generate if generate is not None and generate.model is model else None
+    if followed is not None:
+        followed.compile = getattr(config, "compile_config", None) is not None and not config.disable_compile
+    if _is_noted():
+        # A bound method that was taken before the policy began is the one that nothing has replaced.
+        facts = _config_facts(config, followed.arguments) if followed else {**_config_facts(config, {}), **_UNKNOWN}
+        _note(model, "generate", {**facts, **_made_of(model)})
+    return prepared
 
 
 def _config_facts(config: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.notebook import one_line
 from xpuruntime.printable import bytes_text, printable
 from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.call_scope.generation_calls import generate_of
 from xpuruntime.pytorch.capture.api import compiled_by
 from xpuruntime.pytorch.capture.captured_state import CapturedState, StateSnapshot
 from xpuruntime.pytorch.capture.graph_key import GraphInfo, GraphKey
@@ -139,7 +140,7 @@ class CapturedDecode:
         why_eager: str,
     ) -> None:
         self._model = model
-        self._generate = model.generate
+        self._generate = generate_of(model)
         self._device = device
         self._recorder = recorder
         self._max_length = max_length

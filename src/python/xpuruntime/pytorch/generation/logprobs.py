@@ -12,6 +12,7 @@ import torch
 
 from xpuruntime.argument_types import CALLABLE, ArgumentType, check_types
 from xpuruntime.errors import InputError, ModelError
+from xpuruntime.pytorch.call_scope.generation_calls import generate_of
 from xpuruntime.pytorch.dispatch.policy_scope import kernel_policy
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class TorchLogprobs:
     ) -> None:
         self.model = model
         self._policy = policy
-        self._generate = generate if generate is not None else getattr(model, "generate", None)
+        self._generate = generate if generate is not None else generate_of(model)
         self._forced = ForcedTokens()
         if tokenizer is not None:
             self.encode = tokenizer.encode
