@@ -19,7 +19,7 @@ if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # else it 
 
 def main() -> None:
     """Run the command line and exit."""
-    gc.set_threshold(10_000)  # else the modules of a command are searched for garbage dozens of times
+    gc.set_threshold(100_000)  # else the modules of a command are searched for garbage again and again
     from xpuruntime.cli import main as run
 
     try:
