@@ -237,7 +237,7 @@ def work(config: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_ray_train(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray", reason="pip install 'ray[train]'")
-    pytest.importorskip("ray.train.torch", reason="pip install 'ray[train]'")
+    pytest.importorskip("ray.train.torch", reason="pip install 'ray[train]'", exc_type=ImportError)
     folders = [str(Path(__file__).parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(folders), "RAY_TRAIN_V2_ENABLED": "1"}}
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
