@@ -77,6 +77,10 @@ CHANGES = {
     "names a list": decoder(inputs=["input_ids"]),
     "other input": decoder(inputs={"input_ids": "ids"}),
     "other output": decoder(outputs={"logits": "scores"}),
+    "a name printed as text": decoder(inputs={"past_key_names": "past_key_values.%s.key"}),
+    "a name printed twice": decoder(outputs={"present_key_names": "present.%d.%d.key"}),
+    "a name of all layers": decoder(inputs={"past_value_names": "past_key_values.0.value"}),
+    "a name that is printed": decoder(inputs={"attention_mask": "attention_mask%n"}),
     "beams": search(num_beams=4),
     "sequences": search(num_return_sequences=2),
     "prefill in chunks": search(chunk_size=4),
@@ -102,6 +106,24 @@ def test_a_configuration_that_is_no_object_is_refused(folder: Path, copy_of: Cal
     other = copy_of(folder)
     (other / "genai_config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(xrt.ModelError, match=r"genai_config\.json.*Fix: "):
+        xrt.GenerationSession(other)
+
+
+@pytest.mark.parametrize(
+    ("section", "first"),
+    [
+        ("session_options", '{"custom_ops_library": "other.so"}'),
+        ("search", '{"repetition_penalty": 5.0}'),
+        ("decoder", '{"session_options": {"enable_profiling": "other"}}'),
+    ],
+)
+def test_a_section_that_is_stated_twice_is_refused(
+    folder: Path, copy_of: Callable[[Path], Path], section: str, first: str
+):
+    other = copy_of(folder)
+    path = other / "genai_config.json"
+    path.write_text(path.read_text().replace(f'"{section}":', f'"{section}": {first}, "{section}":', 1))
+    with pytest.raises(xrt.ModelError, match=rf"'{section}' more than once.*Fix: "):
         xrt.GenerationSession(other)
 
 

@@ -21,7 +21,7 @@ from xpuruntime.engines.model.file import MODEL_CONFIG, refuse
 from xpuruntime.engines.model.info import ModelInfo
 from xpuruntime.errors import EngineError, EngineFailed, InputError, UnsupportedOperationError
 from xpuruntime.files.paths import kind_of, reason_of
-from xpuruntime.files.reading import decode_json, read_regular
+from xpuruntime.files.reading import decode_unique, read_regular
 from xpuruntime.generation.logprobs import normalized
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class ConfigFile:
         self.folder, self.name, self._again = folder, name, again
         path = folder / name
         try:
-            config = decode_json(read_regular(path, _LARGEST_CONFIG))
+            config = decode_unique(read_regular(path, _LARGEST_CONFIG))
         except OSError as error:
             raise refuse(str(folder), f"{name} cannot be read ({reason_of(error)})", "restore the file") from None
         except msgspec.DecodeError as error:

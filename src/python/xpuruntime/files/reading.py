@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
+from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NotRegularError",
     "decode_json",
+    "decode_unique",
     "open_regular",
     "read_regular",
     "unpacked_too_large",
@@ -93,6 +96,22 @@ def decode_json(data: bytes | str | msgspec.Raw, kind: Any = Any) -> Any:
         raise msgspec.DecodeError("it is nested too deeply") from None
     except (ValueError, OverflowError, msgspec.MsgspecError) as error:  # text that is no UTF-8 among them
         raise msgspec.DecodeError(str(error)) from None
+
+
+def decode_unique(data: bytes) -> Any:
+    """Decode JSON as `decode_json` does, and refuse an object that has a name twice, of which readers take either."""
+    value = decode_json(data)
+
+    def once(pairs: list[tuple[str, Any]]) -> None:
+        names = Counter(name for name, _ in pairs)
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise msgspec.DecodeError(f"it states {twice[0]!r:.60} more than once in one object")
+
+    try:
+        json.loads(data, object_pairs_hook=once)
+    except RecursionError:
+        raise msgspec.DecodeError("it is nested too deeply") from None
+    return value
 
 
 #: Bytes that any archive may unpack to, and times its own size that a larger one may.

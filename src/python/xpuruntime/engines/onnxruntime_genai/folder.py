@@ -124,6 +124,11 @@ def _names(file: ConfigFile, decoder: dict[str, Any], part: str) -> dict[str, st
     stated = decoder.get(part, {})
     if not isinstance(stated, dict) or not all(isinstance(name, str) for name in stated.values()):
         raise file.wrong(f"model.decoder.{part}", "an object of names", stated)
+    for role, name in stated.items():
+        # The engine prints the number of a layer into it as C does, and would read memory for other directives.
+        if name.count("%") != (role.endswith("_names")) or ("%d" not in name and "%" in name):
+            kind = "a name with one %d" if role.endswith("_names") else "a name without %"
+            raise file.wrong(f"model.decoder.{part}.{role}", kind, name)
     return {"logits": "logits", "input_ids": "input_ids", "past_key_names": "past_key_values.%d.key", **stated}
 
 
