@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,43 @@ class TestUndecided:
         assert "it tells 5 tokens apart, and the reference 4" in only(report, "kl").reason
 
 
+class Silent(Bigram):
+    """Says nothing about the second text."""
+
+    def logprobs(self, tokens: Any) -> Any:
+        return super().logprobs(tokens)[: 0 if list(tokens) == TEXTS[1] else None]
+
+
+class TestWhatWouldPassUnseen:
+    def test_a_candidate_that_prefers_no_token(self) -> None:
+        gate = only(check_gates(Bigram(bigram()), Bigram(np.zeros((4, 4))), {"top1": 0.9}, texts=TEXTS), "top1")
+        assert (gate.verdict, gate.figures["top1"]) == ("fail", 0.0)
+        tied = bigram()
+        tied[np.arange(4), tied.argsort()[:, -2]] = tied.max(axis=1)
+        assert verdicts(check_gates(Bigram(bigram()), Bigram(tied), {"top1": 1.0}, texts=TEXTS))["top1"] == "pass"
+
+    def test_a_text_about_which_nothing_is_said(self) -> None:
+        limits = {"top1": 1.0, "kl": 1.0, "perplexity": 0.5}
+        report = check_gates(Bigram(bigram()), Silent(bigram()), limits, texts=TEXTS)
+        assert set(verdicts(report).values()) == {"fail"}
+        report = check_gates(Silent(bigram()), Bigram(bigram()), limits, texts=TEXTS)
+        assert set(verdicts(report).values()) == {"inconclusive"}
+
+    @pytest.mark.parametrize("values", [1j * bigram(), [["a"] * 4] * 5, None, bigram()[None]], ids=range(4))
+    def test_values_that_are_no_rows_of_real_numbers(self, values: Any) -> None:
+        class Other:
+            def logprobs(self, tokens: Any) -> Any:
+                return values
+
+        with pytest.raises(xrt.InputError, match=r"logprobs have the shape .*, and these have .* Fix: have the source"):
+            check_gates(Bigram(bigram()), Other(), {"kl": 1.0}, texts=TEXTS)
+
+    @pytest.mark.parametrize("token", [1.5, True, "1", None])
+    def test_tokens_that_are_no_ids(self, token: Any) -> None:
+        with pytest.raises(xrt.InputError, match=r"in place of a token id. Fix: write whole numbers"):
+            check_gates(Bigram(bigram()), Bigram(bigram()), {"kl": 1.0}, texts=[[0, token]])
+
+
 class TestInputs:
     def test_a_model_against_itself(self) -> None:
         source = Bigram(bigram())
@@ -135,6 +173,11 @@ class TestInputs:
         for content in ("[]", "[1, 2]", "{", '"text"'):
             file.write_text(content)
             with pytest.raises(xrt.InputError, match=r"the texts .* Fix: write"):
+                check_gates(Bigram(bigram()), Bigram(bigram()), limits)
+        file.unlink()
+        if hasattr(os, "mkfifo"):
+            os.mkfifo(file)
+            with pytest.raises(xrt.InputError, match=r"the texts .* pipe.* Fix: write"):
                 check_gates(Bigram(bigram()), Bigram(bigram()), limits)
 
     def test_strings_need_a_tokenizer(self) -> None:

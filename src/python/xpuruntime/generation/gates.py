@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Gate", "GateReport", "check_gates"]
 
+#: How many tokens may be the most likely one together.
+_ALIKE = 2
+
 Array = np.ndarray[Any, Any]
 GateVerdict = Literal["pass", "fail", "inconclusive", "reported"]
 
@@ -169,10 +172,13 @@ class _Sums:
         self.faulty = self.unusable = ""
 
     def add(self, tokens: Sequence[int], reference: Any, candidate: Any) -> None:
-        rows = min(len(reference), len(candidate), len(tokens) - 1)
-        if not rows:
+        want, got = normalized(reference), normalized(candidate)
+        rows = min(len(want), len(got), len(tokens) - 1)
+        if not rows:  # to leave a text out would pass whatever is wrong with it
+            self.unusable = self.unusable or ("" if len(want) else "the reference says nothing about a text")
+            self.faulty = self.faulty or ("" if len(got) else "it says nothing about a text")
             return
-        want, got = normalized(reference)[-rows:], normalized(candidate)[-rows:]
+        want, got = want[-rows:], got[-rows:]
         if want.shape != got.shape:
             self.faulty = f"it tells {got.shape[1]} tokens apart, and the reference {want.shape[1]}"
             return
@@ -194,7 +200,10 @@ class _Sums:
         second = np.partition(want, -2, axis=1)[:, -2] if want.shape[1] > 1 else want[:, 0]
         sure = want[every, best] > second
         self.judged += int(sure.sum())
-        self.agreeing += int((sure & (got[every, best] >= got.max(axis=1))).sum())
+        # Types of few bits have two tokens alike. A model that prefers none has all of them alike.
+        largest = got.max(axis=1)
+        alike = (got == largest[:, None]).sum(axis=1)
+        self.agreeing += int((sure & (got[every, best] >= largest) & (alike <= _ALIKE)).sum())
         with np.errstate(invalid="ignore"):
             terms = np.where(want > -np.inf, np.exp(want) * (want - got), 0.0)
         self.kl += float(terms.sum())

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
+from xpuruntime.files.reading import read_regular
 
 if TYPE_CHECKING:
     import os
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["LogprobSource", "SessionLogprobs", "Texts", "greedy_tokens", "normalized", "read_texts", "token_ids"]
 
 Array = np.ndarray[Any, Any]
+_LARGEST_TEXTS = 1 << 30
 #: Inputs of a decoder that can be made of the token ids alone.
 _MADE: dict[str, Callable[[Array], Array]] = {
     "attention_mask": np.ones_like,
@@ -58,8 +60,7 @@ def read_texts(path: str | os.PathLike[str]) -> Texts:
         The file cannot be read, or holds something else.
     """
     try:
-        with open(path, "rb") as file:  # noqa: PTH123 - a path of a policy is text
-            data = file.read()
+        data = read_regular(path, _LARGEST_TEXTS)
         texts = msgspec.json.decode(data, type=list[list[int] | str])
     except (OSError, msgspec.DecodeError) as error:
         raise InputError(
@@ -73,6 +74,8 @@ def read_texts(path: str | os.PathLike[str]) -> Texts:
 def token_ids(text: Sequence[int] | str, source: LogprobSource) -> list[int]:
     """Return the token ids of a text; a string is encoded by the source."""
     if not isinstance(text, str):
+        if wrong := [token for token in text if isinstance(token, bool) or not hasattr(token, "__index__")]:
+            raise InputError(f"a text has {wrong[0]!r:.40} in place of a token id. Fix: write whole numbers")
         return [int(token) for token in text]
     encode = getattr(source, "encode", None)
     if encode is None:
@@ -85,9 +88,18 @@ def token_ids(text: Sequence[int] | str, source: LogprobSource) -> list[int]:
 
 def normalized(rows: Any) -> Array:
     """Return logits, or logprobs, as logprobs in float64; minus infinity stays."""
-    wide = np.asarray(rows, dtype=np.float64)
-    if wide.ndim != 2:
-        raise InputError(f"logprobs have the shape (rows, vocabulary), and these have {wide.shape}")
+    wide, found = None, "imaginary parts"
+    if not np.iscomplexobj(rows):
+        try:
+            wide = np.asarray(rows, dtype=np.float64)
+            found = str(wide.shape)
+        except (TypeError, ValueError):
+            found = f"the type {type(rows).__name__}, of no real numbers"
+    if wide is None or wide.ndim != 2:
+        raise InputError(
+            f"logprobs have the shape (rows, vocabulary), and these have {found}. Fix: have the source return one row "
+            "of real numbers for each next token"
+        )
     largest = wide.max(axis=1, keepdims=True, initial=-np.inf)
     with np.errstate(invalid="ignore", divide="ignore"):
         array: Array = wide - (largest + np.log(np.exp(wide - largest).sum(axis=1, keepdims=True)))
