@@ -16,6 +16,12 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch import step_cost
 from xpuruntime.pytorch.providers.operators import perform
 
+pytestmark = [  # of these packages, as they are imported and compile
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::SyntaxWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
 F = torch.nn.functional
 DEVICE = torch.device("cuda", 0)
 
