@@ -18,7 +18,7 @@ from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.registry import EngineRegistry
 from xpuruntime.errors import EngineError, PolicyError, UnsupportedOperationError
 from xpuruntime.evidence.records import Verdict
-from xpuruntime.planning import PlanRequest, plan_here, possible_engines
+from xpuruntime.planning import PlanRequest, plan_here, possible_engines, resolve
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.machine import CudaFacts, EngineFacts, Machine
 from xpuruntime.runtime.packages import install_command
@@ -158,6 +158,16 @@ def test_compiling_probes_only_engines_that_compile():
     request = PlanRequest(model=MODEL, purpose="compile")
     assert possible_engines(request, Policy(), engines) == ("b",)
     assert possible_engines(PlanRequest(model=MODEL), Policy(), engines) == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen"), [({}, "near@cpu"), ({"device": "cuda:0"}, "far@cuda:0"), ({"engine": "far"}, "far@cuda:0")]
+)
+def test_a_model_is_compiled_for_another_machine_only_where_that_is_named(asked, chosen):
+    engines = {"far": Probed("far", "cuda:0", compiles=True), "near": Probed("near", "cpu", compiles=True)}
+    here = machines.machine(engines={name: EngineFacts(name=name, version="1", loadable=True) for name in engines})
+    plan = resolve(PlanRequest(model=MODEL, purpose="compile"), Policy.coerce({"execution": asked}), here, engines)
+    assert plan.candidate == chosen
 
 
 def test_when_nothing_accepts_every_verdict_is_told():

@@ -149,6 +149,14 @@ _MEANT = {
 }
 
 
+#: Commands that others have, and what does the same here.
+_COMMANDS = {
+    "convert": "compile model.onnx -o model.xrt",
+    "optimize": "tune model.onnx --input random",
+    "quantize": "run model.onnx --precision int8 --calibration samples.npz",
+    "version": "--version",
+}
+
 #: Command to a line that runs in a folder with the files that it names.
 EXAMPLES = {
     "bench": "xrt bench model.onnx",
@@ -183,7 +191,7 @@ def _with_fix(text: str, arguments: list[str], command: str) -> str:
     if unknown := re.match(r"No such command '([^']*)'", text):
         word = f"{command} {unknown[1]}".removeprefix("xrt ")
         near = difflib.get_close_matches(word, [*EXAMPLES, "demo", "devices", "doctor", "kernels"], n=1)
-        return f"{unknown[0]}. Fix: xrt {near[0] if near else '--help'}"
+        return f"{unknown[0]}. Fix: xrt {_COMMANDS.get(word) or (near[0] if near else '--help')}"
     unknown = re.match(r"No such option: (--[\w-]+)(?: \(Possible options: (.*)\))?", text)
     if unknown and unknown[1] in _MEANT:
         return f"{unknown[0].partition(' (')[0]}. Fix: {_MEANT[unknown[1]]}"

@@ -128,7 +128,9 @@ def compare_engines(
         msg = f"runs must be at least 1, got {runs}"
         raise InputError(msg)
     known = known_engines(registry)
-    names = tuple(engines) if engines is not None else tuple(e.name for e in known if e.automatic)
+    names = (
+        tuple(engines) if engines is not None else tuple(e.name for e in known if e.automatic and "onnx" in e.formats)
+    )
     if not names or isinstance(engines, str):
         msg = f"engines is a list of names, such as ['onnxruntime', 'openvino'], got {engines!r}"
         raise InputError(msg)

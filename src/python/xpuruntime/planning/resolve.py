@@ -182,6 +182,12 @@ def judge_candidate(
             f"this machine has no such device, and the simulator of {candidate.engine} runs only when named",
             f"state engine: {candidate.engine}",
         ).judgement(candidate.engine, candidate.device)
+    if _compiles_for_elsewhere(candidate, request, policy, machine):
+        return Refusal(
+            VerdictCode.NOT_NAMED,
+            f"this machine has no {candidate.device}, and a model is compiled for another one only where it is named",
+            f"state device: {candidate.device}",
+        ).judgement(candidate.engine, candidate.device)
     if candidate.device == "auto":
         # The engine offers no device here: ask it about one that it drives, so that its own reason is reported.
         kinds = kinds_of(engine, machine) or ("cpu",)
@@ -258,6 +264,12 @@ def _only_simulates(candidate: EngineCandidate, request: PlanRequest, policy: Po
         return False
     facts = machine.engines.get(candidate.engine)
     return facts is not None and facts.simulated and chooses_among_all_engines(policy)
+
+
+def _compiles_for_elsewhere(candidate: EngineCandidate, request: PlanRequest, policy: Policy, machine: Machine) -> bool:
+    """Whether a policy that leaves engine and device to the plan would compile for a device that is not here."""
+    free = chooses_among_all_engines(policy) and policy.execution.device == "auto"
+    return free and request.purpose == "compile" and candidate.device.startswith("cuda") and not machine.cuda
 
 
 def _signed(verdict: Verdict, candidate: EngineCandidate, engine: Engine) -> Verdict:

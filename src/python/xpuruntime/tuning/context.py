@@ -104,7 +104,7 @@ class SearchContext:
         self.call, why = _call_mode(spec, policy, plan.device)
         self.notes += why
         self.planner = Planner(request, self.base, registry, machine, most_threads=within)
-        names = spec.space.engine or _engines(policy, registry)
+        names = spec.space.engine or _engines(policy, registry, request.model.format)
         missing = {
             engine.name: probed(engine) for engine in map(registry.get, names) if engine.name not in here.engines
         }
@@ -251,12 +251,12 @@ def _call_mode(spec: TuneSpec, policy: Policy, device: str) -> tuple[str, tuple[
     return call, ()
 
 
-def _engines(policy: Policy, registry: EngineRegistry) -> tuple[str, ...]:
+def _engines(policy: Policy, registry: EngineRegistry, model_format: str) -> tuple[str, ...]:
     """Return the engines that the policy leaves open: those it lists, or all that ``auto`` may choose."""
     stated = policy.execution.engine
     if not isinstance(stated, str):
         return stated
-    return tuple(engine.name for engine in registry if engine.automatic)
+    return tuple(engine.name for engine in registry if engine.automatic and model_format in engine.formats)
 
 
 def _stated_keys(spec: TuneSpec) -> list[str]:

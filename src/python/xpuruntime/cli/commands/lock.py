@@ -205,7 +205,7 @@ def index(folder: FolderArgument, *, html: IndexOption = None, json: JsonOption 
     """
     from pathlib import Path
 
-    from xpuruntime.cli.output import print_and_save, refuse_other_kinds, working
+    from xpuruntime.cli.output import error_line, print_and_save, refuse_other_kinds, working
     from xpuruntime.cli.results import check_target
     from xpuruntime.locks.folder_index import index_folder
 
@@ -215,6 +215,8 @@ def index(folder: FolderArgument, *, html: IndexOption = None, json: JsonOption 
     check_target("--html", page)
     refuse_other_kinds({"--html": (page, "page")})
     print_and_save(index_of_files, html=page, as_json=json)
+    if html is None and not json:
+        error_line(f"{page} is the page", label="note")
     return 1 if index_of_files.odd else 0
 
 
