@@ -138,6 +138,10 @@ def test_what_would_not_be_quantized_is_refused(torchao: Any) -> None:
         xt.quantize(layers(2), policy(storage="int8", exclude=["lm_haed"]))
     with pytest.raises(xrt.InputError, match=r"no layer of .* to quantize"):
         xt.quantize(layers(2), policy(storage="int8", exclude=["*"]))
+    for storage, group in (("int8", 32), ("fp8", 128), ("nvfp4", 32)):
+        with pytest.raises(xrt.InputError, match=rf"group is {group}, and {storage} has none such. Fix: leave group"):
+            xt.quantize(layers(2), policy(storage=storage, group=group))
+    xt.quantize(layers(2), policy(storage="nvfp4", group=16))
     model = xt.quantize(layers(2), policy(storage="int8"))
     with pytest.raises(xrt.InputError, match="0 is quantized already, as int8"):
         xt.quantize(model, policy(storage="fp8"))

@@ -373,6 +373,10 @@ def _lacking(claimed: WeightsPolicy, root: torch.nn.Module) -> Iterator[str]:
         yield f"{what} need a CUDA device of compute capability {need[0]}.{need[1]}, and {has}"
 
 
+#: Sizes of groups that torchao has for a format; others have a scale a row.
+_GROUPS = {"nvfp4": 16}
+
+
 def quantize(model: torch.nn.Module, policy: Any) -> torch.nn.Module:
     """Quantize the linear layers of a model in place by torchao, as ``execution.weights`` of a policy states.
 
@@ -380,8 +384,8 @@ def quantize(model: torch.nn.Module, policy: Any) -> torch.nn.Module:
     ----------
     model : torch.nn.Module
     policy : Policy or what it can be made of
-        States ``execution.weights.storage``; without ``compute``, products are computed in floats. ``group`` is of int4
-        and 32 by default.
+        States ``execution.weights.storage``; without ``compute``, products are computed in floats. ``group`` is of int4,
+        32 by default, and 16 of nvfp4.
 
     Returns
     -------
@@ -391,7 +395,7 @@ def quantize(model: torch.nn.Module, policy: Any) -> torch.nn.Module:
     Raises
     ------
     InputError
-        The policy states no storage, or excludes a layer that was not found; or the model is none of PyTorch, has no
+        The policy states no storage, or a group that it does not have, or excludes a layer that was not found; or the model is none of PyTorch, has no
         layer that would be quantized, or one that is already.
     UnsupportedOperationError
         torchao is not installed, the device lacks the units, or the model has matrices outside of ``torch.nn.Linear``,
@@ -404,6 +408,9 @@ def quantize(model: torch.nn.Module, policy: Any) -> torch.nn.Module:
         raise InputError("the policy states no execution.weights.storage. Fix: state weights: {storage: int8}")
     if wrong := next(_lacking(claimed, model), ""):
         raise UnsupportedOperationError(f"{wrong}. Fix: state weights: {{storage: int8}}", engine="torch")
+    if claimed.group is not None and claimed.storage != "int4" and claimed.group != _GROUPS.get(claimed.storage):
+        fix = "leave group out, or state storage: int4"
+        raise InputError(f"execution.weights.group is {claimed.group}, and {claimed.storage} has none such. Fix: {fix}")
     kept = [Glob(pattern) for pattern in claimed.exclude]
 
     def is_quantized(layer: torch.nn.Module, name: str) -> bool:
