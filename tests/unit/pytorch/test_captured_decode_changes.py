@@ -52,7 +52,15 @@ class TestBadInput:
     def test_settings(self, llama: Any) -> None:
         with pytest.raises(TypeError, match="kv_ranges is 'pow2' or a list of whole numbers, got 'all'"):
             eager(llama, kv_ranges="all")
-        for wrong in ({"max_length": 0}, {"batch": ()}, {"batch": (1, 0)}, {"check_every": 0}, {"kv_ranges": (64,)}):
+        for wrong in (
+            {"max_length": 0},
+            {"batch": ()},
+            {"batch": (1, 0)},
+            {"check_every": 0},
+            {"kv_ranges": (64,)},
+            {"tolerance": -0.1},
+            {"tolerance": float("nan")},
+        ):
             with pytest.raises(xrt.InputError):
                 eager(llama, **wrong)
         with pytest.raises(xrt.ModelError, match="got a Linear"):

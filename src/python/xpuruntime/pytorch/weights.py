@@ -384,8 +384,8 @@ def quantize(model: torch.nn.Module, policy: Any) -> torch.nn.Module:
     ----------
     model : torch.nn.Module
     policy : Policy or what it can be made of
-        States ``execution.weights.storage``; without ``compute``, products are computed in floats. ``group`` is of int4,
-        32 by default, and 16 of nvfp4.
+        States ``execution.weights.storage``; without ``compute``, products are computed in floats. ``group`` is of
+        int4, 32 by default, and 16 of nvfp4.
 
     Returns
     -------
@@ -395,8 +395,8 @@ def quantize(model: torch.nn.Module, policy: Any) -> torch.nn.Module:
     Raises
     ------
     InputError
-        The policy states no storage, or a group that it does not have, or excludes a layer that was not found; or the model is none of PyTorch, has no
-        layer that would be quantized, or one that is already.
+        The policy states no storage, or a group that it does not have, or excludes a layer that was not found; or the
+        model is none of PyTorch, has no layer that would be quantized, or one that is already.
     UnsupportedOperationError
         torchao is not installed, the device lacks the units, or the model has matrices outside of ``torch.nn.Linear``,
         such as those of experts, which torchao leaves as they are, and the policy does not exclude.

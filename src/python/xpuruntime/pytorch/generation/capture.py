@@ -123,6 +123,8 @@ def capture_decode(
     batches = tuple(batches)
     if min((max_length, check_every, max_graphs, *batches)) < 1 or not batches:
         raise InputError("max_length, batch, check_every and max_graphs are at least 1, such as batch=(1, 8)")
+    if tolerance is not None and not 0 <= tolerance < 1:
+        raise InputError(f"tolerance is {tolerance}, and a share of the largest magnitude is from 0 to below 1")
     device, reason = device_of(CapturedState(modules=[model]), ())
     plain = why_plain(model) or why_apart(model)
     if strict and (plain or reason):
