@@ -50,7 +50,8 @@ def test_missing_file_lists_the_models_beside_it(tmp_path):
     zoo.save(zoo.mlp(), tmp_path / "digits.onnx")
     text = refused(tmp_path / "digit.onnx")
     assert "no such file" in text
-    assert "'digits.onnx'" in text
+    assert f"Fix: name '{tmp_path / 'digits.onnx'}'" in text
+    assert "the folder holds 'digits.onnx'" in refused(tmp_path / "other.onnx")
 
 
 def test_missing_folder(tmp_path):

@@ -343,8 +343,12 @@ def refuse_missing(where: str) -> ModelError:
         return refuse(where, reason, "restore the link's target")
     if not path.parent.is_dir():
         return refuse(where, f"the folder {str(path.parent)!r} does not exist", "check the path")
+    import difflib
+
     beside = sorted(p.name for p in path.parent.glob("*.onnx"))[:5]
-    if beside:
+    if near := difflib.get_close_matches(path.name, beside, n=1, cutoff=0.8):
+        fix = f"name {str(path.with_name(near[0]))!r}"
+    elif beside:
         fix = f"check the name; the folder holds {', '.join(map(repr, beside))}"
     else:
         fix = f"check the path (the current folder is {str(Path.cwd())!r})"
