@@ -6,6 +6,7 @@
 `onnx` package and of recurrent nodes, each with every element type that the operator's schema allows, in every version
 of the operator from opset 13 on, with static and open sizes, with operands that are inputs or constants, and with the
 case's own and with edge values. Those of `contrib_operators` have one type and version, and static and open sizes.
+Engines that take open sizes also get NaN and inputs without elements, in one type and version.
 
 It fails on a difference that no row of the engine's ``known_errors.json`` is about, and on a row that no case
 shows. Cases run in processes of their own, so that one which ends its process costs only itself.
@@ -37,7 +38,7 @@ from onnx import numpy_helper
 from onnx_backend_suite import DEVICES, directly, version
 from sweep_cases import HALVES, RECURRENT, TYPES, Case, bases, floating, opsets_of, type_code, variants
 
-from xpuruntime.engines.known_errors import applies_to, known_errors, nodes_with_errors
+from xpuruntime.engines.known_errors import applies_to, inputs_with_errors, known_errors, nodes_with_errors
 from xpuruntime.engines.model import inspect_bytes
 from xpuruntime.errors import ModelError
 from xpuruntime.runtime.telemetry import log_step
@@ -95,8 +96,11 @@ def _widened(case: Case) -> Case:
     return Case(case.name, model, feeds)
 
 
-def difference(want: Any, got: Any, step: float, unit: int = 0) -> str:
-    """Say where two results differ: integers by more than a unit, but for those outside of int32. Empty: nowhere."""
+def difference(want: Any, got: Any, step: float, unit: int = 0, *, ends: bool = False) -> str:
+    """Say where two results differ: integers by more than a unit, but for those outside of int32. Empty: nowhere.
+
+    Floats near the end of their type may overflow, unless `ends` says that they must be equal.
+    """
     if want.dtype not in TYPES.values():
         return ""
     if want.shape != got.shape:
@@ -106,7 +110,7 @@ def difference(want: Any, got: Any, step: float, unit: int = 0) -> str:
         if floating(want.dtype):
             if want.dtype == np.float64:  # which a plan says is computed in fp32
                 step = max(step, 1e-6)
-            top = 1e30 if step < min(HALVES.values()) else 6e4
+            top = np.inf if ends else 1e30 if step < min(HALVES.values()) else 6e4
             scale = np.abs(exact[np.isfinite(exact)]).max(initial=0)
             same = np.isclose(near, exact, rtol=step, atol=step / 10 * (1 + scale), equal_nan=True) | (
                 np.abs(exact) > top
@@ -139,8 +143,8 @@ def wrong(engine: str, case: Case) -> str | None:
         pairs = list(zip(*_defined(case, want, got), strict=False))
         if engine in FINITE:
             pairs = [_finite(*pair) for pair in pairs]
-        unit = int(case.name.split(" | ")[0] in UNITS)
-        said = next((text for value, result in pairs if (text := difference(value, result, step, unit))), "")
+        unit, ends = int(case.name.split(" | ")[0] in UNITS), " | no elements" in case.name
+        said = next((text for both in pairs if (text := difference(*both, step, unit, ends=ends))), "")
         if not said:
             return ""
         found = found or said
@@ -177,9 +181,19 @@ def work(engine: str, batch: Sequence[Case], out: Path) -> None:
             differs = wrong(engine, case)
             named = []
             with contextlib.suppress(ModelError):
-                named = [row.id for _, row in nodes_with_errors(inspect_bytes(case.model), rows)]
+                info = inspect_bytes(case.model)
+                named = [row.id for _, row in nodes_with_errors(info, rows)]
+                named += [row.id for row in rows if row.values and _held(row.values, case, inputs_with_errors(info, row))]
             file.write(json.dumps({"case": case.name, "wrong": differs, "rows": named}) + "\n")
             file.flush()
+
+
+def _held(values: str, case: Case, names: Collection[str]) -> bool:
+    """Whether one of the inputs holds what a row is about."""
+    arrays = [case.feeds[name] for name in names]
+    if values == "empty":
+        return any(not array.size for array in arrays)
+    return any(floating(array.dtype) and np.isnan(array).any() for array in arrays)
 
 
 def sweep(engine: str, processes: int, ops: Collection[str] = ()) -> Iterator[dict[str, Any]]:

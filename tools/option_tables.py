@@ -61,7 +61,8 @@ OPERATORS_INTRO = """\
 
 Engines compute these operators without an error, but not as ONNX defines them. A plan names such nodes under
 `execution.operators`. `mode: strict` refuses the engine for the model and tries the next one; the other modes warn, and
-the report is not honoured. [OpenVINO](../engines/openvino.md#known-silent-errors) has the ways out.
+the report is not honoured. Sessions refuse inputs with NaN or without elements that a row names, in all modes.
+[OpenVINO](../engines/openvino.md#known-silent-errors) has the ways out.
 
 Rows with the word *simulator* were seen on the engine's simulator, which `strict` refuses, and not executed on a
 device, for which a plan only notes them.
@@ -202,12 +203,13 @@ def known_error(error: KnownError) -> str:
     opsets = f" of opsets {error.opsets[0]} to {error.opsets[1]}" if error.opsets else ""
     stated = [" ".join([f"`{name}`", *map(str, values)]) for name, values in error.attributes.items()]
     attributes = f" with {', '.join(stated)}" if stated else ""
+    held = {"nan": " of NaN", "empty": " of empty tensors", "": ""}[error.values]
     inner = ", inside If, Loop or Scan" if error.where == "subgraph" else ""
     issue = error.reference.removeprefix("https://github.com/").replace("/issues/", "#")
     source = f"[{issue}]({error.reference})" if issue != error.reference else issue
     versions = error.first if error.first == error.last else f"{error.first} to {error.last}"
     seen = f"{versions}, simulator" if error.simulator else versions
-    return f"| {operators}{types}{opsets}{attributes}{inner} | {error.wrong} | {seen} | {source} |\n"
+    return f"| {operators}{types}{opsets}{attributes}{inner}{held} | {error.wrong} | {seen} | {source} |\n"
 
 
 def operators_page() -> str:

@@ -31,9 +31,9 @@ TYPES = {
 }
 #: Types of 16 bits, and by how much results may be off in them.
 HALVES = {np.dtype("float16"): 2e-2, np.dtype(ml_dtypes.bfloat16): 1e-1}
-#: Edge values, without NaN, of which OpenVINO makes numbers, as its page says. Those of 64 bits and of uint32 fit into
-#: int32, in which it computes them, as its page says too.
+#: Edge values. Those of 64 bits and of uint32 fit into int32, in which OpenVINO computes them, as its page says.
 EDGES = {
+    "nan": [0.5, float("nan"), 1.5, -2.5, float("nan"), -1.0],
     "f": [0.5, -0.0, 1.5, -2.5, 2.5, -1e-3, 33.0, -88.5, 3.0, -1.0, 1e4, -7.25],
     "i8": [-127, 127, -7, 5, 100, -100, 3, -1, 0, 64, -64, 2],
     "u8": [255, 7, 200, 3, 128, 0, 129, 1, 64, 250, 5, 2],
@@ -163,22 +163,41 @@ def variants(ops: Collection[str] = (), *, static: bool = False) -> Iterator[Cas
         for opset in opsets:
             kinds = _types(node, newest) if opset in (taken, opsets[-1]) else [("", None)]
             for variable, kind in kinds:
-                for edge in (False, True) if node.op_type not in NO_EDGES else (False,):
-                    feeds = _feeds(node, newest, base.feeds, variable, kind, edge=edge)
-                    if feeds is None:
-                        continue
-                    for fixed in (False, True) if len(feeds) > 1 else (False,):
-                        for opened in (False,) if static else (False, True):
-                            model = _model(node, opset, feeds, fixed=fixed, opened=opened)
-                            if model is not None:
-                                feeds_ = {value.name: feeds[value.name] for value in model.graph.input}
-                                words = [node.op_type, f"opset {opset}", _signature(model, feeds)]
-                                words += ["constants"] * fixed + ["open"] * opened + ["edge values"] * edge
-                                words += [_text(one) for one in node.attribute]
-                                yield Case(" | ".join(words), model, feeds_)
+                for edge in ("", "edge values") if node.op_type not in NO_EDGES else ("",):
+                    feeds = _feeds(node, newest, base.feeds, variable, kind, edge)
+                    if feeds is not None:
+                        yield from _cases(node, opset, feeds, edge, static=static)
+            if opset == taken and not static:
+                feeds = _feeds(node, newest, base.feeds, "", None, "NaN")
+                if feeds is not None and any(floating(value.dtype) and np.isnan(value).any() for value in feeds.values()):
+                    yield from _cases(node, opset, feeds, "NaN", static=False)
+                for feeds in _without_elements(node, base.feeds):
+                    yield from _cases(node, opset, feeds, "no elements", static=False)
     for operator in operators():
         if not ops or operator.name in ops:
             yield from _contrib(operator, static=static)
+
+
+def _cases(node: Any, opset: int, feeds: dict[str, Any], values: str, *, static: bool) -> Iterator[Case]:
+    """Yield a variant with operands that are inputs or constants, and static and open sizes."""
+    for fixed in (False, True) if len(feeds) > 1 and values in ("", "edge values") else (False,):
+        for opened in (False,) if static else (False, True):
+            model = _model(node, opset, feeds, fixed=fixed, opened=opened)
+            if model is not None:
+                feeds_ = {value.name: feeds[value.name] for value in model.graph.input}
+                words = [node.op_type, f"opset {opset}", _signature(model, feeds)]
+                words += ["constants"] * fixed + ["open"] * opened + [values] * bool(values)
+                yield Case(" | ".join([*words, *map(_text, node.attribute)]), model, feeds_)
+
+
+def _without_elements(node: Any, feeds: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield inputs of which one size of the first is 0, everywhere."""
+    first = feeds.get(node.input[0])
+    for size in sorted({*first.shape} - {0}) if first is not None else ():
+        yield {
+            name: value[tuple(slice(0) if length == size else slice(None) for length in value.shape)]
+            for name, value in feeds.items()
+        }
 
 
 def _contrib(operator: Any, *, static: bool) -> Iterator[Case]:
@@ -251,7 +270,7 @@ def _formal(schema: Any, place: int) -> Any:
 
 
 def _feeds(
-    node: Any, schema: Any, own: dict[str, Any], variable: str, kind: Any, *, edge: bool
+    node: Any, schema: Any, own: dict[str, Any], variable: str, kind: Any, edge: str
 ) -> dict[str, Any] | None:
     """Return the inputs with the types and values of a variant; ``None`` where it is no other than an earlier one."""
     feeds = dict(own)
@@ -265,7 +284,7 @@ def _feeds(
         if variable and formal == variable:
             value = _cast(value, kind)
         if edge and formal == first:
-            edges = _edges(value.dtype)
+            edges = np.array(EDGES["nan"]) if edge == "NaN" and floating(value.dtype) else _edges(value.dtype)
             if edges is not None:
                 picked = random.choice(edges, value.shape).astype(value.dtype)
                 operand, change = DOMAINS.get(node.op_type, (-1, None))

@@ -82,7 +82,8 @@ def here() -> str:
 
 
 def test_every_row_has_models() -> None:
-    assert {row.id for row in known_errors("openvino") if not row.saturates} == set(OPENVINO)
+    """Rows of values, which no model has, are in `test_openvino_values`."""
+    assert {row.id for row in known_errors("openvino") if not (row.saturates or row.values)} == set(OPENVINO)
 
 
 @pytest.mark.parametrize("row", OPENVINO)

@@ -38,6 +38,7 @@ __all__ = [
     "control_of",
     "known_errors",
     "nodes_with_errors",
+    "inputs_with_errors",
     "not_swept",
     "seen_on_simulator",
 ]
@@ -107,6 +108,9 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Whether only values beyond 2**24 are wrong. Values computed of sizes and small constants alone are below.
     compares : bool
         Whether `large` values are wrong only where no operand is known to be small.
+    values : {"", "nan", "empty"}
+        What an input of the model must hold to be computed wrongly: a NaN, or no element at all. No plan knows that,
+        so sessions look at their inputs, see `inputs_with_errors`.
     simulator : bool
         Whether it was seen on the engine's simulator alone, and no device was run: there it is only reported.
     saturates : bool
@@ -148,6 +152,7 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     sized: dict[int, int] = {}
     large: bool = False
     compares: bool = False
+    values: Literal["", "nan", "empty"] = ""
     simulator: bool = False
     saturates: bool = False
     elsewhere: bool = True
@@ -207,7 +212,8 @@ def nodes_with_errors(
     ops = {name.replace(":", ".") for name in model.ops}
     saturating = [error for error in errors if error.saturates] if saturates_on(features) else []
     saturated = [(name, error) for error in saturating for name in saturating_nodes(model)]
-    wanted = [error for error in errors if not error.saturates and (model.functions or ops.intersection(error.ops))]
+    wanted = [error for error in errors if not (error.saturates or error.values)]
+    wanted = [error for error in wanted if model.functions or ops.intersection(error.ops)]
     if not wanted:
         return saturated
     proto = model.named_proto()
@@ -227,6 +233,34 @@ def nodes_with_errors(
         if _operator(node) in error.ops and _concerns(error, node, opset, values, inside)
         if not error.dequantized or node.input[0] in integers
     ]
+
+
+#: Operators behind which there is no NaN, or no empty tensor, any more.
+_ENDS = {"nan": ("IsNaN", "Shape", "Size"), "empty": ("Concat", "Shape", "Size")}
+#: Operators of conditions.
+_LOGICAL = ("And", "Cast", "Identity", "Not", "Or")
+
+
+def inputs_with_errors(model: ModelInfo, error: KnownError) -> dict[str, str]:
+    """Return inputs of a model whose values reach nodes that a row with `values` is about, each with such a node.
+
+    A NaN that the model itself looks for and replaces reaches nothing.
+    """
+    if model.functions or any(node.graph and node.op in error.ops for node in model.nodes):
+        return {value.name: "a function or subgraph" for value in model.inputs}
+    nodes = [node for node in model.nodes if not node.graph]
+    replaced, reached = set[str](), dict[str, str]()
+    for node in nodes:
+        if node.op == "IsNaN" or (node.op in _LOGICAL and replaced.intersection(node.inputs)):
+            replaced.update(node.outputs)
+    for node in reversed(nodes):
+        if not node.domain and node.op in error.ops:  # the inputs of an attention after the fourth are its past
+            inputs = node.inputs[:4] if node.op == "Attention" else node.inputs
+            reached |= dict.fromkeys(inputs, f"{node.op} {node.name!r}")
+        elif node.op not in _ENDS[error.values] and not (node.op == "Where" and node.inputs[0] in replaced):
+            behind = next((reached[output] for output in node.outputs if output in reached), None)
+            reached |= dict.fromkeys(node.inputs, behind) if behind is not None else {}
+    return {value.name: reached[value.name] for value in model.inputs if value.name in reached}
 
 
 def control_of(engine: EngineFacts, device: str, model: ModelInfo, features: Collection[str]) -> Control | None:

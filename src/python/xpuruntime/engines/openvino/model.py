@@ -14,8 +14,9 @@ from xpuruntime.engines.base import closed
 from xpuruntime.engines.binding import HostBuffers
 from xpuruntime.engines.host_model import HostModel
 from xpuruntime.engines.input_binding import closed_binding, empty_host_array, refuse_stream
+from xpuruntime.engines.openvino.input_values import InputValues
 from xpuruntime.engines.openvino.probing import translate
-from xpuruntime.engines.openvino.slots import WIDE, SlotPool, check_range, infer_call, passed_on, port_order, share
+from xpuruntime.engines.openvino.slots import SlotPool, infer_call, passed_on, port_order, share
 from xpuruntime.errors import InputError, XpuRuntimeError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from xpuruntime import _core
+    from xpuruntime.engines.arrays import Kind
     from xpuruntime.engines.base import Binding, Observed
     from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.model import ModelInfo
@@ -57,19 +59,17 @@ class OpenVinoModel(HostModel):
         #: The inputs in the order of the ports.
         self.names = [info.inputs[index].name for index in port_order(compiled, info)]
         self._failed = functools.partial(_failure, info.path, device)
-        #: Inputs whose values are looked at.
-        self.wide = tuple(input_.name for input_ in info.inputs if input_.dtype in WIDE)
+        self.values = InputValues(info, device)
         self._side_by_side = _side_by_side(compiled)
 
     def runner(self) -> Callable[..., dict[str, Any]]:
         """Return `run` with everything looked up once; what it cannot take as it is goes through `run`."""
         if not self.plain or any(output.dtype == "bfloat16" for output in self._info.outputs):
             return self.checked_run
-        names, wide, pool, failed = self.names, self.wide, self._pool, self._failed
+        names, check, pool, failed = self.names, self.values.check, self._pool, self._failed
 
         def execute(feeds: dict[str, Any], shapes: tuple[Any, ...]) -> Sequence[Any]:
-            for name in wide:
-                check_range(name, feeds[name])
+            check(feeds)
             arrays = [feeds[name] for name in names]
             try:
                 slot = pool.free.pop()
@@ -119,6 +119,16 @@ class OpenVinoModel(HostModel):
 
         return self.run_threads(self._side_by_side).submit(run, limits=limits)
 
+    def ready(self, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], Kind]:
+        """Return checked inputs; see `HostModel.ready`."""
+        ready, kind = super().ready(feeds)
+        try:
+            self.values.check_sizes({name: tuple(array.shape) for name, array in ready.items()})
+        except InputError:
+            self._check.forget()  # shapes that passed are not looked at again
+            raise
+        return ready, kind
+
     def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
         """Bind NumPy buffers; see `InferenceSession.bind`."""
         from xpuruntime.engines.binding import HostBinding
@@ -131,6 +141,11 @@ class OpenVinoModel(HostModel):
         """Drop the compiled model; requests that run finish first, those that wait are cancelled."""
         super().close()
         self._pool.close()
+
+    def _observed_feeds(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        ready = super()._observed_feeds(feeds)
+        self.values.check(ready)
+        return ready
 
     def _execute(self, handle: Any, ready: Mapping[str, Any]) -> Sequence[Any]:
         del handle  # the pool
@@ -149,8 +164,7 @@ class OpenVinoModel(HostModel):
     def _execute_tensors(self, handle: Any, tensors: Mapping[str, _core.Tensor]) -> Sequence[_core.Tensor]:
         from xpuruntime.engines.openvino.slots import run_tensors
 
-        for name in self.wide:
-            check_range(name, tensors[name].numpy())
+        self.values.check({name: tensor.numpy() for name, tensor in tensors.items()})
         ordered = [tensors[name] for name in self.names]
         generation = handle.generation()
         for last in (False, True):
@@ -166,9 +180,8 @@ class OpenVinoModel(HostModel):
         return results
 
     def _in_order(self, ready: Mapping[str, Any]) -> list[Any]:
-        """Return checked arrays in the order of OpenVINO's ports; refuse integers that would wrap."""
-        for name in self.wide:
-            check_range(name, ready[name])
+        """Return checked arrays in the order of OpenVINO's ports."""
+        self.values.check(ready)
         return [ready[name] for name in self.names]
 
     def _refuse_constants(self, feeds: Mapping[str, Any]) -> None:
@@ -226,7 +239,7 @@ class OpenVinoBuffers(HostBuffers):
     def __init__(self, model: OpenVinoModel, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         self._pool, self._failed = model._pool, model._failed
         self._names = model.names
-        self._wide = model.wide
+        self._values = model.values
         ports = self._pool.compiled.outputs
         self._ports = dict(zip(model._outputs, ports, strict=True))
         self._static = {name for name, port in self._ports.items() if port.get_partial_shape().is_static}
@@ -259,6 +272,7 @@ class OpenVinoBuffers(HostBuffers):
 
     def arrange(self) -> None:
         """Hand buffers to the request; make another where it cannot be used, or has outputs in memory of an input."""
+        self._values.check_sizes({name: array.shape for name, array in self.inputs.items()})
         if self._generation is None or self._generation.broken or self._passed:
             self._drop()
             self._generation = self._pool.generation()
@@ -295,8 +309,7 @@ class OpenVinoBuffers(HostBuffers):
 
     def run(self) -> None:
         """Run, and take what OpenVINO made."""
-        for name in self._wide:
-            check_range(name, self.inputs[name])
+        self._values.check(self.inputs)
         if self.changed:
             self.place()
         try:

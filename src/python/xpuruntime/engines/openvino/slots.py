@@ -24,12 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SHARED_FROM",
-    "WIDE",
     "Generation",
     "Slot",
     "SlotPool",
     "borders",
-    "check_range",
     "infer_call",
     "passed_on",
     "port_order",
@@ -303,21 +301,6 @@ class SlotPool:
 def _sizes(port: Any) -> list[int]:
     shape = port.get_partial_shape()
     return list(shape.to_shape()) if shape.is_static else [0]
-
-
-#: OpenVINO computes these in 32 bits and wraps what does not fit, so what does not fit is refused.
-WIDE = ("int64", "uint64", "uint32")
-_LEAST, _MOST = -(2**31), 2**31 - 1
-
-
-def check_range(name: str, array: np.ndarray[Any, Any]) -> None:
-    """Refuse integers that OpenVINO would wrap."""
-    if array.size and (array.max() > _MOST or array.min() < _LEAST):
-        msg = (
-            f"input {name!r} holds integers outside {_LEAST}..{_MOST}, and OpenVINO computes {array.dtype.name} in 32 "
-            "bits; use the engine onnxruntime for such values"
-        )
-        raise InputError(msg)
 
 
 def borders(tensor: _core.Tensor) -> tuple[np.ndarray[Any, Any], Any]:
