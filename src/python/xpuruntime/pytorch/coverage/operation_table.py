@@ -123,6 +123,7 @@ _ANY_PACKAGE_ROWS = tuple(
     (re.compile(pattern), op)
     for pattern, op in (
         (r"::(?!\w*(mask|bias|metadata|plan|pack))\w*(attention|scaled_dot_product|sdpa|fmha|mla_decode"
+         r"|(?<![a-z])mha(?![a-z])|paged_kv_(decode|prefill)"
          r"|(?<![a-z])attn(_(fwd|bwd|forward|backward|func|varlen|prefill|decode))*(\.|$))", "attention"),
         (r"::(?!\w*(pack|layout|tune|plan|cross_entropy))(\w*(gemm|gemv|matmul|scaled_mm|(?<![a-z])mm(?![a-z]))"
          r"|(\w*_)?linear(_(fwd|bwd|forward|backward))*(\.|$))", "matmul"),
@@ -140,7 +141,7 @@ _QUANTIZED = re.compile(
 _FUNCTION_ROWS = tuple(
     (re.compile(pattern), op)
     for pattern, op in (
-        (r"(?i)flash_?att|attention|attn|fmha", "attention"),
+        (r"(?i)flash_?att|attention|attn|fmha|(?<![a-z])mha(?![a-z])", "attention"),
         (r"(?i)rms_?norm", "rms_norm"),
         (r"(?i)layer_?norm", "layer_norm"),
         (r"(?i)(matmul|gemm|\bmm|linear)(?!.*cross_?entropy)", "matmul"),
