@@ -183,7 +183,8 @@ def work(engine: str, batch: Sequence[Case], out: Path) -> None:
             with contextlib.suppress(ModelError):
                 info = inspect_bytes(case.model)
                 named = [row.id for _, row in nodes_with_errors(info, rows)]
-                named += [row.id for row in rows if row.values and _held(row.values, case, inputs_with_errors(info, row))]
+                about = ((row, inputs_with_errors(info, row)) for row in rows if row.values)
+                named += [row.id for row, names in about if _held(row.values, case, names)]
             file.write(json.dumps({"case": case.name, "wrong": differs, "rows": named}) + "\n")
             file.flush()
 

@@ -169,7 +169,7 @@ def variants(ops: Collection[str] = (), *, static: bool = False) -> Iterator[Cas
                         yield from _cases(node, opset, feeds, edge, static=static)
             if opset == taken and not static:
                 feeds = _feeds(node, newest, base.feeds, "", None, "NaN")
-                if feeds is not None and any(floating(value.dtype) and np.isnan(value).any() for value in feeds.values()):
+                if feeds is not None and any(floating(v.dtype) and np.isnan(v).any() for v in feeds.values()):
                     yield from _cases(node, opset, feeds, "NaN", static=False)
                 for feeds in _without_elements(node, base.feeds):
                     yield from _cases(node, opset, feeds, "no elements", static=False)
@@ -269,9 +269,7 @@ def _formal(schema: Any, place: int) -> Any:
     return schema.inputs[min(place, len(schema.inputs) - 1)]
 
 
-def _feeds(
-    node: Any, schema: Any, own: dict[str, Any], variable: str, kind: Any, edge: str
-) -> dict[str, Any] | None:
+def _feeds(node: Any, schema: Any, own: dict[str, Any], variable: str, kind: Any, edge: str) -> dict[str, Any] | None:
     """Return the inputs with the types and values of a variant; ``None`` where it is no other than an earlier one."""
     feeds = dict(own)
     shapes = [value.shape for value in own.values()]

@@ -36,9 +36,9 @@ __all__ = [
     "KnownError",
     "applies_to",
     "control_of",
+    "inputs_with_errors",
     "known_errors",
     "nodes_with_errors",
-    "inputs_with_errors",
     "not_swept",
     "seen_on_simulator",
 ]

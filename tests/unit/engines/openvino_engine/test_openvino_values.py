@@ -109,10 +109,14 @@ def test_an_attention_without_keys_is_refused_and_one_without_a_past_is_not(tmp_
     sizes = "float[1, 2, m, 8] k, float[1, 2, m, 8] v"
     head = '<ir_version: 10, opset_import: ["" : 23]> g (float[1, 2, n, 8] q, '
     apart = f"{head}{sizes}) => (float[1, 2, n, 8] y) {{ y = Attention (q, k, v) }}"
-    past = f"{head}{sizes}, float[1, 2, p, 8] pk, float[1, 2, p, 8] pv) => (float[1, 2, n, 8] y) {{ y, nk, nv = Attention (q, k, v, , pk, pv) }}"
+    sizes += ", float[1, 2, p, 8] pk, float[1, 2, p, 8] pv"
+    past = f"{head}{sizes}) => (float[1, 2, n, 8] y) {{ y, nk, nv = Attention (q, k, v, , pk, pv) }}"
     for name, text in (("apart", apart), ("past", past)):
         onnx.save(onnx.parser.parse_model(text), tmp_path / f"{name}.onnx")
-    with open_(tmp_path / "apart.onnx") as session, pytest.raises(xrt.InputError, match=r"'[kv]' has no elements .*Attention"):
+    with (
+        open_(tmp_path / "apart.onnx") as session,
+        pytest.raises(xrt.InputError, match=r"'[kv]' has no elements .*Attention"),
+    ):
         session.run({"q": query, "k": none, "v": none})
     with open_(tmp_path / "past.onnx") as session:
         session.run({"q": query, "k": query, "v": query, "pk": none, "pv": none})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xpuruntime.engines.base import closed
-from xpuruntime.errors import EngineError, InputError
+from xpuruntime.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
