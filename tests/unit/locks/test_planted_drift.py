@@ -353,6 +353,26 @@ def test_a_setting_by_a_function(pytorch: Case, name: str, value: Any, usual: An
         setter(before)
 
 
+SETTINGS_OF_COMPILER = """
+import torch._inductor.config as config
+from xpuruntime.lockfile.engine_dependencies import setting_text, settings_of
+with config.patch({"max_autotune": True, "trace.enabled": True, "cpp.simdlen": 8}):
+    found = settings_of("torch", "cuda:0", {}, compiled=True)
+    assert found == {"torch._inductor.config.max_autotune": "True", "torch._inductor.config.cpp.simdlen": "8"}, found
+    assert setting_text("torch._inductor.config.cpp.simdlen", None) == "set torch._inductor.config.cpp.simdlen = None"
+    assert not settings_of("torch", "cuda:0", {})
+assert not settings_of("torch", "cuda:0", {}, compiled=True)
+"""
+
+
+@pytest.mark.torch
+def test_what_code_sets_of_the_compiler_counts_for_compiled_programs() -> None:
+    pytest.importorskip("torch")
+    words = [sys.executable, "-W", "ignore", "-c", SETTINGS_OF_COMPILER]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 PATHS_OF_EINSUM = """
 import torch
 from xpuruntime.lockfile.engine_dependencies import settings_of

@@ -16,7 +16,7 @@ from xpuruntime.lockfile.variable_readers import PRELOAD, is_read, package_libra
 from xpuruntime.ops.torch_kernels import environment_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
 __all__ = [
     "CORE",
@@ -94,6 +94,9 @@ _VARIABLES: dict[str, tuple[str, ...]] = {
         "ONEDNN_*", "DNNL_*", "TORCHDYNAMO_*", "XPURUNTIME_TORCH_FAST_PATH", "torch.*",
     ),
 }  # fmt: skip
+
+
+_COMPILER_MODULES = ("torch._inductor.config", "torch._functorch.config")
 
 
 class _Setting(NamedTuple):
@@ -178,7 +181,7 @@ _ELSEWHERE = (
     "TORCH_DISTRIBUTED_*", "TORCH_FR_*", "TORCH_FORCE_*WEIGHTS_ONLY_LOAD", "TORCH_CUDA_ARCH_LIST", "PYTORCH_BUILD_*",
     "PYTORCH_TEST_*", "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_COMPILE_THREADS", "ONNX_ML", "ONNX_NAMESPACE",
     "ONNX_BUILD_*", "*_PRIMITIVE_CACHE_CAPACITY", "OV_VISUALIZE_*", "OV_ENABLE_*",
-    "OPENVINO_TRACE_DEPTH", "*_STACKSIZE", "GOMP_DEBUG", "OMP_AFFINITY_FORMAT", "OMP_TARGET_OFFLOAD",
+    "OPENVINO_TRACE_DEPTH", "TBB_MALLOC_*", "*_STACKSIZE", "GOMP_DEBUG", "OMP_AFFINITY_FORMAT", "OMP_TARGET_OFFLOAD",
     "OMP_DEFAULT_DEVICE", "MKL_PROGRESS*", "MKL_MPI_PPN", "ORT_DISABLE_TELEMETRY", "ORT_DEBUG_NODE_IO_*",
     "PYTORCH_FUSION_DEBUG", "PYTORCH_API_USAGE_STDERR", "PYTORCH_JIT_STATS", "PYTORCH_JIT_TIME", "PYTORCH_KEEP_TMPDIR",
     "PYTORCH_ROCM_ARCH", "TORCH_XPU_ARCH_LIST", "TORCH_*ADDR2LINE*", "TORCH_SYMBOLIZE_MODE", "TORCH_INCLUDE_*",
@@ -307,12 +310,13 @@ def preloaded_libraries(
     return {PRELOAD: preloaded(environment, mapped, tuple(computing.values()))}
 
 
-def settings_of(engine: str, device: str, stated: Mapping[str, str]) -> dict[str, str]:
+def settings_of(engine: str, device: str, stated: Mapping[str, str], *, compiled: bool = False) -> dict[str, str]:
     """Return what code of this process has set, name to value, but what the keys of a policy, those `stated`, set.
 
-    A process that has not imported the engine has set nothing of it.
+    A process that has not imported the engine has set nothing of it. Settings of a compiler count for what is
+    `compiled`.
     """
-    settings = {}
+    settings = {name: _text(value) for name, value, _ in _compiler_settings()} if compiled and engine == "torch" else {}
     rules = [text for key, text in stated.items() if key.startswith("kernels.rules[")]
     keys = {*stated, *(_ATTENTION if any('"op"' not in text or '"attention"' in text for text in rules) else ())}
     for name, setting in {**_SETTINGS[""], **_SETTINGS.get(engine, {})}.items():
@@ -323,6 +327,23 @@ def settings_of(engine: str, device: str, stated: Mapping[str, str]) -> dict[str
             continue
         settings[name] = str(value)
     return settings
+
+
+def _compiler_settings() -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, value and default of what code has set of PyTorch's compiler and is a part of its own cache's key."""
+    for module in _COMPILER_MODULES:
+        config = sys.modules.get(module)
+        ignored = ("_", *getattr(config, "_cache_config_ignore_prefix", ()))
+        for name, entry in getattr(config, "_config", {}).items():
+            if name.startswith(ignored) or config._is_default(name):  # type: ignore[union-attr]
+                continue
+            value = operator.attrgetter(name)(config)
+            if value != entry.default:
+                yield f"{module}.{name}", value, entry.default
+
+
+def _text(value: Any) -> str:
+    return str(getattr(value, "__qualname__", value))  # the text of a function has an address
 
 
 def _read(name: str) -> str | None:
@@ -337,7 +358,8 @@ def _read(name: str) -> str | None:
 
 def setting_text(name: str, value: str | None) -> str:
     """Return the code that sets what `settings_of` names to a value; ``None``: to the usual one."""
-    setting = next((settings[name] for settings in _SETTINGS.values() if name in settings), _Setting())
+    known = next((settings[name] for settings in _SETTINGS.values() if name in settings), None)
+    setting = known or _Setting(next(((default,) for one, _, default in _compiler_settings() if one == name), ()))
     text = str(setting.usual[0]) if value is None and setting.usual else str(value)
     text = text if text in ("True", "False", "None") or text.isdecimal() or "." in text else repr(text)
     return f"call {name}({text})" if setting.getter or name == _DENORMALS else f"set {name} = {text}"

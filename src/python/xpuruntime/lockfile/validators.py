@@ -100,7 +100,7 @@ class Surroundings:
     def variables(self, kernels: Iterable[str], *, compiled: bool) -> dict[str, str]:
         """Return the variables that the engine and kernels read, and what this process has set of the engine."""
         kernels = tuple(kernels)
-        settings = settings_of(self.engine, self.device, self.policy or {})
+        settings = settings_of(self.engine, self.device, self.policy or {}, compiled=compiled)
         settings |= preloaded_libraries(self.engine, self.device, self.environment, self.mapped, kernels)
         return variables_of(self.engine, self.device, {**self.environment, **settings}, kernels, compiled=compiled)
 
