@@ -13,9 +13,10 @@ import numpy as np
 
 from xpuruntime.engines.base import closed
 from xpuruntime.engines.generation import Generated, GenerationModel
+from xpuruntime.engines.model.file import MODEL_CONFIG
 from xpuruntime.engines.torch.names import precision_dtype, torch_precision, translate
 from xpuruntime.engines.torch.pinning import Pins, hold
-from xpuruntime.errors import EngineUnavailable, InputError, ModelError, UnsupportedOperationError
+from xpuruntime.errors import EngineFailed, EngineUnavailable, InputError, ModelError, UnsupportedOperationError
 from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
@@ -50,7 +51,11 @@ def load_decoder(request: Request, judgement: Judgement[DecoderSettings]) -> Dec
         try:
             module = _module(request, judgement.settings)
         except Exception as error:
-            raise translate(error, doing=f"loading {request.model.path}", device=request.device) from None
+            failure = translate(error, doing=f"loading {request.model.path}", device=request.device)
+            if type(failure) is EngineFailed:  # whatever transformers makes of a configuration that is none
+                fix = f"correct {MODEL_CONFIG}, or save the model again: model.save_pretrained(folder)"
+                failure = ModelError(str(failure), fix=fix, engine="torch", device=request.device)
+            raise failure from None
         model = DecoderModel(module, request, judgement, pins, switches)
         model.undo = undo.pop_all()
     return model
@@ -75,6 +80,7 @@ def _module(request: Request, settings: DecoderSettings) -> Any:
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # to be told which; they are refused below
             dtype="auto" if settings.dtype is None else precision_dtype(settings.dtype),
         )
     for name in ("missing_keys", "mismatched_keys", "unexpected_keys"):
