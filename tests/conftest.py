@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import re
 import signal
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,16 +43,29 @@ _WITHOUT_ENGINES = (
     "tests/conformance/test_operator_patterns.py",
     "tests/conformance/test_onnx_backend.py",
     "tests/docs/test_blocks.py",
+    "tests/unit/test_imports.py::test_imports_go_one_way",
+    "tests/unit/test_imports.py::test_the_tests_of_a_file_are_those_that_reach_it",
 )
 
 
-#: Files that take a minute or more begin first, so that no process runs one of them alone at the end.
+#: Files that take half a minute or more begin first, so that no process runs one of them alone at the end.
 _LONG = (
     "tests/docs/test_blocks.py",
     "tests/conformance/test_onnx_backend.py",
     "tests/conformance/test_operator_patterns.py",
     "tests/conformance/test_op_kernels.py",
     "tests/unit/engines/onnxruntime_engine/test_rewriting_suite.py",
+    "tests/docs/test_examples.py",
+    "tests/docs/test_names.py",
+    "tests/docs/test_torchrun.py",
+    "tests/unit/pytorch/test_captured_decode.py",
+    "tests/unit/pytorch/test_compiled_calls.py",
+    "tests/unit/pytorch/test_rank_agreement.py",
+    "tests/unit/pytorch/test_torch_compile.py",
+    "tests/unit/test_typed_names.py",
+    "tests/unit/tools/test_pytorch_test_suite.py",
+    "tests/unit/tuning/test_killed.py",
+    "tests/unit/tuning/test_tune.py",
 )
 
 
@@ -104,7 +118,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         passed = {test for outcome, test in outcomes if outcome == "passed"}
         # A file that skips nothing where no engine is installed needs none.
         engines = {test.partition("::")[0] for outcome, test in outcomes if outcome != "passed"}
-        without = lambda test: test.startswith(_WITHOUT_ENGINES) or test.partition("::")[0] not in engines  # noqa: E731
+
+        def without(test: str) -> bool:
+            return bool(
+                test.startswith(_WITHOUT_ENGINES)
+                or test.partition("::")[0] not in engines
+                or re.search(r"[\[-]onnxruntime[]-]", test)  # a parameter
+            )
+
         done = {item for item in items if item.nodeid in passed and without(item.nodeid)}
         config.hook.pytest_deselected(items=list(done))
         items[:] = [item for item in items if item not in done]

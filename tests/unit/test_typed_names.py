@@ -12,8 +12,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "python"
@@ -29,18 +33,25 @@ PACKAGES = {
 }
 
 
-def check(tmp_path: Path, text: str) -> str:
-    """Return what mypy says of a file; PyTorch itself is not looked at, which takes a minute."""
-    (tmp_path / "user.py").write_text(text)
-    (tmp_path / "mypy.ini").write_text(
+@pytest.fixture(scope="module")
+def check(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Function that returns what mypy says of a file; PyTorch itself is not looked at, which takes a minute."""
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    folder = tmp_path_factory.mktemp("mypy")  # with a cache of its own
+    (folder / "mypy.ini").write_text(
         f"[mypy]\nmypy_path = {SOURCE}\n[mypy-torch.*]\nfollow_imports = skip\nignore_missing_imports = True\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--no-incremental", "--no-error-summary", "user.py"],
-        capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, "COLUMNS": "1000"},
-    )  # fmt: skip
-    assert not done.stderr
-    return done.stdout
+
+    def run(text: str) -> str:
+        (folder / "user.py").write_text(text)
+        done = subprocess.run(
+            [sys.executable, "-m", "mypy", "--no-error-summary", "user.py"],
+            capture_output=True, text=True, check=False, cwd=folder, env={**os.environ, "COLUMNS": "1000"},
+        )  # fmt: skip
+        assert not done.stderr
+        return done.stdout
+
+    return run
 
 
 def names_of(package: str) -> list[str]:
@@ -49,14 +60,13 @@ def names_of(package: str) -> list[str]:
     return list(ast.literal_eval(assigned["__all__"]))
 
 
-def test_no_public_name_is_any_and_a_wrong_keyword_is_an_error(tmp_path: Path) -> None:
-    pytest.importorskip("mypy", reason="mypy is not installed")
+def test_no_public_name_is_any_and_a_wrong_keyword_is_an_error(check: Callable[[str], str]) -> None:
     lines, asked = [], []
     for index, (package, more) in enumerate(PACKAGES.items()):
         lines.append(f"import {package} as p{index}")
         names = names_of(package if package != "xpuruntime.training" else "xpuruntime.pytorch")
         asked += [f"reveal_type(p{index}.{name})" for name in (*names, *more)]
-    found = check(tmp_path, "\n".join([*lines, *asked, "p1.autocast(fp17=True)", "p1.nothing", "p0.nothing"]))
+    found = check("\n".join([*lines, *asked, "p1.autocast(fp17=True)", "p1.nothing", "p0.nothing"]))
     revealed = re.findall(r'user\.py:(\d+): note: Revealed type is "(.*)"', found)
     assert len({line for line, _ in revealed}) == len(asked) > 100
     every = [*lines, *asked]
@@ -66,8 +76,7 @@ def test_no_public_name_is_any_and_a_wrong_keyword_is_an_error(tmp_path: Path) -
     assert "fp17" in errors[0]
 
 
-def test_results_have_the_types_of_what_goes_in(tmp_path: Path) -> None:
-    pytest.importorskip("mypy", reason="mypy is not installed")
+def test_results_have_the_types_of_what_goes_in(check: Callable[[str], str]) -> None:
     text = """
 import numpy as np
 import xpuruntime as xrt
@@ -86,7 +95,7 @@ reveal_type(xrt.ops.matmul(x, x))
 reveal_type(xrt.ops.conv2d(x, x))
 reveal_type(xrt_torch.capture_graph(step, [1])(1))
 """
-    kinds = re.findall(r'Revealed type is "([\w.]*)', check(tmp_path, text))
+    kinds = re.findall(r'Revealed type is "([\w.]*)', check(text))
     assert [kind.rpartition(".")[2] for kind in kinds] == [
         "ndarray", "memoryview", "ndarray", "ndarray", "ndarray", "tuple", "ndarray", "ndarray", "float",
     ]  # fmt: skip

@@ -41,9 +41,8 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
-@pytest.mark.parametrize("make", [eager, on_stand_in])
-def test_tokens_are_those_of_plain_generate(family: str, make: Any) -> None:
+@pytest.mark.parametrize(("make", "family"), [(eager, "llama"), *((on_stand_in, family) for family in FAMILIES)])
+def test_tokens_are_those_of_plain_generate(make: Any, family: str) -> None:
     model = model_of(family)
     captured = make(model)
     for name, call in [*CALLS.items(), *CALLS.items()]:
