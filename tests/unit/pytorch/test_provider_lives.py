@@ -189,6 +189,12 @@ def test_norms_of_few_columns_are_compared_and_served(site, columns):
         ("torch.manual_seed(7)", "the seed of the CPU's random numbers"),
         ("torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark", "torch.backends.cudnn"),
         ("torch.use_deterministic_algorithms(True)", "deterministic algorithms"),
+        ("torch.set_grad_enabled(False)", "whether gradients are recorded"),
+        ("torch.set_autocast_enabled('cpu', True)", "autocast"),
+        ("torch.backends.cuda.matmul.allow_tf32 = True", "the precision of fp32 products"),
+        ("torch.backends.cudnn.conv.fp32_precision = 'ieee'", "the precision of fp32 products"),
+        ("torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False", "how products are reduced"),
+        ("torch.backends.cuda.enable_math_sdp(False)", "the kernels of attention"),
         ("import os; os.environ['FOREIGN_STATE'] = '1'", "FOREIGN_STATE"),
         ("import warnings; warnings.simplefilter('ignore', ImportWarning)", "the filters of warnings"),
     ],
@@ -218,6 +224,18 @@ def test_what_an_import_changes_in_the_process_is_restored_and_said(site, monkey
         with refusal, xt.kernel_policy(STRICT):
             norm(x, weight)
     os.environ.pop("FOREIGN_STATE", None)
+
+
+def test_a_warning_of_a_package_is_no_error_of_its_kernel(site):
+    package = site / "foreign_norms.py"
+    line = "import warnings; warnings.warn('foreign_norms is old', DeprecationWarning, stacklevel=1)"
+    package.write_text(package.read_text().replace("import torch\n", f"import torch\n\n{line}\n", 1))
+    register()
+    with warnings.catch_warnings(), xt.kernel_policy(STRICT), xt.explain() as report:
+        warnings.simplefilter("error")
+        norm(*operands())
+        assert warnings.filters[0][0] == "error"
+    assert [(row.resolved, row.status) for row in report.rows if row.op] == [("foreign.rms_norm", "honoured")]
 
 
 def test_random_numbers_that_are_drawn_meanwhile_stay_drawn():

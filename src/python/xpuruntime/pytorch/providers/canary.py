@@ -235,7 +235,8 @@ def _compare(
     dense = call.op != "attention"  # other results lie in memory without gaps, whatever their inputs do
     rounded = inputs[0].dtype if call.op in _ROUNDED else None
     expected = _reference(call.op, dict(zip(case.operands, exact, strict=True)), attributes)
-    outputs, extra = kernel.forward(call, *inputs)
+    with watched(kernel):  # the comparison itself goes on as before
+        outputs, extra = kernel.forward(call, *inputs)
     outputs, extra = tuple(outputs), tuple(extra)
     if (writes := _writes(call.op)) and not outputs:
         expected, outputs = tuple(exact[:writes]), inputs[:writes]
@@ -260,7 +261,8 @@ def _compare(
     values = iter(exact_grads)
     of_inputs = [next(values) if x.requires_grad else None for x in exact]
     gradient = describe(call.op, "backward", {**case.operands, "grad": grads[0]}, attributes)
-    gradients = kernel.backward(gradient, Saved(inputs, outputs, extra), grads)
+    with watched(kernel):
+        gradients = kernel.backward(gradient, Saved(inputs, outputs, extra), grads)
     least: dict[str, float] = {}
     if not dense:
         least = _rounding(case, attributes, grads[0], outputs[0].double() - expected[0].detach())

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from xpuruntime import _core
+from xpuruntime.pytorch.attention import sdpa_backends
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -53,11 +56,71 @@ def _determinism() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def _precision() -> str:
+def _stated_precision() -> str:
     try:
         return str(torch.get_float32_matmul_precision())
     except RuntimeError:  # PyTorch says none where each backend has one
         return ""
+
+
+def _precisions() -> list[Any]:
+    """Return what has a precision of its own for fp32."""
+    backends = torch.backends
+    owners = [backends]
+    for owner, parts in (
+        (backends.cuda, ("matmul",)),
+        (backends.cudnn, ("conv", "rnn")),
+        (backends.mkldnn, ("matmul",)),
+    ):
+        owners += [owner, *(getattr(owner, part, None) for part in parts)]
+    return [owner for owner in owners if hasattr(owner, "fp32_precision")]
+
+
+def _precision() -> tuple[str, ...]:
+    return _stated_precision(), *(owner.fp32_precision for owner in _precisions())
+
+
+def _set_precision(stated: tuple[str, ...]) -> None:
+    if stated[0] and stated[0] != _stated_precision():
+        torch.set_float32_matmul_precision(stated[0])
+    for owner, precision in zip(_precisions(), stated[1:], strict=True):
+        if owner.fp32_precision != precision:
+            owner.fp32_precision = precision
+
+
+def _attention() -> sdpa_backends.SdpaBackends | None:
+    """Return PyTorch's switches for attention, unless this thread holds them while one of its calls runs."""
+    return None if _core.in_sdp_backend_scope() else sdpa_backends.read()
+
+
+def _set_attention(stated: sdpa_backends.SdpaBackends | None) -> None:
+    if stated is not None:
+        sdpa_backends.write(stated)
+
+
+def _cuda_seeds() -> tuple[_RandomNumbers, ...]:
+    """Return the generators of CUDA devices; none before CUDA is in use, and where a graph is captured."""
+    if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+        return ()
+    generators = torch.cuda.default_generators
+    return tuple(_RandomNumbers(one.initial_seed(), one.get_state()) for one in generators)
+
+
+def _set_cuda_seeds(stated: tuple[_RandomNumbers, ...]) -> None:
+    for generator, numbers in zip(torch.cuda.default_generators, stated, strict=False):
+        if generator.initial_seed() != numbers.seed:
+            generator.set_state(numbers.state)
+
+
+def _casts() -> tuple[tuple[bool, torch.dtype], ...]:
+    kinds = ("cpu", "cuda")
+    return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
+
+
+def _set_casts(stated: tuple[tuple[bool, torch.dtype], ...]) -> None:
+    for kind, (enabled, dtype) in zip(("cpu", "cuda"), stated, strict=True):
+        torch.set_autocast_enabled(kind, enabled)
+        torch.set_autocast_dtype(kind, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +139,29 @@ def _random_numbers() -> _RandomNumbers:
 _DECIDES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "whether gradients are recorded": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "autocast": (_casts, _set_casts),
     "the seed of the CPU's random numbers": (_random_numbers, lambda stated: torch.set_rng_state(stated.state)),
-    "the precision of fp32 products": (
-        _precision, lambda stated: torch.set_float32_matmul_precision(stated) if stated else None,
-    ),
+    "the seeds of CUDA's random numbers": (_cuda_seeds, _set_cuda_seeds),
+    "the precision of fp32 products": (_precision, _set_precision),
     "deterministic algorithms": (
         _determinism, lambda stated: torch.use_deterministic_algorithms(stated[0], warn_only=stated[1]),
     ),
-    "torch.backends.cudnn": _flags(torch.backends.cudnn, "enabled", "benchmark", "deterministic"),
+    "torch.backends.cudnn": _flags(torch.backends.cudnn, "enabled", "benchmark", "benchmark_limit", "deterministic"),
+    "how products are reduced": _flags(
+        torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction",
+        "allow_fp16_accumulation",
+    ),
+    "the kernels of attention": (_attention, _set_attention),
+    "the library of products": (torch.backends.cuda.preferred_blas_library, torch.backends.cuda.preferred_blas_library),
 }  # fmt: skip
 _lock = threading.Lock()
 _changes: weakref.WeakKeyDictionary[TorchKernel, Changes] = weakref.WeakKeyDictionary()
+
+
+def _is_changed(before: Any, now: Any) -> bool:
+    """Say whether something is another one; what could not be read before, or now, is not."""
+    return before not in (None, ()) and now not in (None, ()) and before != now
 
 
 def changes_of(kernel: TorchKernel) -> Changes:
@@ -95,14 +170,35 @@ def changes_of(kernel: TorchKernel) -> Changes:
 
 
 @contextlib.contextmanager
+def _warnings_are_no_errors() -> Iterator[None]:
+    """Let a package warn when it is imported or compiles, also where a program has warnings raised."""
+    if not any(action == "error" for action, *_ in warnings.filters):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        ours = warnings.filters[0]
+        try:
+            yield
+        finally:
+            filters = list(warnings.filters)
+    added = filters[: filters.index(ours)] if ours in filters else []
+    add: Any = warnings.filterwarnings
+    for action, message, category, module, line in reversed(added):
+        patterns = [str(getattr(text, "pattern", text) or "") for text in (message, module)]
+        add(action, patterns[0], category, patterns[1], line)
+
+
+@contextlib.contextmanager
 def watched(kernel: TorchKernel) -> Iterator[None]:
     """Find out what the use of a kernel inside changes, and put back what decides numbers."""
     filters, variables = list(warnings.filters), dict(os.environ)
     before = {name: read() for name, (read, _) in _DECIDES.items()}
     try:
-        yield
+        with _warnings_are_no_errors():
+            yield
     finally:
-        restored = tuple(name for name, value in before.items() if _DECIDES[name][0]() != value)
+        restored = tuple(name for name, value in before.items() if _is_changed(value, _DECIDES[name][0]()))
         for name in restored:
             _DECIDES[name][1](before[name])
         named = {name for name in variables.keys() | os.environ.keys() if variables.get(name) != os.environ.get(name)}
