@@ -19,7 +19,6 @@ from torch.nn import functional as F  # noqa: F401, N812 - TorchScript looks up 
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.adapters.in_place import is_usual
 from xpuruntime.pytorch.dispatch.context import active_policy, capturing
-from xpuruntime.pytorch.ops.attention_gradient import Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["forward_of_linear", "offer", "sharing"]
 
+_same = torch.ops.aten._unsafe_view.default
 _NOTE = "autocast casts the rows of a norm once for all linear layers that read them"
 
 
@@ -49,9 +49,11 @@ class _CastRows:
         return numbers, torch.get_autocast_dtype(kind), stream, capturing()
 
     def read(self, rows: Tensor) -> Tensor:
+        """Return the copy as what is computed of the rows, whose gradient autograd casts to the type of the rows."""
         if self.cast is None:
             self.cast = rows.detach().to(self.made_in[1])
-        shared: Tensor = _Shared.record(self.cast, rows)
+        shared: Tensor = _same(rows, rows.shape)  # which is no view to autograd: the rows may be written to later
+        shared.data = self.cast
         return shared
 
     def holds_for(self, rows: Any) -> bool:
@@ -69,19 +71,6 @@ class _Latest(threading.local):
 
 
 _latest = _Latest()
-
-
-class _Shared(Recorded):
-    """What the cast of rows leaves with autograd for one of the layers that share the result."""
-
-    @staticmethod
-    def forward(ctx: Any, cast: Tensor, rows: Tensor) -> Tensor:
-        ctx.kind = rows.dtype
-        return cast.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return None, grads[0].to(ctx.kind)
 
 
 def _is_cast(rows: Tensor) -> bool:
@@ -112,7 +101,7 @@ def sharing(original: FunctionType) -> Callable[..., Any]:
         if len(args) == 1 and not torch.compiler.is_compiling():
             latest = _latest.rows
             # A weight of another class, such as a quantized one, gets the rows before autocast.
-            if latest is not None and is_usual(self.weight) and latest.holds_for(args[0]):
+            if latest is not None and latest.holds_for(args[0]) and is_usual(self.weight):
                 return original(self, latest.read(args[0]))
         return original(self, *args, **kwargs)
 
