@@ -150,13 +150,42 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
     for constant in (form, projections, _others_hook):
         _private_api.mark_constant(constant)
 
-    # Traced by Dynamo: nothing but what it can follow, and functions that it takes for constants.
+    def eagerly(self: Any, x: Tensor) -> Any:
+        active = active_policy()
+        if active is None or not ("swiglu" in active.ops or "geglu" in active.ops):
+            return original(self, x)
+        kind, (facts, activations) = type(self), _eager_facts_of(self)
+        key = (original, kind, facts)
+        text = active.adapted_calls.get(key)
+        if text is None:
+            text = active.keep_adapted(key, form(kind, *facts))
+        op, _, choice = text.removeprefix("!").partition(" ")
+        if op == "" or not decides(op, x):
+            return original(self, x)
+        hooked = any(map(_private_api.has_hooks, activations)) or (len(activations) > 0 and _others_hook())
+        if text[0] == "!" or hooked or not is_usual(x):
+            why = _UNKNOWN if text[0] == "!" else _HOOKED if hooked else UNUSUAL
+            return run_original(op, kind, original, (self, x), x, why)
+        return computed(self, x, op, choice)
+
+    # Traced by Dynamo, as `forward` is: nothing but what it can follow, and functions that it takes for constants.
+    def computed(self: Any, x: Tensor, op: str, choice: str) -> Any:
+        names = projections(type(self))
+        if len(names) == 3:
+            gate, up = getattr(self, names[0])(x), getattr(self, names[1])(x)
+        else:
+            gate, up = (getattr(self, names[0])(x) if len(names) > 0 else x).chunk(2, dim=-1)
+        out = perform(op, {"gate": gate, "up": up}, {"approximate": choice} if choice != "" else {})
+        return getattr(self, names[-1])(out) if len(names) > 0 else out
+
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         operands = (*args, *kwargs.values())
         if len(operands) != 1 or not isinstance(operands[0], torch.Tensor):
             return original(self, *args, **kwargs)
         x = operands[0]
+        if not torch.compiler.is_compiling():
+            return eagerly(self, x)
         text = form(type(self), *_facts_of(self))
         if text == "":
             return original(self, x)
@@ -167,26 +196,41 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
                 hooked = hooked or _private_api.has_hooks(activation) or _others_hook()
         op, _, choice = text.removeprefix("!").partition(" ")
         if text[0] == "!" or hooked:
-            why = _HOOKED if text[0] != "!" else _UNKNOWN
-            if torch.compiler.is_compiling():
-                report_compiled(op, type(self), x.dtype, x.device, why)
-                return original(self, x)
-            return run_original(op, type(self), original, (self, x), x, why)
-        if not torch.compiler.is_compiling():
-            if not decides(op, x):
-                return original(self, x)
-            if not is_usual(x):
-                return run_original(op, type(self), original, (self, x), x, UNUSUAL)
-        names = projections(type(self))
-        if len(names) == 3:
-            gate, up = getattr(self, names[0])(x), getattr(self, names[1])(x)
-        else:
-            gate, up = (getattr(self, names[0])(x) if len(names) > 0 else x).chunk(2, dim=-1)
-        attributes = {"approximate": choice} if choice != "" else {}
-        out = perform(op, {"gate": gate, "up": up}, attributes)
-        return getattr(self, names[-1])(out) if len(names) > 0 else out
+            report_compiled(op, type(self), x.dtype, x.device, _HOOKED if text[0] != "!" else _UNKNOWN)
+            return original(self, x)
+        return computed(self, x, op, choice)
 
     return forward
+
+
+def _eager_facts_of(module: torch.nn.Module) -> tuple[tuple[Any, ...], list[torch.nn.Module]]:
+    """Return what `_facts_of` does, and the activations that are modules, and asks for no attribute that is missing."""
+    found: Any = None
+    modules: list[torch.nn.Module] = []
+    for name in ACTIVATIONS:
+        value = _stated(module, name)
+        found = value if found is None else found
+        if isinstance(value, torch.nn.Module):
+            modules.append(value)
+    of = _stated if isinstance(found, torch.nn.Module) else _attribute
+    facts = (of(found, "approximate"), of(found, "act"), module.training)
+    if isinstance(found, torch.nn.Module):
+        found = type(found)
+    return (found, _attribute(found, "forward"), *facts), modules
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    return getattr(owner, name, None)
+
+
+def _stated(module: torch.nn.Module, name: str) -> Any:
+    """Return an attribute of a module; ``None`` where it has none, for which PyTorch would look long."""
+    own = module.__dict__
+    if name in own:
+        return own[name]
+    if name in own["_modules"]:
+        return own["_modules"][name]
+    return getattr(module, name, None) if hasattr(type(module), name) else None
 
 
 def _others_hook() -> bool:

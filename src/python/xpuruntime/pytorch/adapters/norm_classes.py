@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -19,7 +19,7 @@ from torch.nn import functional
 from xpuruntime.ops.torch_kernels import is_torch_kernel
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.adapters.in_place import UNUSUAL, AdaptedClasses, is_usual
-from xpuruntime.pytorch.adapters.norm_formulas import HALVES, Formula, compute, read, reads_of, recognized
+from xpuruntime.pytorch.adapters.norm_formulas import HALVES, Formula, compute, facts_of, read, reads_of, recognized
 from xpuruntime.pytorch.adapters.shared_casts import forward_of_linear, offer, sharing
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.coverage.gaps import CoverageGap, report_gaps
@@ -78,40 +78,116 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
     for constant in (traced, reads):
         _private_api.mark_constant(constant)
 
+    def eagerly(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        operands = _operands(names, args, kwargs)
+        x = operands[0] if operands else None
+        active = active_policy()
+        decided = active is not None and ("rms_norm" in active.ops or "layer_norm" in active.ops)
+        if active is None or not decided or not isinstance(x, torch.Tensor) or not (x.dim() and x.numel()):
+            return original(self, *args, **kwargs)
+        gate = operands[1] if len(operands) > 1 else None
+        facts, tensors = facts_of(self, reads(type(self)))
+        usual = is_usual(x, *tensors)
+        key = (
+            original, type(self), facts, x.dtype, x.device, x.shape[-1], x.dim(), type(gate), usual,
+            *active.call_context(),
+        )  # fmt: skip
+        plan = active.adapted_calls.get(key)
+        if plan is None:
+            plan = active.keep_adapted(key, _plan_of(active, original, self, reads(type(self)), x, gate, usual))
+        if plan.run is not None:
+            out = plan.run(x, *(*tensors, None, None)[:2], gate)
+            offer(out)
+            return out
+        if plan.route is None:
+            return original(self, *args, **kwargs)
+        return call_native(f"nn::{type(self).__name__}", plan.route.op, original, (self, *args), kwargs, plan.route)
+
     # Traced by Dynamo: nothing but what it can follow, and functions that it takes for constants.
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        operands = (*args, *[kwargs[name] for name in names[len(args) :] if name in kwargs])
+        if not torch.compiler.is_compiling():
+            return eagerly(self, args, kwargs)
+        operands = _operands(names, args, kwargs)
         x = operands[0] if len(operands) > 0 else None
-        gate = operands[1] if len(operands) > 1 else None
-        if len(operands) != len(args) + len(kwargs) or not isinstance(x, torch.Tensor) or len(operands) > len(names):
+        if not isinstance(x, torch.Tensor) or x.dim() == 0:
             return original(self, *args, **kwargs)
+        gate = operands[1] if len(operands) > 1 else None
         attributes, parameters, plain = read(self, reads(type(self)), x)
         plain = plain and (gate is None or isinstance(gate, torch.Tensor))
         types = tuple([(name, value.dtype) for name, value in parameters])
         columns = x.shape[-1] if plain else 0
-        state = (type(self), attributes, types, x.dtype, x.device, columns, x.dim(), gate is not None)
-        if torch.compiler.is_compiling():
-            text = traced(*state)
-        else:
-            route, text = _route_of_call(original, state, x, parameters)
-            if route is not None:
-                return call_native(f"nn::{type(self).__name__}", route.op, original, (self, *args), kwargs, route)
+        text = traced(type(self), attributes, types, x.dtype, x.device, columns, x.dim(), gate is not None)
         if text == "":
             return original(self, *args, **kwargs)
-        op, scale, gate_order, activation, group_size, eps, form = text.split(" ")
-        formula = Formula(op, scale, gate_order, activation, int(group_size))
         weight = parameters[0][1] if len(parameters) > 0 else None
         bias = parameters[1][1] if len(parameters) > 1 else None
-        if form != "":
-            out = perform(op, {"x": x, "weight": weight}, {"epsilon": float(eps), "formula": form})
-        else:
-            out = compute(formula, functools.partial(_normalize, op, float(eps)), x, weight, bias, gate)
-        if not torch.compiler.is_compiling():
-            offer(out)
-        return out
+        return _kernel_of(text)(x, weight, bias, gate)
 
     return forward
+
+
+def _operands(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the operands of a call in their order; none of one that is for the class itself to refuse or to take."""
+    if len(kwargs) == 0:
+        return args if len(args) <= len(names) else ()
+    operands = (*args, *[kwargs[name] for name in names[len(args) :] if name in kwargs])
+    return operands if len(operands) == len(args) + len(kwargs) and len(operands) <= len(names) else ()
+
+
+def _kernel_of(text: str) -> Callable[..., Tensor]:
+    """Return what computes a formula, as text, of rows, a weight, a bias and a gate: the norm itself by a kernel."""
+    op, scale, gate_order, activation, group_size, eps, form = text.split(" ")
+    if form != "":
+        stated = {"epsilon": float(eps), "formula": form}
+        return lambda x, weight, *_: perform(op, {"x": x, "weight": weight}, stated)
+    formula = Formula(op, scale, gate_order, activation, int(group_size))
+    return functools.partial(compute, formula, functools.partial(_normalize, op, float(eps)))
+
+
+class _Plan(NamedTuple):
+    """What eager calls of one kind do: the forward of the class by a route, or without one, or a kernel."""
+
+    route: Route | None
+    run: Callable[..., Tensor] | None = None
+
+
+def _plan_of(
+    active: CompiledPolicy,
+    original: FunctionType,
+    module: Any,
+    names: tuple[str, ...],
+    x: Tensor,
+    gate: Any,
+    usual: bool,
+) -> _Plan:
+    """Return what serves a kind of eager calls."""
+    kind, dtype, device = type(module), x.dtype, x.device
+    if device.type not in _DEVICES:
+        return _Plan(None)
+    attributes, parameters, plain = read(module, names, x)
+    plain = plain and (gate is None or isinstance(gate, torch.Tensor))
+    types = tuple([(name, value.dtype) for name, value in parameters])
+    columns = x.shape[-1] if plain else 0
+    recognized_formula = None
+    if usual:
+        recognized_formula = recognized(original, kind, attributes, types, dtype, columns, x.dim(), gate is not None)
+    op = str(norm_by_operators(kind, original)) if recognized_formula is None else recognized_formula[0].op
+    if op not in active.ops:
+        return _Plan(None)
+    phase, module_path = active.call_context()
+    why = "" if recognized_formula is not None else _UNKNOWN if usual else UNUSUAL
+    route = active.resolve(
+        ("class", original, attributes, types, dtype, device, columns, x.dim(), gate is None, phase, module_path, why),
+        facts_of_call(op, device=device, dtype=dtype, phase=phase, module=module_path, sizes={}),
+        description=f"{title_of(kind)} of {list(x.shape)} {DTYPES.get(dtype, dtype)} on {device}",
+        unsupported_reason=why,
+    )  # fmt: skip
+    if recognized_formula is None or (route.native and not route.open):
+        return _Plan(route)
+    _note(active, kind, recognized_formula[0])
+    text = _text_of(recognized_formula, by_package=isinstance(route.place, BoundKernel))
+    return _Plan(None, _kernel_of(text))
 
 
 def _text_of(recognized_formula: tuple[Formula, float], *, by_package: bool) -> str:
@@ -123,35 +199,6 @@ def _text_of(recognized_formula: tuple[Formula, float], *, by_package: bool) -> 
     alone = by_package and not formula.gate and not formula.group_size and formula.op == "rms_norm"
     form = _FORMS.get(formula.scale, "") if alone else ""
     return " ".join((*map(str, formula), repr(eps), form))
-
-
-def _route_of_call(original: FunctionType, state: Any, x: Tensor, parameters: Any) -> tuple[Route | None, str]:
-    """Return the route of an eager call where the forward of the class serves, or the formula for a kernel as text.
-
-    Neither where no policy decides the call.
-    """
-    active = active_policy()
-    if active is None or not active.ops & _NORMS or x.device.type not in _DEVICES or not x.numel():
-        return None, ""
-    phase, module = active.call_context()
-    kind, attributes, types, dtype, device, columns, dims, gated = state
-    why = "" if is_usual(x, *(tensor for _, tensor in parameters)) else UNUSUAL
-    recognized_formula = None if why else recognized(original, kind, attributes, types, dtype, columns, dims, gated)
-    op = str(norm_by_operators(kind, original)) if recognized_formula is None else recognized_formula[0].op
-    if op not in active.ops:
-        return None, ""
-    key = ("class", original, state, phase, module, why)
-    route = active.routes.get(key)
-    if route is None:
-        route = active.resolve(
-            key, facts_of_call(op, device=device, dtype=dtype, phase=phase, module=module, sizes={}),
-            description=f"{title_of(kind)} of {list(x.shape)} {DTYPES.get(dtype, dtype)} on {device}",
-            unsupported_reason=why or ("" if recognized_formula is not None else _UNKNOWN),
-        )  # fmt: skip
-    if recognized_formula is None or (route.native and not route.open):
-        return route, ""
-    _note(active, kind, recognized_formula[0])
-    return None, _text_of(recognized_formula, by_package=isinstance(route.place, BoundKernel))
 
 
 def _note(active: CompiledPolicy, kind: type, formula: Formula) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     #: Returns the norm of rows, times a weight, plus a bias, rounded to the type of the rows.
     Normalize = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 
-__all__ = ["HALVES", "Formula", "compute", "formula_of_module", "read", "reads_of", "recognized"]
+__all__ = ["HALVES", "Formula", "compute", "facts_of", "formula_of_module", "read", "reads_of", "recognized"]
 
 _PLAIN = (bool, int, float, str)
 #: Columns of a norm without a weight where nothing says how many there are.
@@ -225,6 +225,22 @@ def read(module: Any, names: tuple[str, ...], x: Any) -> Any:
         else:
             plain = False
     return tuple(attributes), parameters, plain
+
+
+def facts_of(module: torch.nn.Module, names: tuple[str, ...]) -> tuple[tuple[Any, ...], list[Tensor]]:
+    """Return what `read` finds as a key for eager calls, and the parameters, which lie in the instance as a rule."""
+    own = module.__dict__
+    stored = own["_parameters"]
+    facts: list[Any] = []
+    parameters: list[Tensor] = []
+    for name in names:
+        value = own[name] if name in own else stored[name] if name in stored else getattr(module, name, None)
+        if isinstance(value, torch.Tensor):
+            facts.append((value.dtype, value.shape))
+            parameters.append(value)
+        else:
+            facts.append(value if value is None or isinstance(value, _PLAIN) else _PLAIN)
+    return tuple(facts), parameters
 
 
 @functools.lru_cache(maxsize=4096)

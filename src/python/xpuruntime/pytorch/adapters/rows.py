@@ -17,9 +17,11 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.adapters.in_place import UNUSUAL, compiled_decision, decides, is_usual, run_original
-from xpuruntime.pytorch.dispatch.context import is_compiling
+from xpuruntime.pytorch.dispatch.context import active_policy, capturing, is_compiling
 from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, IN_PYTHON, Override
+from xpuruntime.pytorch.providers.bound import alignment_of
 from xpuruntime.pytorch.providers.operators import perform, takes
 
 if TYPE_CHECKING:
@@ -146,8 +148,19 @@ def _keeps(logits: Tensor) -> bool:
     """Say whether logits of half precision may stay as they are."""
     if logits.dtype not in (torch.float16, torch.bfloat16) or not decides("cross_entropy", logits):
         return False
-    if not is_usual(logits):
+    active = active_policy()
+    if active is None or not is_usual(logits):
         return False
+    key = (
+        "logits", logits.dtype, logits.device, logits.shape, logits.stride(), alignment_of(logits),
+        logits.requires_grad, torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), capturing(),
+        *_private_api.compile_stance(), *active.call_context(),
+    )  # fmt: skip
+    keeps: bool | None = active.adapted_calls.get(key)
+    return active.keep_adapted(key, _takes(logits)) if keeps is None else keeps
+
+
+def _takes(logits: Tensor) -> bool:
     rows = logits.detach().flatten(0, -2).requires_grad_(logits.requires_grad)
     target = torch.empty(rows.shape[0], dtype=torch.int64, device=rows.device)
     return takes("cross_entropy", {"logits": rows, "target": target}, {"upcast": True})

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CompiledPolicy", "coerce_policy"]
 
+_Known = TypeVar("_Known")
 _numbers = itertools.count(1)
 #: Routes that are kept of one policy; with one more, all are forgotten and made anew.
 _MOST = 16384
@@ -72,6 +73,8 @@ class CompiledPolicy:
         self.keys: dict[str, str] = {}
         #: Sentences on classes of models whose calls go to the kernels of this policy.
         self.adapted: dict[str, None] = {}
+        #: What adapters of classes and functions know of their eager calls.
+        self.adapted_calls: dict[Any, Any] = {}
         self.number = next(_numbers)
         self.strict = policy.mode == "strict"
         self.by_phase = self.names_phases()
@@ -258,6 +261,15 @@ class CompiledPolicy:
                 self.routes[key] = route
         if before is not None and before.place is None:
             _core.forget_native_calls()
+
+    def keep_adapted(self, key: Any, known: _Known) -> _Known:
+        """Keep, and return, what an adapter knows of calls of one kind, which holds as long as the policy does."""
+        if CONTEXT.thread.route_pin is None:
+            with self._lock:
+                if len(self.adapted_calls) >= _MOST:
+                    self.adapted_calls.clear()
+                self.adapted_calls[key] = known
+        return known
 
     def of_kind(self, key: Any, kind: Any) -> Route | None:
         """Return, and keep under `key`, the route of calls that differ in sizes alone; ``None`` where none is known.
