@@ -108,7 +108,7 @@ def load_name(package: str, name: str, modules: Mapping[str, str]) -> Any:
     if fix is None and not name.startswith("_"):
         import difflib
 
-        near = difflib.get_close_matches(name, sys.modules[package].__all__, n=1)
+        near = difflib.get_close_matches(name, vars(sys.modules[package]).get("__all__", ()), n=1)
         fix = f"use {package}.{near[0]}" if near else None
     msg = f"module {package!r} has no attribute {name!r}"
     raise AttributeError(msg if fix is None else f"{msg}. Fix: {fix}")
