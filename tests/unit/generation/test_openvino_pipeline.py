@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import signal
 import sys
 import time
@@ -126,14 +127,29 @@ def test_what_would_have_no_effect_is_refused(written: Path, execution: dict[str
         xrt.GenerationSession(written, {"mode": "strict", "kernels": {"matmul": "cpu.blas"}})
 
 
+def vocabulary(folder: Path, size: int) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": size}))
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
         (lambda folder: (folder / "openvino_model.bin").unlink(), "it has no openvino_model.bin"),
         (lambda folder: (folder / "openvino_tokenizer.xml").unlink(), "it has no openvino_tokenizer.xml"),
-        (lambda folder: (folder / "openvino_model.xml").write_text("<net"), "loading"),
+        (lambda folder: (folder / "openvino_model.xml").write_text("<net"), "cannot be read"),
+        (lambda folder: os.truncate(folder / "openvino_model.bin", 1000), "cannot be read"),
+        (
+            lambda folder: vocabulary(folder, 999),
+            f"vocab_size is 999, and openvino_model.xml gives {VOCABULARY} logits",
+        ),
+        (lambda folder: vocabulary(folder, 100), "vocab_size is 100"),
         (lambda folder: (folder / "config.json").write_text("[]"), "config.json is []"),
         (lambda folder: (folder / "generation_config.json").write_text('{"num_beams": 4}'), "num_beams is 4"),
+        (
+            lambda folder: (folder / "generation_config.json").write_text('{"repetition_penalty": -1}'),
+            "repetition_penalty is -1, not a number above 0",
+        ),
     ],
 )
 def test_foreign_files_are_refused(
@@ -141,7 +157,7 @@ def test_foreign_files_are_refused(
 ):
     other = copy_of(written)
     spoil(other)
-    with pytest.raises(xrt.XpuRuntimeError) as caught:
+    with pytest.raises(xrt.ModelError, match="Fix: ") as caught:
         xrt.GenerationSession(other)
     assert said in str(caught.value)
 

@@ -272,6 +272,7 @@ CHANGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "vocabulary": (lambda folder: change(folder, "config.json", vocab_size=-1), "vocab_size is -1"),
     "context": (lambda folder: change(folder, "config.json", max_position_embeddings=1e9), "max_position_embeddings"),
     "beams": (lambda folder: change(folder, "generation_config.json", num_beams=4), "num_beams is 4"),
+    "penalty": (lambda folder: change(folder, "generation_config.json", repetition_penalty="x"), "a number above 0"),
     "end": (lambda folder: change(folder, "generation_config.json", eos_token_id="x"), "eos_token_id is 'x'"),
     "other sizes": (lambda folder: change(folder, "config.json", intermediate_size=80), "mismatched keys"),
     "other heads": (lambda folder: change(folder, "config.json", num_attention_heads=3), "multiple of the number"),

@@ -155,6 +155,12 @@ class ConfigFile:
                 fix = f"set {where}{name} to {value} in {self.folder / self.name}"
                 raise self.refuse(f"{where}{name} is {stated!r:.40}, and only {value} is run", fix)
 
+    def penalty(self, section: dict[str, Any], name: str) -> None:
+        """Refuse a penalty of repetitions that is no number above 0; engines tell of it at the first token."""
+        value = section.get("repetition_penalty")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0):
+            raise self.wrong(name, "a number above 0", value)
+
     def file_name(self, name: str, key: str, what: str) -> str:
         """Return the name of a file that must be in the folder itself."""
         if name != PurePath(name).name or "\\" in name or "\0" in name or name in ("", ".."):

@@ -72,9 +72,7 @@ def inspect_folder(folder: Path) -> ModelInfo:
         reason = f"its configuration has {', '.join(f'model.{name}' for name in others)}, and one plain decoder is run"
         raise file.refuse(reason, "give a folder of a text decoder, or run it by onnxruntime_genai itself")
     file.only(search, "search.", _ONLY)
-    penalty = search.get("repetition_penalty", 1)
-    if isinstance(penalty, bool) or not isinstance(penalty, (int, float)) or penalty <= 0:
-        raise file.wrong("search.repetition_penalty", "a number above 0", penalty)
+    file.penalty(search, "search.repetition_penalty")
     decoder_file = file.text(decoder, "model.decoder.filename")
     info = inspect_model(folder / file.file_name(decoder_file, "model.decoder.filename", "the decoder"))
     providers = options.get("provider_options", [])

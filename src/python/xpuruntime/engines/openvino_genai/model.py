@@ -20,7 +20,7 @@ from xpuruntime.engines.generation import (
     files_beside,
 )
 from xpuruntime.engines.model.file import MODEL_CONFIG
-from xpuruntime.errors import EngineFailed, EngineUnavailable, InputError, UnsupportedOperationError
+from xpuruntime.errors import EngineFailed, EngineUnavailable, InputError, ModelError, UnsupportedOperationError
 from xpuruntime.evidence.documents import COLD, COUNTED, LOADED, checkpoint
 from xpuruntime.evidence.records import KeySeen
 from xpuruntime.files.paths import kind_of
@@ -41,6 +41,8 @@ __all__ = [
 ]
 
 _ENGINE = "openvino-genai"
+_AGAIN = "export the model again: optimum-cli export openvino"
+_GRAPH = "openvino_model.xml"
 _GREEDY = {"temperature": 0.0}
 #: Properties of the pipeline that a compiled model does not take.
 _OF_PIPELINE = ("ATTENTION_BACKEND",)
@@ -57,12 +59,31 @@ def load_pipeline(request: Request, judgement: Judgement[PipelineSettings]) -> P
         text = " ".join(str(error).split())
         raise EngineUnavailable(f"openvino_genai does not import: {text}", fix=fix, engine=_ENGINE) from None
     folder = request.model.source.folder
+    _check_graph(request.model.source)
     try:
         with kept_signal_stack():
             handle = engine.LLMPipeline(folder, "CPU", **judgement.settings.properties)
     except Exception as error:
         raise _failed(error, f"loading {folder}") from None
     return PipelineModel(handle, request, judgement)
+
+
+def _check_graph(facts: GenerationFolder) -> None:
+    """Refuse a graph that cannot be read, or has other tokens than the configuration: those beyond are read as some."""
+    import openvino
+
+    path = Path(facts.folder) / _GRAPH
+    try:
+        with kept_signal_stack():
+            outputs = openvino.Core().read_model(str(path)).outputs
+            width = next(port.partial_shape[-1] for port in outputs if "logits" in port.get_names())
+    except Exception as error:
+        text = " ".join(str(error).split()) or "it has no output 'logits'"
+        raise ModelError(f"{path} cannot be read: {text:.300}", fix=_AGAIN, engine=_ENGINE) from None
+    if width.is_static and width.get_length() != facts.vocabulary:
+        fix = f"set vocab_size to {width.get_length()} in {MODEL_CONFIG}"
+        told = f"vocab_size is {facts.vocabulary}, and {_GRAPH} gives {width.get_length()} logits"
+        raise ModelError(f"{facts.folder}: {told}", fix=fix, engine=_ENGINE)
 
 
 def _failed(error: Exception, doing: str) -> XpuRuntimeError:
@@ -78,7 +99,7 @@ class PipelineModel(GenerationModel):
 
     engine = _ENGINE
     product = "OpenVINO GenAI"
-    again = "export the model again: optimum-cli export openvino"
+    again = _AGAIN
 
     def __init__(self, handle: Any, request: Request, judgement: Judgement[PipelineSettings]) -> None:
         super().__init__(handle, request, strict=judgement.settings.strict)
@@ -97,7 +118,7 @@ class PipelineModel(GenerationModel):
                 try:
                     with kept_signal_stack():
                         self._compiled = openvino.Core().compile_model(
-                            str(Path(self.folder.folder) / "openvino_model.xml"), "CPU", stated
+                            str(Path(self.folder.folder) / _GRAPH), "CPU", stated
                         )
                 except Exception as error:
                     raise _failed(error, f"compiling the graph of {self.folder.folder}") from None
@@ -237,8 +258,6 @@ class _Tokenizer:
 
 
 _ONLY = {"num_beams": 1, "num_return_sequences": 1, "stop_strings": None}
-_AGAIN = "export the model again: optimum-cli export openvino"
-_GRAPH = "openvino_model.xml"
 
 
 def inspect_pipeline(folder: Path) -> ModelInfo:
@@ -249,6 +268,7 @@ def inspect_pipeline(folder: Path) -> ModelInfo:
     values = {} if stated is None else stated.values
     if stated is not None:
         stated.only(values, "", _ONLY)
+        stated.penalty(values, "repetition_penalty")
     names = (_GRAPH, "openvino_model.bin", "openvino_tokenizer.xml", "openvino_tokenizer.bin")
     beside = files_beside(folder, (*names, "openvino_detokenizer.xml", "openvino_detokenizer.bin", name, *TOKENIZER))
     there = {entry.location for entry in beside}

@@ -64,6 +64,7 @@ def inspect_decoder(folder: Path) -> ModelInfo:
     stated = _values(folder, _GENERATION)
     options = file if not stated else ConfigFile(folder, _GENERATION, _AGAIN)
     options.only(stated, "", _ONLY)
+    options.penalty(stated, "repetition_penalty")
     counts, names = _weights(file)
     context = next((name for name in _CONTEXTS if config.get(name) is not None), _CONTEXTS[0])
     ends = options.ends(stated if "eos_token_id" in stated else config, "eos_token_id")
