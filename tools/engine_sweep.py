@@ -129,7 +129,7 @@ def wrong(engine: str, case: Case) -> str | None:
     used = [*case.feeds.values(), *map(numpy_helper.to_array, case.model.graph.initializer)]
     if engine in FINITE and any(floating(value.dtype) and (np.abs(value) > 6e4).any() for value in used):
         return None  # they overflow
-    step = max(HALVES.get(value.dtype, 1e-3) for value in used)
+    step = max((HALVES.get(value.dtype, 1e-3) for value in used), default=1e-3)
     if engine == "qnn":
         step = max(step, 2e-2)
     elif case.model.graph.node[0].op_type in CASTS:

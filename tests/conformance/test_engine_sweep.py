@@ -82,3 +82,18 @@ def test_types_vary_in_a_version_that_onnx_runtime_takes() -> None:
     """The package onnx may know newer opsets, in which no case would be compared."""
     typed = [case for case in engine_sweep.variants(["Cast"], static=True) if case.name.endswith(" | uint8 | to=1")]
     engine_sweep.directly("onnxruntime", typed[0].model)
+
+
+def test_a_case_without_inputs_is_compared() -> None:
+    cases = [case for case in engine_sweep.variants(["OptionalHasElement"], static=True) if not case.feeds]
+    assert cases
+    for case in cases:
+        assert engine_sweep.wrong("onnxruntime", case) in ("", None)
+
+
+def test_nan_and_inputs_without_elements_are_cases_with_rows_of_their_own() -> None:
+    found = list(engine_sweep.sweep("openvino", 1, ("Celu", "ReduceMin")))
+    for words, row in ((" | NaN", "nan"), (" | no elements", "no-elements")):
+        shown = [each for each in found if words in each.get("case", "") and each["wrong"]]
+        assert shown
+        assert all(row in each["rows"] for each in shown)
