@@ -261,6 +261,16 @@ OPENVINO: dict[str, Callable[[], list[Any]]] = {
     "gemm-of-integers-with-fractions": lambda: [
         typed("Gemm", [np.int32([[1, 2], [3, 5]]), np.int32([[3, 1], [2, 7]])], alpha=0.5)
     ],
+    "einsum-of-8-bits": lambda: [
+        typed("Einsum", [x], equation="ij->i") for x in (np.int8([[100, 100]]), np.uint8([[200, 100]]))
+    ],
+    "einsum-of-integers-in-fp32": lambda: [
+        typed("Einsum", [np.array([[2**24, 1], [7, 3]], kind)], equation="ij->i") for kind in (np.int32, np.int64)
+    ],
+    "einsum-of-other-integers-in-fp32": lambda: [
+        typed("Einsum", [np.uint32([[2**24, 1], [7, 3]])], equation="ij->i"),
+        typed("Einsum", [np.int16([[30001]]), (np.int16([[29999]]),)], equation="ij,jk->ik"),
+    ],
     "lp-normalization-of-small-numbers": lambda: [
         typed("LpNormalization", [np.float32([[size, size / 2]])], axis=1, p=p) for size, p in ((1e-3, 2), (1e-5, 1))
     ],
