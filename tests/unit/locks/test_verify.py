@@ -44,6 +44,23 @@ class TestUnchanged:
         assert result.verdict == "pass"
         assert result.notes == ()
 
+    @pytest.mark.parametrize(
+        ("text", "x"),
+        [
+            ("g (string[n] x) => (bool[n] y) { y = Equal (x, x) }", np.array(["a", "b"], object)),
+            ("g (int64[n] x) => (float[n] y) <float[2] w = {1, 2}, int64 k = {9}> { i = Sub (x, k) y = Gather (w, i) }",
+             np.array([9, 10])),
+        ],
+    )  # fmt: skip
+    def test_a_lock_of_a_model_that_takes_no_generated_inputs(self, text, x, tmp_path):
+        onnx = pytest.importorskip("onnx")
+        path = tmp_path / "model.onnx"
+        onnx.save(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 19]> {text}'), path)
+        xrt.lock(path, CPU, tmp_path / "model.lock", inputs={"x": x})
+        result = xrt.verify(path, CPU, lock=tmp_path / "model.lock", inputs={"x": x}, only=["evidence"])
+        assert result.verdict == "pass", str(result)
+        assert only_claim(result, "evidence.lock").verdict == "pass"
+
     def test_warnings_of_the_plan_are_notes(self, digits):
         policy = {"execution": {"engine": "onnxruntime", "device": "cpu", "determinism": "run_to_run"}}
         with warnings.catch_warnings():

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from xpuruntime.evidence.key_observations import computing
 from xpuruntime.lockfile.drift import DriftCode, accept_command, shown
@@ -32,9 +33,18 @@ _NAMED = 4
 _OF_FILES = (DriftCode.MODEL, DriftCode.EXTERNAL_DATA, DriftCode.POLICY, DriftCode.CALIBRATION)
 
 
+def _own_inputs(subject: Subject) -> dict[str, Any] | None:
+    """Return the caller's inputs in the locked shapes: a model may refuse those that are generated."""
+    if not subject.own_inputs or subject.locked is None or not subject.locked.identity.shapes:
+        return None
+    shapes = dict(subject.locked.identity.shapes[0].inputs)
+    same = {name: tuple(np.shape(value)) for name, value in subject.feeds.items()} == shapes
+    return dict(subject.feeds) if same else None
+
+
 def lock_claims(subject: Subject) -> Iterator[Claim]:
     """Check the lock as ``xrt lock --check`` does, and yield a claim for each code of what differs."""
-    locked = lock(subject.model, output=subject.lock, check=True, **subject.options)
+    locked = lock(subject.model, output=subject.lock, check=True, inputs=_own_inputs(subject), **subject.options)
     groups: dict[str, list[Difference]] = {}
     for drift in locked.drifts:
         groups.setdefault(drift.code, []).append(drift)
