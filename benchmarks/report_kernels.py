@@ -202,7 +202,8 @@ def providers(record: dict[str, Any]) -> Section:
         "How fast are kernels of Liger, quack and FlashAttention 4 through a policy, beside PyTorch's, Inductor's and "
         "this library's, and does `auto` take the fastest? bfloat16; each kernel was compared with float64 before it "
         f"was timed.\n\n{machine(record)}\n"
-        "`python benchmarks/bench_providers.py`: cases of a row run in turns.\n\n" + "\n".join(parts)
+        "`python benchmarks/bench_providers.py`: cases of a row run in turns.\n\n"
+        + (f"{record['remark']}\n\n" if "remark" in record else "") + "\n".join(parts)
         + (f"\nLongest first call, comparing and compiling included: {longest}.\n" if longest else "")
         + (named + "\n".join(far) + "\n" if far else "")
         + (f"\nDid not serve:\n\n{notes}" if notes else "")
