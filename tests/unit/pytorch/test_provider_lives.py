@@ -238,6 +238,31 @@ def test_a_warning_of_a_package_is_no_error_of_its_kernel(site):
     assert [(row.resolved, row.status) for row in report.rows if row.op] == [("foreign.rms_norm", "honoured")]
 
 
+@pytest.mark.parametrize("mode", ["strict", "prefer"])
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_a_write_into_an_input_after_the_comparison_is_no_result(site, part, mode):
+    class Writing(torch_kernels.ForeignNorm):
+        """An adapter that writes into its input of sizes that nobody compares."""
+
+        def forward(self, call, x, weight):
+            results = super().forward(call, x, weight)
+            if part == "forward" and len(x) == 77:
+                x[-1] += 1
+            return results
+
+        def backward(self, call, saved, grads):
+            results = super().backward(call, saved, grads)
+            if part == "backward" and len(grads[0]) == 77:
+                grads[0][-1] += 1
+            return results
+
+    plugins.register(plugins.KernelBackend("foreign", "cpu", version="1.0"), Writing())
+    policy = xrt.Policy(mode=mode, kernels={"rms_norm": "foreign.rms_norm"})
+    x, weight = torch.randn(77, 8, requires_grad=True), torch.ones(8)
+    with xt.kernel_policy(policy), pytest.raises(xrt.XpuRuntimeError, match=f"its {part} wrote into a tensor"):
+        norm(x * 1, weight).sum().backward()
+
+
 def test_random_numbers_that_are_drawn_meanwhile_stay_drawn():
     kernel, drawn = torch_kernels.ForeignNorm(), []
     with process_state.watched(kernel):

@@ -27,6 +27,7 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT, thread_policy
 from xpuruntime.pytorch.providers.canary import ComparisonEnded, canary_rejection
+from xpuruntime.pytorch.providers.operations import OPERATIONS
 from xpuruntime.pytorch.providers.process_state import changes_of, watched
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ __all__ = [
 _MOST = 4096
 _ALIGNED, _ALIGNED_ON_CPU = 256, 64
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+#: Integers by how many bytes they have.
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 #: Attributes of norms that are called as operators of PyTorch's, whose gradient has no epsilon.
 _NORM = {"formula": "torch", "paired": False}
 
@@ -202,11 +205,21 @@ class BoundKernel:
         return tuple(self.kernel.saved_like(call, *tensors))
 
     def _run(self, call: TorchCall, what: str, function: Any, *args: Any) -> Any:
-        if what not in self._unused:
+        if self.kernel.alone:
             return self._run_used(call, what, function, *args)
+        inputs = _only_read(call, what, args)
+        if what not in self._unused:
+            versions = _versions(inputs)
+            results = self._run_used(call, what, function, *args)
+            if _versions(inputs) != versions:
+                raise self._writes(call, what)
+            return results
+        sums = None if context.capturing() else _sums(inputs)
         with watched(self.kernel):
             results = self._run_used(call, what, function, *args)
         self._unused.discard(what)
+        if sums is not None and _sums(inputs) != sums:
+            raise self._writes(call, what)
         if why := self._refused_change():
             raise UnsupportedOperationError(f"{self.word}: {why}", engine="torch")
         return results
@@ -254,6 +267,11 @@ class BoundKernel:
                 steps = f"strides {list(x.stride())}, and they have to be {list(wanted.stride())}"
                 raise self._wrong(call, f"returned {what} {number} with {steps}")
         return results
+
+    def _writes(self, call: TorchCall, what: str) -> XpuRuntimeError:
+        """Return an error that no other kernel stands in for: the numbers of the program are no longer its own."""
+        msg = f"{self.word}: its {what} wrote into a tensor that it was to read, for {call}"
+        return XpuRuntimeError(msg, fix="leave it out of the policy, and start the program again", engine="torch")
 
     def _wrong(self, call: TorchCall, what: str) -> UnsupportedOperationError:
         msg = f"{self.word}: it {what}, for {call}"
@@ -380,6 +398,26 @@ class BoundKernel:
                 if len(self._served) >= _MOST:
                     self._served.clear()
                 self._served[key] = known
+
+
+def _only_read(call: TorchCall, what: str, args: tuple[Any, ...]) -> list[Tensor]:
+    """Return the tensors of a call that a kernel must not write."""
+    if what == "forward":
+        given = args[1 + (OPERATIONS[call.op].writes if call.op in OPERATIONS else 0) :]
+    else:
+        given = (*args[1].inputs, *args[1].outputs, *args[1].extra, *args[2])
+    return [x for x in given if type(x) in _PLAIN]
+
+
+def _versions(tensors: list[Tensor]) -> list[int]:
+    """Return how often PyTorch's operators have written tensors; those of inference do not say it."""
+    return [0 if x.is_inference() else _private_api.tensor_version(x) for x in tensors]
+
+
+def _sums(tensors: list[Tensor]) -> list[int]:
+    """Return sums of the bits of tensors, which another number anywhere changes as a rule."""
+    words = [x.detach().view(_WORDS[x.element_size()]) for x in tensors if x.element_size() in _WORDS and not x.is_meta]
+    return [int(word.sum(dtype=torch.int64)) for word in words]
 
 
 def dense_like(x: Tensor) -> Tensor:
