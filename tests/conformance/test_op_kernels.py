@@ -77,7 +77,7 @@ def test_names_are_unique_and_every_operation_has_cases() -> None:
 def test_a_kernel_that_computes_nothing_fails() -> None:
     """Zeros are right only where the result is zero."""
     arrays = NumpyArrays()
-    cases = cases_of("null.null", arrays)
+    cases = list(cases_of("null.null", arrays))[::4]  # of each kind some: a failure takes longer than a success
     wrong = 0
     for case in cases:
         ops.clear_decisions()  # a wrong result looks for its configuration in all of them
