@@ -362,8 +362,10 @@ class Loss(torch.nn.Module):
 def test_a_loss_that_each_step_makes_names_no_other_module_anew(monkeypatch):
     rule = xrt.KernelPolicy(rules=[{"match": {"op": "matmul", "module": "layers.3"}, "use": "cpu.blas"}])
     nets, x, walked = [Made(20, anew=False) for _ in range(2)], torch.ones(2, 4), []
-    real = module_names.walk
-    monkeypatch.setattr(module_names, "walk", lambda root, path="": (walked.append(type(root)), real(root, path))[1])
+    for name in ("walk", "_all_in"):
+        real = getattr(module_names, name)
+        note = lambda root, *path, real=real: (walked.append(type(root)), real(root, *path))[1]  # noqa: E731
+        monkeypatch.setattr(module_names, name, note)
     kept = []
     with xt.kernel_policy(rule, root=nets[0]):
         for step in range(200):
@@ -384,6 +386,16 @@ def test_a_new_outermost_module_is_named_in_what_holds_it():
         layers.insert(0, torch.nn.Linear(4, 4))  # of which PyTorch tells no hook
         layers[0](x)
     assert [(row.module, row.count) for row in report.rows if row.op == "matmul"] == [("0", 2)]
+
+
+def test_what_comes_into_a_model_unseen_is_named_there_though_losses_are_new():
+    layers, x = torch.nn.ModuleList([torch.nn.Linear(4, 4)]), torch.ones(2, 4)
+    with xt.kernel_policy(matmul="cpu.blas"), xt.explain(root=layers) as report:
+        for _ in range(3):
+            Loss()(x)
+        layers.insert(0, torch.nn.Linear(4, 4))
+        layers[0](x)
+    assert "0" in {row.module for row in report.rows if row.op == "matmul"}
 
 
 def test_what_a_new_outermost_module_holds_is_named_in_it():

@@ -142,6 +142,10 @@ class ModuleNames:
         #: By `id`, the modules of a root, each by its `id`, while a module runs that none calls: what a forward makes
         #: anew is looked for in there.
         self._members: dict[int, frozenset[int]] = {}
+        #: The same until PyTorch tells that a module comes into another one, or all are named anew: in there is looked
+        #: for what is of a class that was new and in none before, such as a loss that each step makes.
+        self._kept_members: dict[int, frozenset[int]] = {}
+        self._apart: weakref.WeakSet[type] = weakref.WeakSet()
         #: Of the ``DataParallel`` that ran last, by the class of what it holds, the path.
         self._parallel: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 
@@ -218,10 +222,10 @@ class ModuleNames:
         roots = [named_root for _, named_root in self._named]
         if root is not None:
             roots.append(root)
-        return any(id(module) in self._members_of(root) for root in roots)
+        return any(id(module) in self._members_of(root, self._members) for root in roots)
 
-    def _members_of(self, root: torch.nn.Module) -> frozenset[int]:
-        members = self._members
+    @staticmethod
+    def _members_of(root: torch.nn.Module, members: dict[int, frozenset[int]]) -> frozenset[int]:
         member_ids = members.get(id(root))
         if member_ids is None:
             member_ids = members[id(root)] = frozenset(map(id, _all_in(root)))
@@ -229,13 +233,15 @@ class ModuleNames:
 
     def note_registration(self, parent: torch.nn.Module) -> None:
         """Take note that a module comes into another one."""
-        if id(parent) in self._known:
-            self._members = {}
+        entry = self._known.get(id(parent))
+        if entry is not None and entry.module() is parent:  # and not one that is gone, at the same address
+            self._members, self._kept_members = {}, {}
 
     def _see(self, module: torch.nn.Module) -> None:
         # DataParallel runs copies, which are new ones in each call.
         path = self._parallel.get(type(module), "") if _private_api.is_replica(module) else ""
         self._seen[id(module)] = _Root(weakref.ref(module), path)
+        self._kept_members.pop(id(module), None)
 
     def _name_apart(self, module: torch.nn.Module) -> bool:
         """Name the modules of a new root alone, such as a new loss of each step; not where roots share some."""
@@ -247,8 +253,12 @@ class ModuleNames:
         if any(entry is not None and entry.module() is not None for entry in known):
             return False
         roots += [root for _, root in self._named]
-        if any(id(module) in self._members_of(root) for root in roots if root is not None and root is not module):
+        if type(module) not in self._apart:  # of some ways into another module PyTorch tells nothing
+            self._kept_members = {}
+        others = [root for root in roots if root is not None and root is not module]
+        if any(id(module) in self._members_of(root, self._kept_members) for root in others):
             return False
+        self._apart.add(type(module))
         self._known = {**self._known, **own}
         return True
 
@@ -268,6 +278,7 @@ class ModuleNames:
             for number, known in _named_in(root, path):
                 known_by_id.setdefault(number, known)
         self._known = known_by_id
+        self._kept_members = {}
 
 
 NAMES = ModuleNames()
