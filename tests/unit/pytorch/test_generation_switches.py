@@ -77,6 +77,16 @@ def uncompiled(_: Any) -> None:
     generate(llama(), compile_config=hf.CompileConfig(), cache_implementation="static")
 
 
+#: As a program has it that takes `generate` from a model before it enters a policy.
+TAKEN = hf.GenerationMixin.generate
+
+
+def uncompiled_of_before(_: Any) -> None:
+    config = config_of(compile_config=hf.CompileConfig(), cache_implementation="static")
+    with torch.no_grad():
+        TAKEN(llama(), torch.arange(1, 5)[None], generation_config=config)
+
+
 def experts(_: Any) -> None:
     """Replace them in the middle, as `generate` does on devices other than the CPU."""
     model = hf.MixtralForCausalLM(hf.MixtralConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1)).eval()
@@ -110,6 +120,7 @@ SWITCHES: dict[str, tuple[Callable[[Any], None], str]] = {
     "requests fail": (failed, "2 of 2 requests"),
     "attention of batches": (flash, "sdpa of LlamaForCausalLM by flash_attention_2"),
     "compiled code": (uncompiled, "runs the forward uncompiled"),
+    "compiled code, taken before": (uncompiled_of_before, "runs the forward uncompiled"),
     "experts": (experts, "replaces the experts implementation"),
     "kernel of the Hub": (hub, "by kernels-community/"),
     "weights": (decompressed, "says compressed-tensors, and all of its weights are float32 after"),

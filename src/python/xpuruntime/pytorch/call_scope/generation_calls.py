@@ -128,11 +128,14 @@ def _drift(subject: str, expected: Any, actual: Any) -> Difference:
 
 
 class _Generate:
-    """One call of ``generate``."""
+    """One call of ``generate``; of one that is not followed, its beginning alone is seen."""
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self.model, self.arguments = arguments["self"], arguments
-        self.experts = _experts(self.model)
+    def __init__(self, arguments: Mapping[str, Any], *, followed: bool = True) -> None:
+        # What is not followed is not told when the call has ended, and would keep the model.
+        self.model: Any = arguments["self"] if followed else None
+        self.arguments: Mapping[str, Any] = arguments if followed else {}
+        self.followed = followed
+        self.experts = _experts(arguments["self"])
         self.compile = self.compiled = False
 
 
@@ -311,12 +314,12 @@ def _prepare_config(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
     """Take note of the configuration that ``generate`` has made of its arguments, also where it is not followed."""
     prepared = run()
     model, config, generate = arguments["self"], prepared[0], _thread.generate
-    followed = generate if generate is not None and generate.model is model else None
-    if followed is not None:
-        followed.compile = getattr(config, "compile_config", None) is not None and not config.disable_compile
-    if _is_noted():
+    if generate is None or generate.model is not model or not generate.followed:
         # A bound method that was taken before the policy began is the one that nothing has replaced.
-        facts = _config_facts(config, followed.arguments) if followed else {**_config_facts(config, {}), **_UNKNOWN}
+        generate = _thread.generate = _Generate({"self": model}, followed=False)
+    generate.compile = getattr(config, "compile_config", None) is not None and not config.disable_compile
+    if _is_noted():
+        facts = {**_config_facts(config, generate.arguments), **({} if generate.followed else _UNKNOWN)}
         _note(model, "generate", {**facts, **_made_of(model)})
     return prepared
 
@@ -391,7 +394,7 @@ def _get_compiled_call(_: dict[str, Any], run: Callable[[], Any]) -> Any:
 
 def _set_experts(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
     generate, wanted = _thread.generate, arguments["experts_implementation"]
-    if generate is not None:
+    if generate is not None and generate.followed:
         wanted = wanted.get("", generate.experts) if isinstance(wanted, dict) else wanted
         if wanted != generate.experts:
             _switched(
