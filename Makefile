@@ -124,7 +124,7 @@ test-patterns: $(STAMPS)/install $(STAMPS)/test ## Run all operator patterns and
 
 # The engine whose operators are compared with ONNX Runtime.
 SWEEP ?= openvino
-sweep: $(STAMPS)/install $(STAMPS)/test $(STAMPS)/engines ## Compare every operator that the engine SWEEP takes with ONNX Runtime (about 30 minutes)
+sweep: $(STAMPS)/install $(STAMPS)/test $(STAMPS)/engines ## Compare every operator that the engine SWEEP takes with ONNX Runtime (30 minutes and more)
 	$(PY) -W ignore tools/engine_sweep.py $(SWEEP)
 
 # TORCH: the version to install first, such as torch==2.11.*; TORCH_INSTALL: what installs it.
