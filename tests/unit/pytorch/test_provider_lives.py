@@ -263,6 +263,29 @@ def test_a_write_into_an_input_after_the_comparison_is_no_result(site, part, mod
         norm(x * 1, weight).sum().backward()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("distributions", "foreign-norms"), ("distributions", ("a b",)), ("__hash__", None)]
+)
+def test_a_kernel_that_cannot_be_kept_is_refused_when_it_is_registered(name, value):
+    kind = type("Wrong", (torch_kernels.ForeignNorm,), {name: value})
+    with pytest.raises(InputError, match=r"foreign\.rms_norm cannot be registered"):
+        plugins.register(plugins.KernelBackend("foreign", "cpu", version="1.0"), kind())
+
+
+def test_a_kernel_that_turns_autograd_off_in_each_call_is_refused_for_that(site):
+    class Leaking(torch_kernels.ForeignNorm):
+        """An adapter that leaves autograd off."""
+
+        def forward(self, call, x, weight):
+            torch.set_grad_enabled(False)
+            return super().forward(call, x, weight)
+
+    plugins.register(plugins.KernelBackend("foreign", "cpu", version="1.0"), Leaking())
+    with xt.kernel_policy(STRICT), pytest.raises(UnsupportedOperationError, match="whether gradients are recorded"):
+        norm(*operands())
+    assert torch.is_grad_enabled()
+
+
 def test_random_numbers_that_are_drawn_meanwhile_stay_drawn():
     kernel, drawn = torch_kernels.ForeignNorm(), []
     with process_state.watched(kernel):

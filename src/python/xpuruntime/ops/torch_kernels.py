@@ -227,7 +227,7 @@ class TorchKernel:
 
 def register_torch_kernels(backend: str, device_type: str, *kernels: TorchKernel) -> None:
     """Register kernels, all or none. Raises `InputError`."""
-    from packaging.requirements import Requirement
+    from packaging.requirements import InvalidRequirement, Requirement
 
     with _lock:
         for kernel in kernels:
@@ -246,8 +246,14 @@ def register_torch_kernels(backend: str, device_type: str, *kernels: TorchKernel
                 raise InputError(f"the TorchKernel {name} is of the family {unknown[0]!r}, which {op} does not have")
             if name in _registered or backend in _ADAPTERS:
                 raise InputError(f"a kernel {name} is registered already. Fix: give this one another id")
-            for requirement in kernel.distributions:
-                Requirement(requirement)
+            try:
+                hash(kernel)
+                for requirement in kernel.distributions if isinstance(kernel.distributions, tuple) else "?":
+                    Requirement(requirement)
+            except (InvalidRequirement, TypeError) as error:
+                what = "; ".join(str(error).split("\n")[:1])
+                fix = 'state a tuple such as ("liger-kernel>=0.8.5,<0.9",), and leave __hash__ as it is'
+                raise InputError(f"the TorchKernel {name} cannot be registered: {what}. Fix: {fix}") from None
         _registered.update((kernel.id, kernel) for kernel in kernels)
         _devices[backend] = device_type
 

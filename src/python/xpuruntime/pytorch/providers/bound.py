@@ -148,7 +148,7 @@ class BoundKernel:
         except Exception as error:
             return f"its supports() raised {type(error).__name__}: {error}"
         if not fits:
-            return str(why) or "it gives no reason"
+            return str(why or "it gives no reason")
         if (known := _advisory_of(self.kernel, call)) is not None:
             return str(known)
         computes = call.device != "meta"  # whose tensors have no values: the operator answers with their shapes

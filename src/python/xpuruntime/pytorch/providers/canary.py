@@ -249,7 +249,8 @@ def _compare(
     if written := _written(case, before, writes):
         return written
     if kernel.deterministic is True and not writes:
-        again, _ = kernel.forward(call, *inputs)
+        with watched(kernel):
+            again, _ = kernel.forward(call, *inputs)
         if any(not torch.equal(x, y) for x, y in zip(outputs, again, strict=True)):
             return "two runs give different bits, and it says that they do not"
     if not learns:
