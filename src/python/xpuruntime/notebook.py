@@ -100,7 +100,7 @@ class Shown:
         """
         from xpuruntime.evidence.documents import write_whole
 
-        return write_whole(path, self.to_html(), "the page")
+        return write_whole(path, self.to_html(), f"the page of {getattr(self, 'NOUN', 'the result')}")
 
 
 @functools.cache
