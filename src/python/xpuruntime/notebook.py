@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import functools
 import io
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from xpuruntime.printable import escape_console, printable
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Sequence
 
     from rich.console import Console, RenderableType
@@ -24,12 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Badge",
-    "Shown",
     "escaped",
     "fragment",
     "fragment_lines",
     "fragment_style",
     "fragment_table",
+    "model_path",
     "one_line",
     "plain",
     "rich_fragment",
@@ -47,10 +45,10 @@ def one_line(record: object) -> str:
     """Return the `repr` of a record: its kind, the model that it is of, and its headline, else how its text begins."""
     told = getattr(record, "headline", None) or next(filter(str.strip, str(record).splitlines()), "").strip()
     told = told if len(told) <= _LINE else f"{told[: _LINE - 3]}..."
-    return printable(f"<{type(record).__name__}{f' of {path}' if (path := _model(record)) else ''}: {told}>")
+    return printable(f"<{type(record).__name__}{f' of {path}' if (path := model_path(record)) else ''}: {told}>")
 
 
-def _model(record: object) -> str:
+def model_path(record: object) -> str:
     """Return the path of the model that a record is of, or nothing."""
     model = getattr(record, "model", "")
     return str(model if isinstance(model, str) else getattr(model, "path", ""))
@@ -60,47 +58,6 @@ class Badge(str):
     """A status, to be shown as such."""
 
     __slots__ = ()
-
-
-class Shown:
-    """What `__rich__` shows in a terminal, also as text, in a notebook and as a page."""
-
-    __slots__ = ()
-    #: Columns of the text.
-    WIDTH: ClassVar[int] = 100
-
-    def __rich__(self) -> RenderableType:
-        """Return tables and text."""
-        raise NotImplementedError
-
-    def __str__(self) -> str:
-        return plain(self.__rich__(), self.WIDTH)
-
-    def __repr__(self) -> str:
-        return one_line(self)
-
-    def _repr_html_(self) -> str:
-        return rich_fragment(self.__rich__())
-
-    def to_html(self) -> str:
-        """Return one page for a browser, which loads nothing from elsewhere: style, script and data are in it."""
-        from xpuruntime.evidence.page.document import render_shown
-
-        kind = re.sub("(?<=[a-z])(?=[A-Z])", " ", type(self).__name__).lower()
-        title = " of ".join(filter(None, (kind.capitalize(), Path(_model(self)).name)))
-        return render_shown(kind, title, self._repr_html_())
-
-    def save_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page of `to_html`. A crash or a full disk leaves the old file, or none.
-
-        Raises
-        ------
-        InputError
-            The file cannot be written.
-        """
-        from xpuruntime.evidence.documents import write_whole
-
-        return write_whole(path, self.to_html(), f"the page of {getattr(self, 'NOUN', 'the result')}")
 
 
 @functools.cache

@@ -246,9 +246,9 @@ def _literal(name: str, text: str, tensor: TensorInfo) -> Any:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        array = "x.npy" if text.startswith(("[", "{")) else text.lstrip("@")
+        file = "x.npy" if text.startswith(("[", "{")) else text.lstrip("@")
         msg = f"--input {name}: {text[:80]!r} is neither JSON nor @file ({error})"
-        raise InputError(msg, fix=f"--input {name}=@{array[:80]}, or --input '{name}=[1, 2]'") from error
+        raise InputError(msg, fix=f"--input {name}=@{file[:80]}, or --input '{name}=[1, 2]'") from error
     try:
         dtype = np.dtype(np.str_ if tensor.dtype == "string" else tensor.dtype)
     except TypeError as error:

@@ -17,10 +17,10 @@ import msgspec
 
 from xpuruntime.codes import Code
 from xpuruntime.errors import InputError
-from xpuruntime.files.paths import json_bytes, json_text, reason_of, user_path
-from xpuruntime.files.writing import replace_file
-from xpuruntime.notebook import Shown
+from xpuruntime.files.paths import json_bytes, json_text
+from xpuruntime.files.writing import write_whole
 from xpuruntime.printable import printable
+from xpuruntime.shown import Shown
 
 if TYPE_CHECKING:
     import os
@@ -36,21 +36,7 @@ __all__ = [
     "checkpoint",
     "observe_checkpoints",
     "schema_of",
-    "write_whole",
 ]
-
-
-def write_whole(path: str | os.PathLike[str], text: str, what: str) -> Path:
-    """Write `text` to `path`. A crash or a full disk leaves the old file, or none."""
-    target = user_path(path, what)
-    try:
-        replace_file(target, text.encode("utf-8", "backslashreplace"), private=False)
-    except OSError as error:
-        raise InputError(
-            f"cannot write {what} to '{target}': {reason_of(error)}. Give a path in a folder that "
-            "exists, is writable and has free space."
-        ) from error
-    return target
 
 
 class Document(Shown, msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from xpuruntime.evidence.kernel_records import short_name
 from xpuruntime.evidence.trace_files import chrome_trace, trace_path, write_trace
-from xpuruntime.notebook import Shown
+from xpuruntime.shown import Shown
 
 if TYPE_CHECKING:
     import os

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 from collections import Counter
@@ -100,6 +99,8 @@ def decode_json(data: bytes | str | msgspec.Raw, kind: Any = Any) -> Any:
 
 def decode_unique(data: bytes) -> Any:
     """Decode JSON as `decode_json` does, and refuse an object that has a name twice, of which readers take either."""
+    import json
+
     value = decode_json(data)
 
     def once(pairs: list[tuple[str, Any]]) -> None:

@@ -24,14 +24,24 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xpuruntime.files.paths import checked, kind_of, reason_of
+from xpuruntime.errors import InputError
+from xpuruntime.files.paths import checked, kind_of, reason_of, user_path
 from xpuruntime.files.scratch import checksum, register_cleanup, unregister_cleanup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import IO
 
-__all__ = ["check_writable", "files_beside", "locked", "publish_folder", "replace_file", "staging", "sync"]
+__all__ = [
+    "check_writable",
+    "files_beside",
+    "locked",
+    "publish_folder",
+    "replace_file",
+    "staging",
+    "sync",
+    "write_whole",
+]
 
 _NAME = re.compile(r"\.xpuruntime-([0-9a-f]{16})-([0-9a-f]{8})\.new")
 _LOCK = ".lock"
@@ -367,3 +377,16 @@ def _write_stream(name: str, mode: int, write: Callable[[IO[bytes]], object]) ->
         os.set_blocking(descriptor, True)
     with os.fdopen(descriptor, "wb") as file:
         write(file)
+
+
+def write_whole(path: str | os.PathLike[str], text: str, what: str) -> Path:
+    """Write `text` to `path`. A crash or a full disk leaves the old file, or none."""
+    target = user_path(path, what)
+    try:
+        replace_file(target, text.encode("utf-8", "backslashreplace"), private=False)
+    except OSError as error:
+        raise InputError(
+            f"cannot write {what} to '{target}': {reason_of(error)}. Give a path in a folder that "
+            "exists, is writable and has free space."
+        ) from error
+    return target

@@ -17,10 +17,10 @@ from xpuruntime.errors import InputError
 from xpuruntime.evidence.memory_over_time import MemorySample
 from xpuruntime.evidence.profile import Profile
 from xpuruntime.evidence.trace_files import check_trace
-from xpuruntime.notebook import Shown
 from xpuruntime.runtime.cpu_and_memory import process_memory
 from xpuruntime.runtime.profiler import LIMIT, Mark, Marks, RecordedBlock, profiled, record_marks, tell, warn_beside
 from xpuruntime.runtime.session_registry import open_bindings, open_sessions, set_call_instrumentation, set_open_hook
+from xpuruntime.shown import Shown
 
 if TYPE_CHECKING:
     import os

@@ -21,8 +21,8 @@ from xpuruntime.lockfile.drift import DriftCode, ValidatorKind, drift_error, lac
 from xpuruntime.lockfile.records import AcceptedDrift, Lock, utc_now
 from xpuruntime.lockfile.rules import policy_of
 from xpuruntime.locks.create import create_lock
-from xpuruntime.notebook import Shown
 from xpuruntime.policies.document import did_you_mean
+from xpuruntime.shown import Shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

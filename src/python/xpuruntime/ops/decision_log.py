@@ -11,10 +11,10 @@ import msgspec
 from xpuruntime import _core
 from xpuruntime.argument_types import TEXT, check_types
 from xpuruntime.evidence.kernel_records import DecisionSource, KernelCandidate, KernelDecision
-from xpuruntime.notebook import Shown
 from xpuruntime.ops.call_context import prepare
 from xpuruntime.ops.plugins import plugin_facts
 from xpuruntime.ops.torch_kernels import missing_distributions, registered_torch_kernels
+from xpuruntime.shown import Shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,8 +15,8 @@ from xpuruntime.errors import InputError
 from xpuruntime.evidence.records import Control, Verdict, VerdictCode
 from xpuruntime.files.paths import json_bytes, json_text
 from xpuruntime.files.reading import decode_json
-from xpuruntime.notebook import Shown
 from xpuruntime.printable import printable
+from xpuruntime.shown import Shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import msgspec
 
 from xpuruntime.errors import UnsupportedOperationError
-from xpuruntime.evidence.documents import Page, write_whole
+from xpuruntime.evidence.documents import Page
+from xpuruntime.files.writing import write_whole
 from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.policies import Policy
 from xpuruntime.policies.kinds import share_text

@@ -111,7 +111,7 @@ def lock(
     from xpuruntime.cli.output import check_outputs, print_and_save, refuse_other_kinds, working
     from xpuruntime.cli.results import check_target
     from xpuruntime.cli.session import prepare
-    from xpuruntime.evidence.documents import write_whole
+    from xpuruntime.files.writing import write_whole
     from xpuruntime.locks.relock import lock as locked
     from xpuruntime.locks.statement import lock_statement
 

@@ -273,8 +273,8 @@ def _saved_timings(path: str) -> dict[str, Any]:
 def _write_page(path: str, result: dict[str, Any], baselines: list[tuple[str, dict[str, Any]]]) -> None:
     import msgspec
 
-    from xpuruntime.evidence.documents import write_whole
     from xpuruntime.evidence.page.document import render_timings
+    from xpuruntime.files.writing import write_whole
 
     page = render_timings(msgspec.to_builtins(result, enc_hook=str), baselines)
     write_whole(path, page, "the page of a benchmark")

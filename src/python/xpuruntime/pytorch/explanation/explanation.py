@@ -13,10 +13,10 @@ import torch
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.files.paths import json_text
-from xpuruntime.notebook import Shown
 from xpuruntime.pytorch.explanation.summary import Coverage, Row
 from xpuruntime.pytorch.switches.policy_switches import Setting
 from xpuruntime.pytorch.weights import LinearWeights, WeightTraffic
+from xpuruntime.shown import Shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

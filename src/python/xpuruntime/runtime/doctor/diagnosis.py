@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.files.paths import json_text
-from xpuruntime.notebook import Shown
 from xpuruntime.policies.advisories import Platform, holding
 from xpuruntime.printable import printable
 from xpuruntime.runtime.doctor import cuda, packages
 from xpuruntime.runtime.doctor.facts import Facts, Finding, FindingCode, gather
 from xpuruntime.runtime.snapshot import core_problem, machine_snapshot
+from xpuruntime.shown import Shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
