@@ -143,7 +143,8 @@ class ModuleNames:
         #: anew is looked for in there.
         self._members: dict[int, frozenset[int]] = {}
         #: The same until PyTorch tells that a module comes into another one, or all are named anew: in there is looked
-        #: for what holds nothing and is of a class that was new and in none before, such as a loss that each step makes.
+        #: for what is of a class that was new and in none before, such as a loss that each step makes. Layers of
+        #: PyTorch's with weights, which any model may take in, are not.
         self._kept_members: dict[int, frozenset[int]] = {}
         self._apart: weakref.WeakSet[type] = weakref.WeakSet()
         #: Of the ``DataParallel`` that ran last, by the class of what it holds, the path.
@@ -258,7 +259,7 @@ class ModuleNames:
         others = [root for root in roots if root is not None and root is not module]
         if any(id(module) in self._members_of(root, self._kept_members) for root in others):
             return False
-        if len(own) == 1 and not module._parameters and not module._buffers:
+        if not (type(module).__module__.startswith("torch.") and module._parameters):
             self._apart.add(type(module))
         self._known = {**self._known, **own}
         return True
