@@ -165,6 +165,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"x": F32([[1000, 1000, 1000]])},
         {},
     ),
+    "reduce-log-sum-exp-of-distant-numbers": (
+        "float[1, 3] x) => (float[1, 1] y) { y = ReduceLogSumExp <axes = [1]> (x) }",
+        {"x": F32([[-88, 1, 2]])},
+        {},
+    ),
     "resize-by-a-fraction": (
         'float[1, 1, 8, 8] x) => (float[1, 1, h, w] y) { y = Resize <mode = "linear"> (x, , f) }',
         IMAGE,
