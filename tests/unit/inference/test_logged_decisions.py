@@ -150,7 +150,7 @@ def test_the_operations_of_a_verification_are_inside_its_span(spans: Callable[[]
 
 
 def test_a_lock_is_one_trace(spans: Callable[[], list[Any]], tmp_path: Path) -> None:
-    lock = xrt.lock(MODEL, POLICY, tmp_path / "model.lock", measure=False)
+    lock = xrt.lock(MODEL, POLICY, tmp_path / "model.lock")
     *inside, outer = spans()
     assert (outer.name, outer.attributes["xpuruntime.digest"]) == ("xpuruntime.lock", lock.lock.digest)
     assert {one.context.trace_id for one in inside} == {outer.context.trace_id}

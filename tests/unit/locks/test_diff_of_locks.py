@@ -178,10 +178,10 @@ def test_a_report_is_compared_as_far_as_it_tells(case, tmp_path):
 def test_another_interpreter_locks_the_model_anew(tmp_path):
     path, model = tmp_path / "own.lock", Path(__file__).parents[2] / "models" / "convnet.onnx"
     xrt.lock(model, {"execution": {"engine": "onnxruntime", "device": "cpu"}}, path)
-    side = interpreter(tmp_path / "new", customize=UNOPTIMISED, variables="export ORT_PLANTED=1\n")
+    side = interpreter(tmp_path / "new", customize=UNOPTIMISED, variables="export ORT_USE_MLAS_Q4_GEMM_MOE=1\n")
     difference = diff(str(path), side, model)
     (row,) = difference.level("environment").rows
-    assert (row.subject, row.restore) == ("environment.onnxruntime", "unset ORT_PLANTED")
+    assert (row.subject, row.restore) == ("environment.onnxruntime", "unset ORT_USE_MLAS_Q4_GEMM_MOE")
     placement = difference.level("placement")
     assert placement.verdict == "differs"
     assert {row.code for row in placement.rows} <= {"fusion", "gone", "new"}

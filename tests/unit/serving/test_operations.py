@@ -169,7 +169,7 @@ def test_the_access_log_has_one_line_for_each_request(used: Models, tmp_path: Pa
     assert 0 <= first["queue_ms"] <= first["ms"]
     assert first["compute_ms"] > 0
     assert [one["error"] for one in lines if one["status"] == "NOT_FOUND"] == [
-        "no model 'other'. Valid models: mlp, none."
+        "no model 'other'. Valid models: mlp, none. Fix: write one of the models"
     ]
     assert (tmp_path / "access.log").stat().st_mode & 0o777 == 0o640
 

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[4] / "tools"))
 
 from onnx_backend_suite import directly
 
+pytest.importorskip("openvino")
 NAN = np.float32([[np.nan, 1]])
 NONE = np.ones((0, 2), np.float32)
 #: A graph of float[n, 2] x, an input that OpenVINO computes wrongly, and the node that a message names.
