@@ -34,7 +34,7 @@ PACKAGES = (
     "xpuruntime.serving",
 )
 #: Percent of the functions and methods that were called, and of the lines in them that ran; raise them with the tests.
-FLOOR = (60, 50)
+FLOOR = (64, 52)
 
 
 class Share(NamedTuple):

@@ -148,7 +148,7 @@ def test_validators(tmp_path: Path, kind: str) -> None:
     identity = locked(path).identity
     one = next(validator for validator in identity.validators if validator.kind == kind)
     other_values: dict[type, Any] = {list: ["other"], str: "other"}
-    name = "OMP_X" if kind == "environment" else "version"
+    name = "OMP_SCHEDULE" if kind == "environment" else "version"
     expect = {**one.expect, name: "0.9"} if isinstance(one.expect, dict) else other_values[type(one.expect)]
     other = msgspec.structs.replace(one, expect=expect)
     edited = tuple(other if validator is one else validator for validator in identity.validators)

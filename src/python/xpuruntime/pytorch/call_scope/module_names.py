@@ -259,7 +259,8 @@ class ModuleNames:
         others = [root for root in roots if root is not None and root is not module]
         if any(id(module) in self._members_of(root, self._kept_members) for root in others):
             return False
-        if not (type(module).__module__.startswith("torch.") and module._parameters):
+        holds = next(module.parameters(recurse=False), None) is not None
+        if not (holds and type(module).__module__.startswith("torch.")):
             self._apart.add(type(module))
         self._known = {**self._known, **own}
         return True
