@@ -41,9 +41,9 @@ class InputValues:
     def check(self, arrays: Mapping[str, Any]) -> None:
         """Refuse integers that would wrap, and NaN of which a node makes a number."""
         for name in self._wide:
-            _check_range(name, arrays[name])
+            _check_range(name, _numpy(arrays[name]))
         for name, node in self._nodes.items():
-            if _has_nan(arrays[name]):
+            if _has_nan(_numpy(arrays[name])):
                 msg = f"input {name!r} holds NaN, of which OpenVINO makes a number in {node}, where ONNX keeps it"
                 raise InputError(msg, fix=f"{_FIX}, or replace NaN in {name!r}", engine="openvino")
 
@@ -67,6 +67,10 @@ def _reached(info: ModelInfo, device: str, values: str) -> dict[str, str]:
         if applies_to(row, openvino.__version__, device):
             reached |= inputs_with_errors(info, row)
     return reached
+
+
+def _numpy(array: Any) -> Any:
+    return array if isinstance(array, np.ndarray) else array.numpy()  # a Tensor, in the pass of an explanation
 
 
 def _has_nan(array: Any) -> bool:
