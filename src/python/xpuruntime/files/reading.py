@@ -103,13 +103,13 @@ def decode_unique(data: bytes) -> Any:
 
     value = decode_json(data)
 
-    def once(pairs: list[tuple[str, Any]]) -> None:
+    def refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
         names = Counter(name for name, _ in pairs)
         if twice := [name for name, count in names.items() if count > 1]:
             raise msgspec.DecodeError(f"it states {twice[0]!r:.60} more than once in one object")
 
     try:
-        json.loads(data, object_pairs_hook=once)
+        json.loads(data, object_pairs_hook=refuse_repeated)
     except RecursionError:
         raise msgspec.DecodeError("it is nested too deeply") from None
     return value

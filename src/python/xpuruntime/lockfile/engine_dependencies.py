@@ -359,7 +359,8 @@ def _read(name: str) -> str | None:
 def setting_text(name: str, value: str | None) -> str:
     """Return the code that sets what `settings_of` names to a value; ``None``: to the usual one."""
     known = next((settings[name] for settings in _SETTINGS.values() if name in settings), None)
-    setting = known or _Setting(next(((default,) for one, _, default in _compiler_settings() if one == name), ()))
+    defaults = {setting: default for setting, _, default in _compiler_settings()}
+    setting = known or _Setting((defaults[name],) if name in defaults else ())
     text = str(setting.usual[0]) if value is None and setting.usual else str(value)
     text = text if text in ("True", "False", "None") or text.isdecimal() or "." in text else repr(text)
     return f"call {name}({text})" if setting.getter or name == _DENORMALS else f"set {name} = {text}"

@@ -221,13 +221,12 @@ def lock(
     ...     session.plan.policy_source
     'lock'
     """
-    own = ("output", "shapes", "inputs", "batches", "call", "check", "upgrade", "accept", "why", "dry_run", "note")
-    refuse_arguments(options, policy, own, function="lock")
     types = {
         "shapes": MAPPING, "inputs": ARRAYS, "batches": COUNTS, "upgrade_units": NAMES, "upgrade_packages": NAMES,
         "accept": NAMES, "why": TEXT, "note": TEXT, "command": TEXT, "check": FLAG, "upgrade": FLAG, "dry_run": FLAG,
         "call": TEXT,
     }  # fmt: skip
+    refuse_arguments(options, policy, ("output", *types), function="lock")
     check_types(types, locals(), optional=("shapes", "inputs", "call"))
     _check_codes(accept, why)
     path = None if output is None else user_path(output, "the lock")

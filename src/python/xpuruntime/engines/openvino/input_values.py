@@ -70,7 +70,7 @@ def _reached(info: ModelInfo, device: str, values: str) -> dict[str, str]:
 
 
 def _numpy(array: Any) -> Any:
-    return array if isinstance(array, np.ndarray) else array.numpy()  # a Tensor, in the pass of an explanation
+    return array if isinstance(array, np.ndarray) else array.numpy()  # a Tensor
 
 
 def _has_nan(array: Any) -> bool:

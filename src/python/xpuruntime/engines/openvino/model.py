@@ -164,7 +164,7 @@ class OpenVinoModel(HostModel):
     def _execute_tensors(self, handle: Any, tensors: Mapping[str, _core.Tensor]) -> Sequence[_core.Tensor]:
         from xpuruntime.engines.openvino.slots import run_tensors
 
-        self.values.check({name: tensor.numpy() for name, tensor in tensors.items()})
+        self.values.check(tensors)
         ordered = [tensors[name] for name in self.names]
         generation = handle.generation()
         for last in (False, True):

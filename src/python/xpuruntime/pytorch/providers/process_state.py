@@ -103,7 +103,7 @@ def _cuda_seeds() -> tuple[_RandomNumbers, ...]:
     if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
         return ()
     generators = torch.cuda.default_generators
-    return tuple(_RandomNumbers(one.initial_seed(), one.get_state()) for one in generators)
+    return tuple(_RandomNumbers(generator.initial_seed(), generator.get_state()) for generator in generators)
 
 
 def _set_cuda_seeds(stated: tuple[_RandomNumbers, ...]) -> None:
