@@ -45,6 +45,8 @@ SHAPES: dict[str, dict[str, int]] = {
     },
 }  # fmt: skip
 PROMPT, TOKENS = 128, 256
+#: Of ways whose tokens take the host long, which is the same whatever the length of the text.
+FEW = 64
 #: Replays of one graph that are timed, first tokens, and tokens of which kernels are listed.
 STEPS, FIRSTS, LISTED = 100, 25, 32
 #: Options of `capture_decode`; others are no captures of ours.
@@ -60,7 +62,7 @@ MODES = ("fused", "plain", "static", "anchor", "captured", "loop", "compiled", "
          "static-eager")  # fmt: skip
 #: Of the table that is asked for, in the order of what it can do without least.
 USUAL = MODES[:6]
-#: Ways whose tokens take the host so long that two timings will do, and ways whose kernels are listed.
+#: Ways of `FEW` tokens and two timings, and ways whose kernels are listed.
 SLOW, PROFILED = ("plain", "static-eager", "loop"), ("fused", "anchor")
 #: Modules that each process begins with, since importing them takes longer than most of what is timed.
 PRELOADED = ("bench_generation", "torch._inductor.compile_fx", "transformers.models.llama.modeling_llama")
@@ -182,7 +184,8 @@ def measure(mode: str, shape: str, batch: int, device: str, repeats: int, gate: 
     config = model.config
     keys = 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     ids = torch.randint(1, config.vocab_size, (batch, PROMPT), device=device)
-    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": TOKENS}
+    tokens = FEW if mode in SLOW else TOKENS
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": tokens}
     captured = anchor = None
     if mode in CAPTURED:
         captured = xrt_torch.capture_decode(model, max_length=PROMPT + TOKENS, batch=batch, **CAPTURED[mode])
@@ -210,10 +213,10 @@ def measure(mode: str, shape: str, batch: int, device: str, repeats: int, gate: 
         first = statistics.median(firsts["first"]) / 1e6
         record: dict[str, Any] = {
             "mode": mode, "shape": shape, "batch": batch, "first_call_s": round(first_call, 2),
-            "token_us": round((statistics.median(times) - first) / (TOKENS - 1) * 1e6, 1),
+            "token_us": round((statistics.median(times) - first) / (tokens - 1) * 1e6, 1),
             "first_token_us": round(first * 1e6),
             "top1": agreement(model, generate(ids, **options)),
-            "weights": weights, "kv_bytes": batch * keys * (PROMPT + TOKENS // 2),
+            "weights": weights, "kv_bytes": batch * keys * (PROMPT + tokens // 2), "tokens": tokens,
         }  # fmt: skip
         if captured is not None:
             record["plain_first_token_us"] = round(statistics.median(firsts["plain"]))
