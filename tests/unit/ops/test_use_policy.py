@@ -111,13 +111,13 @@ def test_auto() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (3, "expected a Policy, a path, a mapping or 'auto', got the number 3"),
-        ("strict", r"'strict' is a mode, not a file; write Policy\(mode='strict'\)"),
+        (3, "got the number 3. Fix: give a Policy, a path, a mapping or 'auto'"),
+        ("strict", r"'strict' is a mode, not a file. Fix: write Policy\(mode='strict'\)"),
         ("nowhere.yaml", "nowhere.yaml: cannot be read"),
         ({"kernelz": {}}, "unknown key 'kernelz'.*did you mean 'kernels'"),
         ({"kernels": {"matmul": "cpuu"}}, "'cpuu' is not a known kernel for matmul; did you mean 'cpu'"),
         (ExecutionPolicy(), r"write Policy\(execution=\.\.\.\)"),
-        (KernelPolicy, "expected a Policy"),
+        (KernelPolicy, "got a _PolicyMeta. Fix: give a Policy"),
     ],
     ids=str,
 )

@@ -35,7 +35,7 @@ class TestLoad:
 
         with pytest.raises(PolicyError, match="got a list"):
             Policy.loads(nested(64), format)
-        with pytest.raises(PolicyError, match="nested deeper than 64 levels; a policy needs at most 6"):
+        with pytest.raises(PolicyError, match="nested deeper than 64 levels; a policy needs at most 6. Fix: close what is open"):
             Policy.loads(nested(65), format)
 
     def test_one_mebibyte_is_read_and_one_byte_more_is_not(self, tmp_path):

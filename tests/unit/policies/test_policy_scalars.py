@@ -99,9 +99,9 @@ class TestShapes:
     @pytest.mark.parametrize(
         ("shapes", "message"),
         [
-            ([1, 2], "ExecutionPolicy.shapes: expected a mapping of input to its dimensions"),
+            ([1, 2], "ExecutionPolicy.shapes: got a list. Fix: state a mapping of input to its dimensions"),
             ({1: [1]}, "ExecutionPolicy.shapes: a key must be text, got the number 1"),
-            ({"x": [1.0]}, "ExecutionPolicy.shapes.x[0]: expected a size"),
+            ({"x": [1.0]}, "ExecutionPolicy.shapes.x[0]: got the number 1.0. Fix: state a size"),
             ({"x": [2**63]}, "ExecutionPolicy.shapes.x[0]: the number 9223372036854775808 is out of range"),
             ({"x": ["1\n..2"]}, "ExecutionPolicy.shapes.x[0]: '1\\n..2' holds the character U+000A"),
             ({"x\x00": [1]}, "ExecutionPolicy.shapes: 'x\\x00' holds the character U+0000"),
@@ -152,10 +152,10 @@ def test_devices(text, kind, index):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cuda:-1", "'cuda:-1' is not a device: its index is negative; write 'cuda:0' for the first"),
+        ("cuda:-1", "'cuda:-1' is not a device: its index is negative. Fix: write 'cuda:0' for the first"),
         (
             "cuda:x",
-            "'cuda:x' is not a device: its index is 'x', which is not a whole number; write 'cuda:0' for the first",
+            "'cuda:x' is not a device: its index is 'x', which is not a whole number. Fix: write 'cuda:0'",
         ),
         ("cuda:", "'cuda:' is not a device: its index is '', which is not a whole number"),
         ("cuda:00", "'cuda:00' is not a device: its index is '00', which is not a whole number"),
@@ -173,10 +173,10 @@ def test_devices(text, kind, index):
         ("tpu", "'tpu' is not a device; did you mean '"),
         ("quantum", "'quantum' is not a device. Valid kinds: cpu,"),
         ("", "'' is not a device. Valid kinds: cpu,"),
-        ("cpu:0", "'cpu:0' is not a device: 'cpu' takes no index; write 'cpu'"),
-        ("auto:1", "'auto:1' is not a device: 'auto' takes no index; write 'auto'"),
-        (0, "expected text such as 'cpu' or 'cuda:0', got int 0"),
-        (None, "expected text such as 'cpu' or 'cuda:0', got NoneType None"),
+        ("cpu:0", "'cpu:0' is not a device: 'cpu' takes no index. Fix: write 'cpu'"),
+        ("auto:1", "'auto:1' is not a device: 'auto' takes no index. Fix: write 'auto'"),
+        (0, "got int 0. Fix: state text such as 'cpu' or 'cuda:0'"),
+        (None, "got NoneType None. Fix: state text such as 'cpu' or 'cuda:0'"),
     ],
 )
 def test_refusals(text, message):
@@ -187,7 +187,7 @@ def test_refusals(text, message):
 
 
 def test_constructor_refusals():
-    with pytest.raises(PolicyError, match=r"DeviceSpec\.index: 'cpu' takes no index; write 'cpu'"):
+    with pytest.raises(PolicyError, match=r"DeviceSpec\.index: 'cpu' takes no index. Fix: write 'cpu'"):
         DeviceSpec(kind="cpu", index=0)
     with pytest.raises(
         PolicyError, match=r"DeviceSpec\.kind: 'cudda' is not a valid value; did you mean 'cuda'\? Valid kinds:"

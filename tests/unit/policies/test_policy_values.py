@@ -163,15 +163,15 @@ BAD = [
     ),
     (
         lambda: KernelPolicy(matmul=3),
-        "KernelPolicy.matmul: expected the name of a kernel, or a list of them, got the number 3",
+        "KernelPolicy.matmul: got the number 3. Fix: state the name of a kernel, or a list of them",
     ),
     (
         lambda: KernelPolicy(matmul={"a"}),
-        "KernelPolicy.matmul: expected the name of a kernel, or a list of them, got a list",
+        "KernelPolicy.matmul: got a list. Fix: state the name of a kernel, or a list of them",
     ),
-    (lambda: KernelPolicy(conv=["cudnn", None]), "KernelPolicy.conv[1]: expected the name of a kernel, got nothing"),
-    (lambda: KernelPolicy(rules=None), "KernelPolicy.rules: expected a list of mappings, got nothing"),
-    (lambda: KernelPolicy(rules=[3]), "KernelPolicy.rules[0]: expected a KernelRule or a mapping, got the number 3"),
+    (lambda: KernelPolicy(conv=["cudnn", None]), "KernelPolicy.conv[1]: got nothing. Fix: state the name of a kernel"),
+    (lambda: KernelPolicy(rules=None), "KernelPolicy.rules: got nothing. Fix: state a list of mappings"),
+    (lambda: KernelPolicy(rules=[3]), "KernelPolicy.rules[0]: got the number 3. Fix: state a KernelRule or a mapping"),
     (
         lambda: KernelPolicy(rules=[{"match": {"op": "cov"}, "use": "cudnn"}]),
         "KernelPolicy.rules[0].match.op: 'cov' is not a valid value; did you mean 'conv'?",
@@ -181,24 +181,27 @@ BAD = [
     (lambda: KernelRule(match=None, use="cudnn"), "KernelRule: needs 'match'"),
     (lambda: KernelRule(match=RuleMatch(), use="cudnn"), "KernelRule.match: states no key"),
     (lambda: KernelRule(match=RuleMatch(op="conv")), "KernelRule: asks for nothing"),
-    (lambda: ExecutionPolicy(precision=None), "ExecutionPolicy.precision: expected one of fp32,"),
+    (lambda: ExecutionPolicy(precision=None), "ExecutionPolicy.precision: got nothing. Fix: state one of fp32,"),
     (
         lambda: ExecutionPolicy(precision="fp8"),
         "ExecutionPolicy.precision: 'fp8' is not a valid value; did you mean 'fp",
     ),
     (
         lambda: ExecutionPolicy(device=0),
-        "ExecutionPolicy.device: expected a device such as 'cpu' or 'cuda:0', got the number 0",
+        "ExecutionPolicy.device: got the number 0. Fix: state a device such as 'cpu' or 'cuda:0'",
     ),
-    (lambda: ExecutionPolicy(static_shape=1), "ExecutionPolicy.static_shape: expected true or false, got the number 1"),
+    (
+        lambda: ExecutionPolicy(static_shape=1),
+        "ExecutionPolicy.static_shape: got the number 1. Fix: state true or false",
+    ),
     (
         lambda: ExecutionPolicy(threads=True),
-        "ExecutionPolicy.threads: expected a whole number from 1 to 4096, got true",
+        "ExecutionPolicy.threads: got true. Fix: state a whole number from 1 to 4096",
     ),
     (lambda: ExecutionPolicy(threads=10**500), "ExecutionPolicy.threads: a huge number is out of range"),
     (
         lambda: ExecutionPolicy(memory=3),
-        "ExecutionPolicy.memory: expected a MemoryPolicy or a mapping, got the number 3",
+        "ExecutionPolicy.memory: got the number 3. Fix: state a MemoryPolicy or a mapping",
     ),
     (
         lambda: ExecutionPolicy(memory={"pol": "direct"}),
@@ -220,26 +223,29 @@ BAD = [
         lambda: ExecutionPolicy(provider_options={"a": {" ": 1}}),
         "ExecutionPolicy.provider_options.a: an option needs a name",
     ),
-    (lambda: ExecutionPolicy(provider_options="a"), "ExecutionPolicy.provider_options: expected a mapping of engine"),
+    (
+        lambda: ExecutionPolicy(provider_options="a"),
+        "ExecutionPolicy.provider_options: got text 'a'. Fix: state a mapping of engine",
+    ),
     (lambda: MemoryPolicy(limit="8gigs"), "MemoryPolicy.limit: '8gigs' is not a size: unit 'gigs' is not known"),
     (
         lambda: MemoryPolicy(limit=1.5),
-        "MemoryPolicy.limit: expected a size such as '8GiB', '512MB', or a number of bytes, got the number 1.5",
+        "MemoryPolicy.limit: got the number 1.5. Fix: state a size such as '8GiB', '512MB', or a number of bytes",
     ),
-    (lambda: AccuracyPolicy(), "AccuracyPolicy: states no limit; state 'rtol', 'atol' or 'cosine'"),
+    (lambda: AccuracyPolicy(), "AccuracyPolicy: states no limit. Fix: state 'rtol', 'atol' or 'cosine'"),
     (lambda: AccuracyPolicy(rtol=float("nan")), "AccuracyPolicy.rtol: the number nan is out of range"),
     (
         lambda: AccuracyPolicy(rtol=Fraction(1, 2)),
-        "AccuracyPolicy.rtol: expected a finite number, 0 or more, got a Fraction",
+        "AccuracyPolicy.rtol: got a Fraction. Fix: state a finite number, 0 or more",
     ),
-    (lambda: AccuracyPolicy(reference=None, rtol=1), "AccuracyPolicy.reference: expected a reference"),
+    (lambda: AccuracyPolicy(reference=None, rtol=1), "AccuracyPolicy.reference: got nothing. Fix: state a reference"),
     (lambda: RuleMatch(node="a\nb"), "RuleMatch.node: 'a\\nb' holds the character U+000A"),
     (lambda: RuleMatch(node=" "), "RuleMatch.node: is empty"),
     (
         lambda: Policy(execution=KernelPolicy()),
-        "Policy.execution: expected a ExecutionPolicy or a mapping, got a KernelPolicy",
+        "Policy.execution: got a KernelPolicy. Fix: state a ExecutionPolicy or a mapping",
     ),
-    (lambda: Policy(execution=None), "Policy.execution: expected a ExecutionPolicy or a mapping, got nothing"),
+    (lambda: Policy(execution=None), "Policy.execution: got nothing. Fix: state a ExecutionPolicy or a mapping"),
     (lambda: Policy(kernels={"auto_strategy": "first_supported"}), "unknown key 'auto_strategy' in Policy.kernels"),
 ]
 
@@ -274,11 +280,11 @@ class TestCoerce:
     @pytest.mark.parametrize(
         ("value", "message"),
         [
-            ("strict", "policy: 'strict' is a mode, not a file; write Policy(mode='strict')"),
-            (3, "policy: expected a Policy, a path, a mapping or 'auto', got the number 3"),
-            (["a"], "policy: expected a Policy, a path, a mapping or 'auto', got a list"),
-            (KernelPolicy(), "policy: a KernelPolicy is a part of a policy; write Policy(kernels=...)"),
-            (ExecutionPolicy(), "policy: a ExecutionPolicy is a part of a policy; write Policy(execution=...)"),
+            ("strict", "policy: 'strict' is a mode, not a file. Fix: write Policy(mode='strict')"),
+            (3, "policy: got the number 3. Fix: give a Policy, a path, a mapping or 'auto'"),
+            (["a"], "policy: got a list. Fix: give a Policy, a path, a mapping or 'auto'"),
+            (KernelPolicy(), "policy: a KernelPolicy is a part of a policy. Fix: write Policy(kernels=...)"),
+            (ExecutionPolicy(), "policy: a ExecutionPolicy is a part of a policy. Fix: write Policy(execution=...)"),
             ({"mode": "strct"}, "policy: mode: 'strct' is not a valid value; did you mean 'strict'?"),
             ({"device": "cpu"}, "policy: unknown key 'device' in the policy; it belongs in 'execution'"),
             ({1: 2}, "policy: a key must be text, got the number 1"),
@@ -329,8 +335,8 @@ class TestOverrides:
             ({"engine": []}, "ExecutionPolicy.engine: the list is empty"),
             ({"precision": "fp32"}, "ExecutionPolicy.tf32: true contradicts precision 'fp32'"),
             ({"mode": "hard"}, "Policy.mode: 'hard' is not a valid value"),
-            ({"kernel_policy": {"matmul": "cublas"}}, "kernel_policy: expected a KernelPolicy, got a mapping"),
-            ({"exec_policy": KernelPolicy()}, "exec_policy: expected a ExecutionPolicy, got a KernelPolicy"),
+            ({"kernel_policy": {"matmul": "cublas"}}, "kernel_policy: got a mapping. Fix: give a KernelPolicy"),
+            ({"exec_policy": KernelPolicy()}, "exec_policy: got a KernelPolicy. Fix: give a ExecutionPolicy"),
         ],
     )
     def test_refusals(self, given, message):

@@ -63,9 +63,9 @@ def test_a_whole_file_is_read_and_written_back(tmp_path):
         ("constraints: {memory: 3}", r"unknown key 'memory' in constraints; did you mean 'memory\.peak'\?"),
         (
             "constraints: {memory.peak: 2GiB}",
-            r"constraints\.memory\.peak: '2GiB' is not an upper limit; write '<=2GiB'",
+            r"constraints\.memory\.peak: '2GiB' is not an upper limit. Fix: write '<=2GiB'",
         ),
-        ("constraints: {memory.peak: '>=2GiB'}", r"'>=2GiB' is not an upper limit; write '<=2GiB'"),
+        ("constraints: {memory.peak: '>=2GiB'}", r"'>=2GiB' is not an upper limit. Fix: write '<=2GiB'"),
         ("constraints: {latency.p99: '<=5'}", r"no unit is given"),
         ("objective: {minimise: latency.p5}", r"did you mean 'latency\.p50'\?"),
         ("objective: {minimise: memory, maximise: throughput}", r"contradicts maximise 'throughput'"),
@@ -176,5 +176,5 @@ def test_changes_make_a_policy():
 
 @pytest.mark.parametrize("budget", [0, -1.0, float("nan"), float("inf"), 1e308, 10**400, -(10**400)])
 def test_budgets_that_are_none(budget):
-    with pytest.raises(PolicyError, match="is out of range; a duration is from 1ms to 168h"):
+    with pytest.raises(PolicyError, match="is out of range. Fix: state a duration from 1ms to 168h"):
         xrt.tune(xrt.demo_model_path(), inputs="random", budget=budget)

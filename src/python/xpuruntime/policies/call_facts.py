@@ -99,7 +99,7 @@ class IntRange(Text):
     def _check(self, value: Any) -> Any:
         if isinstance(value, int) and not isinstance(value, bool):
             if not 0 <= value <= _MOST:
-                raise Refused(f"{describe_value(value)} is out of range; expected {self.expects()}")
+                raise Refused(f"{describe_value(value)} is out of range. Fix: state {self.expects()}")
             return int(value)
         text = super()._check(value).strip()
         if re.fullmatch("[0-9]{1,19}", text):
@@ -109,9 +109,9 @@ class IntRange(Text):
         if (span := re.fullmatch(_SPAN, text)) is not None:
             first, last = self._check(int(span[1])), self._check(int(span[2]))
             if first > last:
-                raise Refused(f"{quote(text)} is an empty range; write '{last}..{first}'")
+                raise Refused(f"{quote(text)} is an empty range. Fix: write '{last}..{first}'")
             return f"{first}..{last}"
-        raise Refused(f"{quote(text)} is not a condition; expected {self.expects()}")
+        raise Refused(f"{quote(text)} is not a condition. Fix: state {self.expects()}")
 
     def _read(self, node: Any) -> Any:
         if isinstance(getattr(node, "value", None), int):

@@ -87,18 +87,20 @@ class OneOrMore(Kind):
     def _list(self, entries: list[tuple[int, Callable[[Any], Any], Any]]) -> tuple[Any, ...]:
         if not entries and not self._empty:
             instead = f"write '{self._word}'" if self._word else "leave the key out"
-            raise Refused(f"the list is empty; {instead} instead")
+            raise Refused(f"the list is empty. Fix: {instead} instead")
         items: dict[Any, None] = {}
         for index, accept, value in entries:
             text = value.text if isinstance(value, ScalarNode) else value
             try:
                 if self._word is not None and text == self._word:
-                    raise Refused(f"'{self._word}' stands alone, not in a list")
+                    raise Refused(f"'{self._word}' stands alone. Fix: write '{self._word}' without a list")
                 item = accept(value)
                 if item in items:
-                    raise Refused(f"{quote(str(item))} is listed twice")
+                    raise Refused(f"{quote(str(item))} is listed twice. Fix: delete one")
                 if self._last in items:
-                    raise Refused(f"nothing can come after '{self._last}', which accepts anything")
+                    raise Refused(
+                        f"nothing can come after '{self._last}', which accepts anything. Fix: write '{self._last}' last"
+                    )
             except Refused as refused:
                 raise (refused.at(value) if isinstance(value, Node) else refused).under(index) from None
             items[item] = None
@@ -141,7 +143,7 @@ class Nested(Kind):
         if isinstance(value, self.cls):
             return value
         if not isinstance(value, dict):
-            raise Refused(f"expected a {self.cls.__name__} or a mapping, got {describe_value(value)}")
+            raise Refused(f"got {describe_value(value)}. Fix: state a {self.cls.__name__} or a mapping")
         return self._read(from_python(value))
 
     def _read(self, node: Node) -> Any:
@@ -307,18 +309,18 @@ class Size(Kind):
             return self._number(int(value))
         match = re.fullmatch(_RANGE, value)
         if match is None:
-            raise Refused(f"{quote(value)} is not a size; expected {self.expects()}")
+            raise Refused(f"{quote(value)} is not a size. Fix: state {self.expects()}")
         least, best, largest = (self._number(int(text)) for text in (match[1], match[2] or match[3], match[3]))
         if not least <= best <= largest:
             order = "..".join(str(size) for size in sorted({least, best, largest}))
-            raise Refused(f"{quote(value)} is an empty range; write '{order}'")
+            raise Refused(f"{quote(value)} is an empty range. Fix: write '{order}'")
         if least == largest:
             return least
         return f"{least}..{largest}" if best == largest else f"{least}..{best}..{largest}"
 
     def _number(self, value: int) -> int:
         if not 0 <= value <= _MOST:
-            raise Refused(f"{describe_value(value)} is out of range; expected {self.expects()}")
+            raise Refused(f"{describe_value(value)} is out of range. Fix: state {self.expects()}")
         return int(value)
 
     def _read(self, node: Node) -> int | str:
@@ -343,12 +345,12 @@ class InputShapes(MappingOf):
 
     def _check_name(self, name: str) -> None:
         if not name.strip():
-            raise Refused("an input needs a name")
+            raise Refused("an input needs a name. Fix: write a name of the model's inputs")
         refuse_control_characters(name)
 
     def _read_value(self, node: Node) -> tuple[int | str, ...]:
         if not isinstance(node, SequenceNode):
-            raise Refused(f"expected a list of sizes such as [1, '1..512'], got {describe(node)}")
+            raise Refused(f"got {describe(node)}. Fix: state a list of sizes such as [1, '1..512']")
         sizes = []
         for axis, item in enumerate(node.items):
             try:

@@ -46,7 +46,7 @@ class DeviceSpec(PolicyValue, frozen=True, kw_only=True):
     def _check_together(self) -> None:
         """Refuse an index for a kind that has none."""
         if self.index is not None and self.kind not in _INDEXED:
-            raise Refused(f"'{self.kind}' takes no index; write '{self.kind}'", "index")
+            raise Refused(f"'{self.kind}' takes no index. Fix: write '{self.kind}'", "index")
 
     @classmethod
     def parse(cls, text: str) -> DeviceSpec:
@@ -59,7 +59,7 @@ class DeviceSpec(PolicyValue, frozen=True, kw_only=True):
     @classmethod
     def _parse(cls, text: Any) -> DeviceSpec:
         if not isinstance(text, str):
-            raise Refused(f"expected text such as 'cpu' or 'cuda:0', got {type(text).__name__} {text!r:.40}")
+            raise Refused(f"got {type(text).__name__} {text!r:.40}. Fix: state text such as 'cpu' or 'cuda:0'")
         kind, colon, index = text.partition(":")
         if kind not in _KINDS:
             near = nearest(kind, _KINDS)
@@ -68,12 +68,14 @@ class DeviceSpec(PolicyValue, frozen=True, kw_only=True):
         if not colon:
             return cls(kind=kind)
         if kind not in _INDEXED:
-            raise Refused(f"{quote(text)} is not a device: '{kind}' takes no index; write '{kind}'")
+            raise Refused(f"{quote(text)} is not a device: '{kind}' takes no index. Fix: write '{kind}'")
         if not re.fullmatch(_INDEX, index):
             reason = "negative" if re.fullmatch("-[0-9]+", index) else f"{quote(index)}, which is not a whole number"
-            raise Refused(f"{quote(text)} is not a device: its index is {reason}; write '{kind}:0' for the first")
+            raise Refused(f"{quote(text)} is not a device: its index is {reason}. Fix: write '{kind}:0' for the first")
         if int(index) > _MOST:
-            raise Refused(f"{quote(text)} is not a device: its index is above {_MOST}")
+            raise Refused(
+                f"{quote(text)} is not a device: its index is above {_MOST}. Fix: write '{kind}:0' for the first"
+            )
         return cls(kind=kind, index=int(index))
 
     def __str__(self) -> str:
@@ -105,8 +107,8 @@ def check_engine(name: str) -> str:
     """Return `name` if it can be the name of an engine. Raises `Refused`."""
     if not re.fullmatch(_ENGINE, name):
         raise Refused(
-            f"{quote(name)} cannot be the name of an engine: letters, digits, '_' and '-', starting with a letter; "
-            f"a device is stated under 'device'"
+            f"{quote(name)} cannot be the name of an engine. Fix: write letters, digits, '_' and '-', starting with a "
+            f"letter; a device is stated under 'device'"
         )
     return name
 
@@ -126,7 +128,7 @@ class ProviderOptions(MappingOf):
 
     def _read_value(self, node: Node) -> FrozenDict:
         if not isinstance(node, MappingNode):
-            raise Refused(f"expected a mapping of options, got {describe(node)}")
+            raise Refused(f"got {describe(node)}. Fix: state a mapping of options, such as {{name: value}}")
         return read_entries(node, _check_option, _read_option)
 
     def plain(self, value: Any) -> Any:
@@ -148,19 +150,19 @@ class ProviderOptions(MappingOf):
 
 def _check_option(name: str) -> None:
     if not name.strip():
-        raise Refused("an option needs a name")
+        raise Refused("an option needs a name. Fix: write {name: value}")
     refuse_control_characters(name)
 
 
 def _read_option(node: Node) -> str | int | bool | float:
     if not isinstance(node, ScalarNode) or node.value is None:
-        raise Refused(f"expected text, a number, true or false, got {describe(node)}")
+        raise Refused(f"got {describe(node)}. Fix: state text, a number, true or false")
     value: str | int | bool | float = node.value
     if isinstance(value, str):
         refuse_control_characters(value)
     elif not isinstance(value, bool):
         if isinstance(value, float) and not math.isfinite(value):
-            raise Refused("is not a finite number")
+            raise Refused("is not a finite number. Fix: state a finite number")
         if isinstance(value, int) and not _LEAST_OPTION <= value <= _MOST_OPTION:
-            raise Refused(f"is out of range; expected a number from {_LEAST_OPTION} to {_MOST_OPTION}")
+            raise Refused(f"is out of range. Fix: state a number from {_LEAST_OPTION} to {_MOST_OPTION}")
     return value

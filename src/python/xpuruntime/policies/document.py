@@ -70,13 +70,15 @@ class MappingNode(Node):
         """Add an entry. Raises `Refused` when the key is there already."""
         if key in self.entries:
             first = self.entries[key][0]
-            raise Refused(f"duplicate key {quote(key)}: it is already set on line {first.line}").at(key_node)
+            raise Refused(
+                f"duplicate key {quote(key)}: it is already set on line {first.line}. Fix: delete one of the two"
+            ).at(key_node)
         self.entries[key] = (key_node, value)
 
 
 def too_deep(node: Node) -> Refused:
     """Return the refusal of a document that is nested too deeply."""
-    return Refused(f"nested deeper than {MAX_DEPTH} levels; a policy needs at most 6").at(node)
+    return Refused(f"nested deeper than {MAX_DEPTH} levels; a policy needs at most 6. Fix: close what is open").at(node)
 
 
 def describe(node: Node) -> str:
@@ -116,13 +118,15 @@ def from_python(value: Any, depth: int = 0) -> Node:
         entries: dict[str, tuple[Node, Node]] = {}
         for key, item in value.items():
             if not isinstance(key, str):
-                raise Refused(f"a key must be text, got {describe_value(key)}")
+                raise Refused(
+                    f"a key must be text, got {describe_value(key)}. Fix: write a key of the policy, such as 'mode'"
+                )
             entries[key] = (Node(0, 0), _child(item, depth, key))
         return MappingNode(0, 0, entries)
     if isinstance(value, (list, tuple)):
         return SequenceNode(0, 0, [_child(item, depth, index) for index, item in enumerate(value)])
     raise Refused(
-        f"{describe_value(value)} has no place in a policy; use text, numbers, true, false, lists and mappings"
+        f"{describe_value(value)} has no place in a policy. Fix: use text, numbers, true, false, lists and mappings"
     )
 
 

@@ -60,19 +60,21 @@ class EngineOnDevice(NamedTuple):
 def _check_candidate(text: str) -> str:
     engine, at, device = text.partition("@")
     if not at and re.fullmatch(DEVICE_PATTERN, text):
-        raise Refused(f"{quote(text)} names no engine; write 'engine@device', such as 'onnxruntime@{text}'")
+        raise Refused(f"{quote(text)} names no engine. Fix: write 'engine@device', such as 'onnxruntime@{text}'")
     if not at:
-        raise Refused(f"{quote(text)} names no device; write 'engine@device', such as 'onnxruntime@cpu'")
+        raise Refused(f"{quote(text)} names no device. Fix: write 'engine@device', such as 'onnxruntime@cpu'")
     check_engine(engine)
     check_device(device)
     if device == "auto":
-        raise Refused(f"{quote(text)} names no certain device; write 'engine@device', such as 'onnxruntime@cpu'")
+        raise Refused(f"{quote(text)} names no certain device. Fix: write 'engine@device', such as 'onnxruntime@cpu'")
     return text
 
 
 def _check_op(text: str) -> str:
     if not re.fullmatch(_OP, text):
-        raise Refused(f"{quote(text)} is not an operator type, such as 'Shape' or 'com.microsoft:FusedConv'")
+        raise Refused(
+            f"{quote(text)} is not an operator type. Fix: write one such as 'Shape' or 'com.microsoft:FusedConv'"
+        )
     return text
 
 
@@ -107,13 +109,13 @@ class WeightsPolicy(PolicyValue, frozen=True, kw_only=True):
         if self.storage is None:
             if stated := next((name for name in ("compute", "group", "exclude") if getattr(self, name)), None):
                 raise Refused(
-                    f"is of weights whose storage is not stated; state 'storage: int8', or leave {stated} out"
+                    f"is of weights whose storage is not stated. Fix: state 'storage: int8', or leave {stated} out"
                 )
             return
         possible = WEIGHT_COMPUTES[self.storage]
         if self.compute is not None and self.compute not in possible:
             raise Refused(
-                f"{quote(self.compute)} does not go with storage {self.storage}; expected {' or '.join(possible)}",
+                f"{quote(self.compute)} does not go with storage {self.storage}. Fix: state {' or '.join(possible)}",
                 "compute",
             )
 
@@ -270,13 +272,15 @@ class ExecutionPolicy(PolicySection, frozen=True, kw_only=True):
     def _check_together(self) -> None:
         """Refuse fields that contradict each other."""
         if self.tf32 is False and self.precision == "tf32":
-            raise Refused("false contradicts precision 'tf32'; leave 'tf32' out, or state precision 'fp32'", "tf32")
+            raise Refused(
+                "false contradicts precision 'tf32'. Fix: leave 'tf32' out, or state precision 'fp32'", "tf32"
+            )
         if self.tf32 is True and self.precision == "fp32":
-            raise Refused("true contradicts precision 'fp32'; leave 'tf32' out, or state precision 'tf32'", "tf32")
+            raise Refused("true contradicts precision 'fp32'. Fix: leave 'tf32' out, or state precision 'tf32'", "tf32")
         ranges = [name for name, shape in self.shapes.items() if any(isinstance(size, str) for size in shape)]
         if self.static_shape and ranges:
             raise Refused(
-                f"true contradicts the range in shapes.{ranges[0]}; state one size for each dimension, or leave "
+                f"true contradicts the range in shapes.{ranges[0]}. Fix: state one size for each dimension, or leave "
                 "'static_shape' out",
                 "static_shape",
             )

@@ -49,9 +49,9 @@ def loads(text: str, format: str, name: str) -> Document:
     """Read text in a format: ``"yaml"`` or ``"json"``. Raises `PolicyError`."""
     try:
         if not isinstance(text, str):
-            raise Refused(f"expected text, got a {type(text).__name__}")
+            raise Refused(f"got a {type(text).__name__}. Fix: give text")
         if len(text) > MAX_BYTES:
-            raise Refused(f"larger than {MAX_BYTES} bytes, which no policy is")
+            raise Refused(f"larger than {MAX_BYTES} bytes, which no policy is. Fix: correct the path")
         if _format(format) == "json":
             from xpuruntime.policies.text_formats import read_json
 

@@ -226,31 +226,38 @@ def check_kernel(kernel: str, op: str | None) -> str:
     """Return `kernel` if it can be used for `op` (``None``: for any operation). Raises `Refused` otherwise."""
     if (prefix := next((prefix for prefix in SOURCE_PREFIXES if kernel.startswith(prefix)), None)) is not None:
         if not re.fullmatch(_SOURCES[prefix], kernel):
-            raise Refused(f"{quote(kernel)} names no exact kernel: {_SOURCE_FIX[prefix]}")
+            raise Refused(f"{quote(kernel)} names no exact kernel. Fix: {_SOURCE_FIX[prefix]}")
         return kernel
     families = families_of(op)
     for_op = f" for {op}" if op else ""
     name, at, _ = kernel.partition("@")
     if "." not in name:
         if at and name in families:
-            raise Refused(f"{quote(kernel)} gives a configuration to a family; give it to an id: 'backend.name@config'")
+            raise Refused(
+                f"{quote(kernel)} gives a configuration to a family. Fix: give it to an id: 'backend.name@config'"
+            )
         if kernel in families:
             return kernel
         others = [other for other in OPS if kernel in FAMILIES[other]]
         if others:
             raise Refused(
                 f"{quote(kernel)} is a kernel of {' and '.join(others)}, not of {op}."
-                f" Valid kernels: {', '.join(families)}, or an id such as 'backend.name'."
+                f" Valid kernels: {', '.join(families)}, or an id such as 'backend.name'. "
+                f"Fix: write {next(iter(families))}"
             )
         hint = did_you_mean(kernel, families, "kernels", more=", or an id such as 'backend.name'")
         raise Refused(f"{quote(kernel)} is not a known kernel{for_op}{hint}")
     if not re.fullmatch(_ID, kernel):
         near = nearest_kernel(kernel, op)
-        question = f"; did you mean {near!r}? Fix: write {near}" if near else ""
+        question = (
+            f"; did you mean {near!r}? Fix: write {near}" if near else ". Fix: write one that `xrt kernels` lists"
+        )
         raise Refused(f"{quote(kernel)} is not a kernel id: an id is 'backend.name', with one dot{question}")
     ops, _ = KERNEL_IDS.get(name, (OPS, ""))
     if op is not None and op not in ops:
-        raise Refused(f"{quote(kernel)} is a kernel of {' and '.join(ops)}, not of {op}")
+        raise Refused(
+            f"{quote(kernel)} is a kernel of {' and '.join(ops)}, not of {op}. Fix: write one that `xrt kernels` lists"
+        )
     return kernel
 
 
@@ -361,10 +368,10 @@ class KernelRule(PolicyValue, frozen=True, kw_only=True):
     def _check_together(self) -> None:
         """Refuse rules that ask for nothing or match everything, and kernels of another operation."""
         if self.use is None and self.precision is None:
-            raise Refused("asks for nothing; state 'use', 'precision' or both")
+            raise Refused("asks for nothing. Fix: state 'use', 'precision' or both")
         if not self.match.stated_fields():
             raise Refused(
-                f"states no key, so it would match everything; state one of {', '.join(RuleMatch.KINDS)}", "match"
+                f"states no key, so it would match everything. Fix: state one of {', '.join(RuleMatch.KINDS)}", "match"
             )
         if self.match.op is not None and self.use is not None:
             single = isinstance(self.use, str)

@@ -55,7 +55,9 @@ _CONTROL = "[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]"
 def refuse_control_characters(text: str) -> None:
     """Raise `Refused` for text that could not be written to a file, or shown, as it is."""
     if not text.isprintable() and (match := re.search(_CONTROL, text)) is not None:
-        raise Refused(f"{quote(text)} holds the character U+{ord(match[0]):04X}, which a policy cannot hold")
+        raise Refused(
+            f"{quote(text)} holds the character U+{ord(match[0]):04X}, which a policy cannot hold. Fix: delete it"
+        )
 
 
 class Kind:
@@ -76,7 +78,7 @@ class Kind:
         if isinstance(node, ScalarNode) and node.value is None:
             if self.optional:
                 return None
-            raise Refused(f"has no value; expected {self.expects()}")
+            raise Refused(f"has no value. Fix: state {self.expects()}")
         return self._read(node)
 
     def plain(self, value: Any) -> Any:
@@ -95,7 +97,7 @@ class Kind:
         return {"description": self.doc, **schema} if self.doc else schema
 
     def expects(self) -> str:
-        """Say what is accepted, as in "expected ..."."""
+        """Say what is accepted, as in "Fix: state ..."."""
         raise NotImplementedError
 
     def _check(self, value: Any) -> Any:
@@ -111,7 +113,7 @@ class Kind:
 
     def wrong_type(self, got: str) -> Refused:
         """Return the refusal of a value of another type."""
-        return Refused(f"expected {self.expects()}, got {got}")
+        return Refused(f"got {got}. Fix: state {self.expects()}")
 
 
 class _TextKind(Kind):
@@ -148,7 +150,7 @@ class Text(_TextKind):
         if not isinstance(value, str):
             raise self.wrong_type(describe_value(value))
         if not value.strip():
-            raise Refused(f"is empty; expected {self._what}")
+            raise Refused(f"is empty. Fix: state {self._what}")
         refuse_control_characters(value)
         return self._parse(str(value))
 
@@ -220,7 +222,7 @@ class Integer(Kind):
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.wrong_type(describe_value(value))
         if not self._least <= value <= self._most:
-            raise Refused(f"{describe_value(value)} is out of range; expected {self.expects()}")
+            raise Refused(f"{describe_value(value)} is out of range. Fix: state {self.expects()}")
         return int(value)
 
     def _schema(self) -> dict[str, Any]:
@@ -245,7 +247,7 @@ class Number(Kind):
             raise self.wrong_type(describe_value(value))
         # Compared before the conversion, which overflows for huge whole numbers; false for NaN and infinity too.
         if not self._least <= value <= min(self._most, sys.float_info.max):
-            raise Refused(f"{describe_value(value)} is out of range; expected {self.expects()}")
+            raise Refused(f"{describe_value(value)} is out of range. Fix: state {self.expects()}")
         return float(value) + 0.0  # no negative zero
 
     def _schema(self) -> dict[str, Any]:
@@ -317,18 +319,18 @@ class Percentage(Kind):
             refuse_control_characters(value)
             match = re.fullmatch(_PERCENT, value)
             if match is None:
-                raise Refused(f"{quote(value)} is not a share; expected {self.expects()}")
+                raise Refused(f"{quote(value)} is not a share. Fix: state {self.expects()}")
             share = float(Decimal(match[1]) / 100)
             if share > self._most:
-                raise Refused(f"{quote(value)} is out of range; expected {self.expects()}")
+                raise Refused(f"{quote(value)} is out of range. Fix: state {self.expects()}")
             return share
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.wrong_type(describe_value(value))
         if isinstance(value, float) and 1 <= value <= self._most:
             return value  # the canonical form of more than 100%
         if not 0 <= value < 1:
-            fix = f"write '{value:g}%'" if 1 <= value <= 100 else f"expected {self.expects()}"
-            raise Refused(f"{describe_value(value)} is out of range; {fix}")
+            fix = f"write '{value:g}%'" if 1 <= value <= 100 else f"state {self.expects()}"
+            raise Refused(f"{describe_value(value)} is out of range. Fix: {fix}")
         return float(value) + 0.0
 
     def _read(self, node: Node) -> float:
@@ -337,7 +339,7 @@ class Percentage(Kind):
         value = node.value
         if isinstance(value, float) and value >= 1:
             value = int(value) if value.is_integer() else value
-            raise Refused(f"{describe_value(value)} is out of range; expected {self.expects()}")
+            raise Refused(f"{describe_value(value)} is out of range. Fix: state {self.expects()}")
         return self._check(value)
 
     def plain(self, value: Any) -> Any:
@@ -366,17 +368,17 @@ class Duration(Kind):
             refuse_control_characters(value)
             seconds = self._parse(value)
         elif isinstance(value, int) and not isinstance(value, bool):
-            raise Refused(f"{describe_value(value)} has no unit; write '{str(value)[:9]}s' for seconds")
+            raise Refused(f"{describe_value(value)} has no unit. Fix: write '{str(value)[:9]}s' for seconds")
         else:
             raise self.wrong_type(describe_value(value))
         if not self.SHORTEST[0] <= seconds <= _LONGEST:
-            raise Refused(f"{quote(str(value))} is out of range; a duration is from {self.SHORTEST[1]} to 168h")
+            raise Refused(f"{quote(str(value))} is out of range. Fix: state a duration from {self.SHORTEST[1]} to 168h")
         return seconds
 
     def _parse(self, text: str) -> float:
         match = re.fullmatch(_DURATION, text)
         if match is None:
-            raise Refused(f"{quote(text)} is not a duration; expected {self.expects()}")
+            raise Refused(f"{quote(text)} is not a duration. Fix: state {self.expects()}")
         unit = match[2]
         if unit not in self.UNITS:
             near = nearest(unit, self.UNITS)
@@ -391,8 +393,8 @@ class Duration(Kind):
             raise self.wrong_type(describe(node))
         if isinstance(node.value, float):
             if not math.isfinite(node.value):
-                raise Refused(f"{describe_value(node.value)} is not a duration; expected {self.expects()}")
-            raise Refused(f"{describe_value(node.value)} has no unit; write '{node.value:g}s' for seconds")
+                raise Refused(f"{describe_value(node.value)} is not a duration. Fix: state {self.expects()}")
+            raise Refused(f"{describe_value(node.value)} has no unit. Fix: write '{node.value:g}s' for seconds")
         return self._check(node.value)
 
     def plain(self, value: Any) -> Any:

@@ -55,7 +55,7 @@ class ByteSize(Text):
         else:
             size = self._parse_size(super()._check(value).strip())
         if not 1 <= size <= _MOST:
-            raise Refused(f"{describe_value(value)} is out of range; a size is from 1 byte to 2**63 - 1 bytes")
+            raise Refused(f"{describe_value(value)} is out of range. Fix: state a size from 1 byte to 2**63 - 1 bytes")
         return size
 
     def _read(self, node: Any) -> Any:
@@ -66,7 +66,7 @@ class ByteSize(Text):
     def _parse_size(self, text: str) -> int:
         match = re.fullmatch(_SIZE, text)
         if match is None:
-            raise Refused(f"{quote(text)} is not a size; expected {self.expects()}")
+            raise Refused(f"{quote(text)} is not a size. Fix: state {self.expects()}")
         integer, fraction, unit = match[1], match[2] or "", match[3]
         if unit not in _UNITS:
             near = nearest(f"{unit}B" if len(unit) == 1 else unit, _UNITS)
@@ -76,7 +76,7 @@ class ByteSize(Text):
         size: int
         size, rest = divmod(int(integer + fraction) * _UNITS[unit], 10 ** len(fraction))
         if rest:
-            raise Refused(f"{quote(text)} is not a whole number of bytes")
+            raise Refused(f"{quote(text)} is not a whole number of bytes. Fix: state a smaller unit")
         return size
 
     def plain(self, value: Any) -> Any:

@@ -41,7 +41,7 @@ _MODES: tuple[Mode, ...] = get_args(Mode)
 def _check_schema(text: str) -> str:
     if text != SCHEMA:
         near = "; upgrade xpuruntime to read it" if text.startswith("xpuruntime.policy/") else ""
-        raise Refused(f"{quote(text)} is not a version that this release reads; it reads {SCHEMA}{near}")
+        raise Refused(f"{quote(text)} is not a version that this release reads{near}. Fix: write {SCHEMA}")
     return text
 
 
@@ -170,16 +170,16 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
             name = type(value).__name__
             fields = {"KernelPolicy": "kernels"}
             field = fields.get(name, name.removesuffix("Policy").lower())
-            raise PolicyError(f"policy: a {name} is a part of a policy; write Policy({field}=...)")
+            raise PolicyError(f"policy: a {name} is a part of a policy. Fix: write Policy({field}=...)")
         if isinstance(value, str) and value in _MODES:
             if value == "auto":
                 return cls(mode="auto")
-            raise PolicyError(f"policy: {value!r} is a mode, not a file; write Policy(mode={value!r})")
+            raise PolicyError(f"policy: {value!r} is a mode, not a file. Fix: write Policy(mode={value!r})")
         if isinstance(value, str) and re.fullmatch(DEVICE_PATTERN, value) and not os.path.exists(value):  # noqa: PTH110
             raise PolicyError(f"policy: {value!r} is a device, not a file. Fix: device={value!r}")
         if isinstance(value, str) or hasattr(value, "__fspath__"):
             return cls.load(value)
-        raise PolicyError(f"policy: expected a Policy, a path, a mapping or 'auto', got {describe_value(value)}")
+        raise PolicyError(f"policy: got {describe_value(value)}. Fix: give a Policy, a path, a mapping or 'auto'")
 
     def with_overrides(
         self,
@@ -207,7 +207,7 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
             ("exec_policy", exec_policy, ExecutionPolicy),
         ):
             if value is not None and not isinstance(value, cls):
-                raise PolicyError(f"{name}: expected a {cls.__name__}, got {describe_value(value)}")
+                raise PolicyError(f"{name}: got {describe_value(value)}. Fix: give a {cls.__name__}")
         execution = self.execution if exec_policy is None else exec_policy
         single = {"engine": engine, "device": device, "precision": precision}
         changes: dict[str, Any] = {

@@ -34,6 +34,8 @@ _WORD = re.compile(r"[A-Za-z]+")
 _WORDS: dict[str, Any] = {"true": True, "false": False, "null": None}
 _LONGEST_NUMBER = 100
 _DECODER = json.JSONDecoder()
+#: By the first word of what the decoder says.
+_JSON_FIX = {"Unterminated": "close the text with a double quote", "Invalid": "escape it, such as \\\\ or \\n"}
 
 
 def read_json(text: str) -> Node:
@@ -45,7 +47,7 @@ def read_json(text: str) -> Node:
     node, end = reader.value(start, 0)
     end = reader.skip(end)
     if end != len(text):
-        raise reader.refused("more text after the end of the policy", end)
+        raise reader.refused("more text after the end of the policy", end, "delete it")
     return node
 
 
@@ -65,8 +67,8 @@ class _Reader:
         line = bisect.bisect_right(self.line_starts, at)
         return line, at - self.line_starts[line - 1] + 1
 
-    def refused(self, reason: str, at: int) -> Refused:
-        return Refused(f"not valid JSON: {reason}").at(Node(*self.place(at)))
+    def refused(self, reason: str, at: int, fix: str) -> Refused:
+        return Refused(f"not valid JSON: {reason}. Fix: {fix}").at(Node(*self.place(at)))
 
     def skip(self, at: int) -> int:
         match = _SPACE.match(self.text, at)
@@ -90,19 +92,22 @@ class _Reader:
         if word is not None and word[0] in _WORDS:
             return ScalarNode(*self.place(at), _WORDS[word[0]], None), word.end()
         if word is not None:
-            raise self.refused(f"expected a value, found {word[0][:60]}; text needs double quotes", at)
-        raise self.refused("expected a value" + (f", found {first!r}" if first else ", found the end"), at)
+            raise self.refused(f"expected a value, found {word[0][:60]}", at, f'write "{word[0][:60]}"')
+        found = repr(first) if first else "the end"
+        raise self.refused(f"expected a value, found {found}", at, 'write a value, such as "strict" or {}')
 
     def number(self, match: re.Match[str], at: int) -> int | float:
         if len(match[0]) > _LONGEST_NUMBER:
-            raise self.refused("a number with too many digits", at)
+            raise self.refused("a number with too many digits", at, "shorten it")
         return float(match[0]) if match[1] or match[2] else int(match[0])
 
     def string(self, at: int) -> tuple[str, int]:
         try:
             text, end = _DECODER.raw_decode(self.text, at)
         except json.JSONDecodeError as error:
-            raise self.refused(error.msg.lower().removesuffix(" at"), error.pos) from None
+            raise self.refused(
+                error.msg.lower().removesuffix(" at"), error.pos, _JSON_FIX[error.msg.split()[0]]
+            ) from None
         return text, end
 
     def items(self, at: int, depth: int) -> tuple[Node, int]:
@@ -124,12 +129,14 @@ class _Reader:
             return node, end + 1
         while True:
             if self.text[end : end + 1] != '"':
-                raise self.refused("expected a key in double quotes", end)
+                raise self.refused(
+                    "expected a key in double quotes", end, 'write a key, such as "mode", or delete the comma'
+                )
             key_node = Node(*self.place(end))
             key, end = self.string(end)
             end = self.skip(end)
             if self.text[end : end + 1] != ":":
-                raise self.refused("expected ':' after a key", end)
+                raise self.refused("expected ':' after a key", end, f'write "{key[:60]}": and a value')
             value, end = self.value(self.skip(end + 1), depth + 1)
             node.add(key_node, key, value)
             end, done = self.separator(end, "}")
@@ -142,7 +149,9 @@ class _Reader:
         if mark == closing:
             return at + 1, True
         if mark != ",":
-            raise self.refused(f"expected ',' or '{closing}'", at)
+            raise self.refused(
+                f"expected ',' or '{closing}'", at, f"write '{closing}' after the last value, or ',' before another"
+            )
         return self.skip(at + 1), False
 
 
@@ -182,25 +191,48 @@ def read_yaml(text: str) -> Node:
     except yaml.MarkedYAMLError as error:
         raise _not_yaml(error, text) from None
     except (yaml.YAMLError, UnicodeError) as error:
-        raise Refused(f"not valid YAML: {' '.join(str(error).split())}") from None
+        raise Refused(f"not valid YAML: {' '.join(str(error).split())}. Fix: delete the character") from None
     if builder.root is None:
         raise Refused("the file is empty. Fix: state a key, such as 'mode: strict' in a policy").at(Node(1, 1))
     return builder.root
 
 
+#: What mends a YAML text, by words of the problem or of its context, in the order in which they are tried. `first` and
+#: `column` are of the place where what the parser reads began.
+_YAML_FIXES = (
+    ("flow mapping", "close the '{{' of line {first} with '}}'"),
+    ("flow sequence", "close the '[' of line {first} with ']'"),
+    ("block mapping", "begin the line in column {column}, as the keys from line {first} do"),
+    ("block collection", "begin the line with '- ' in column {column}, as line {first} does"),
+    ("mapping values", "begin the line in the column of the key above it"),
+    ("simple key", "write line {first} as 'key: value'"),
+    ("end of stream", "close the quote of line {first}"),
+    ("escape character", "write the text of line {first} in single quotes"),
+    ("", "write each line as 'key: value'"),
+)
+_NEEDS_QUOTES = re.compile("[>|*&!%@`]|block scalar|alias|anchor|tag")
+
+
 def _not_yaml(error: Any, text: str) -> Refused:
-    reason = f"not valid YAML: {error.problem}"
-    if error.context:
-        reason += f" ({error.context})"
     mark = error.problem_mark or error.context_mark
-    if mark is None:
-        return Refused(reason)
-    character = text[mark.index : mark.index + 1]
-    if character == "\t":
-        reason += "; indent with spaces, not with tabs"
-    elif (character and character in ">|*&!%@`") or "block scalar" in (error.context or ""):
-        reason += '; a value that starts with a sign needs quotes, such as ">=128"'
-    return Refused(reason).at(Node(mark.line + 1, mark.column + 1))
+    began, lines = error.context_mark or mark, [*(line.strip() for line in text.split("\n")), ""]
+    key, _, value = lines[mark.line].removeprefix("- ").partition(": ")
+    words = f"{error.problem}" + (f" ({error.context})" if error.context else "")
+    sign = text[mark.index : mark.index + 1]
+    if sign == "\t":
+        fix = "indent with spaces, not with tabs"
+    elif value and (
+        _NEEDS_QUOTES.search(sign + words)
+        or ("mapping values" in words and ": " in value)
+        or ("block mapping" in words and began.line == mark.line)
+    ):
+        fix = f"write {key[:40]}: {json.dumps(value[:40], ensure_ascii=False)}"
+    elif "mapping values" in words and ":" not in lines[mark.line - 1]:
+        fix = f"write line {mark.line} as 'key: value'"
+    else:
+        fix = next(fix for sign, fix in _YAML_FIXES if sign in words)
+        fix = fix.format(first=began.line + 1, column=began.column + 1)
+    return Refused(f"not valid YAML: {words}. Fix: {fix}").at(Node(mark.line + 1, mark.column + 1))
 
 
 class _Builder:
@@ -218,21 +250,25 @@ class _Builder:
         here = Node(event.start_mark.line + 1, event.start_mark.column + 1)
         if kind == "AliasEvent":
             raise Refused(
-                f"alias '*{event.anchor}' is not allowed: in a policy each value is written where it is used; "
-                f"if this is a pattern, put it in quotes"
+                f"alias '*{event.anchor}' is not allowed: in a policy each value is written where it is used. "
+                f'Fix: write the value, or a pattern as "*{event.anchor}"'
             ).at(here)
         if getattr(event, "anchor", None):
             raise Refused(
-                f"anchor '&{event.anchor}' is not allowed: in a policy each value is written where it is used"
+                f"anchor '&{event.anchor}' is not allowed: in a policy each value is written where it is used. "
+                f"Fix: delete '&{event.anchor}'"
             ).at(here)
         if getattr(event, "tag", None):
             raise Refused(
-                f"tag {quote(event.tag)} is not allowed: a policy holds plain text, numbers, lists and mappings only"
+                f"tag {quote(event.tag)} is not allowed: a policy holds plain text, numbers, lists and mappings. "
+                "Fix: delete it"
             ).at(here)
         if kind == "DocumentStartEvent":
             self._documents += 1
             if self._documents > 1:
-                raise Refused("a second document starts here; a file holds one policy").at(here)
+                raise Refused("a second document starts here. Fix: delete the line '---', or make a file of each").at(
+                    here
+                )
         elif kind == "ScalarEvent":
             plain = event.style is None or event.style == ""
             value = core_value(event.value) if plain else event.value
@@ -253,7 +289,7 @@ class _Builder:
 
     def _refuse_as_key(self, node: Node) -> None:
         if self._open and isinstance(self._open[-1], MappingNode) and self._keys[-1] is None:
-            raise Refused("a key must be a name, not a list or a mapping").at(node)
+            raise Refused("a key must be a name, not a list or a mapping. Fix: write a key such as 'mode'").at(node)
 
     def _add(self, node: Node) -> None:
         if not self._open:
@@ -267,7 +303,7 @@ class _Builder:
         if key is None:
             assert isinstance(node, ScalarNode)
             if node.text is None:
-                raise Refused("a key must be a name, got nothing").at(node)
+                raise Refused("a key must be a name, got nothing. Fix: write a key such as 'mode'").at(node)
             self._keys[-1] = node
             if node.text in parent.entries:
                 parent.add(node, node.text, node)  # refuses, at the key

@@ -149,7 +149,7 @@ class PolicyValue(msgspec.Struct, metaclass=_PolicyMeta, frozen=True, kw_only=Tr
         """Raise `Refused` when a required field is missing."""
         for name in cls.REQUIRED:
             if fields.get(name) is None:
-                raise Refused(f"needs '{name}'")
+                raise Refused(f"needs '{name}'. Fix: state '{name}'")
 
     @classmethod
     def read(cls, node: Node, kinds: dict[str, Kind] | None = None) -> Self:
@@ -206,7 +206,7 @@ def read_fields(node: Node, kinds: dict[str, Kind]) -> dict[str, Any]:
         hint = ""
         if isinstance(node, ScalarNode) and isinstance(node.value, str) and ":" in node.value:
             hint = "; a space must follow the colon of each key"
-        raise Refused(f"expected a mapping such as {{{next(iter(kinds))}: ...}}, got {describe(node)}{hint}").at(node)
+        raise Refused(f"got {describe(node)}{hint}. Fix: state a mapping such as {{{next(iter(kinds))}: ...}}").at(node)
     fields = {}
     refusals = Refusals()
     for key, (key_node, value_node) in node.entries.items():

@@ -58,12 +58,12 @@ class Floors(MappingOf):
     def _check_name(self, name: str) -> None:
         refuse_control_characters(name)
         if not name.isidentifier():
-            raise Refused(f"{quote(name)} is not the name of a Python function, such as 'top1'")
+            raise Refused(f"{quote(name)} is not the name of a Python function. Fix: write one such as 'top1'")
 
     def _read_value(self, node: Node) -> float:
         value = self._FLOOR.read(node)
         if not math.isfinite(value):
-            raise Refused(f"{describe_value(value)} is out of range; expected a finite number")
+            raise Refused(f"{describe_value(value)} is out of range. Fix: state a finite number")
         return float(value)
 
     def plain(self, value: Any) -> Any:
@@ -198,9 +198,9 @@ class VerifyGeneration(PolicyValue, frozen=True, kw_only=True):
     def _check_together(self) -> None:
         """Refuse limits on no text, and a text without a limit."""
         if self.text is None:
-            raise Refused("states no 'text'; a JSON list of texts, such as [[1, 5, 7], [1, 9]]")
+            raise Refused("states no 'text'. Fix: state a JSON list of texts, such as [[1, 5, 7], [1, 9]]")
         if self.top1 is None and self.kl is None and self.perplexity is None:
-            raise Refused("states no limit; state 'kl', 'top1' or 'perplexity'")
+            raise Refused("states no limit. Fix: state 'kl', 'top1' or 'perplexity'")
 
 
 class VerifyPolicy(PolicyValue, frozen=True, kw_only=True):
@@ -258,7 +258,7 @@ def _check_reference(text: str) -> str:
     parts = text.split(".")
     if len(parts) != 3:
         raise Refused(
-            f"{quote(text)} is not a reference; expected 'engine.device.precision', such as 'onnxruntime.cpu.fp32'"
+            f"{quote(text)} is not a reference. Fix: state 'engine.device.precision', such as 'onnxruntime.cpu.fp32'"
         )
     engine, device, precision = parts
     check_engine(engine)
@@ -266,7 +266,7 @@ def _check_reference(text: str) -> str:
     if precision not in _PRECISIONS:
         raise Refused(f"{quote(precision)} is not a precision{did_you_mean(precision, _PRECISIONS, 'precisions')}")
     if re.fullmatch("auto(:.*)?", device):
-        raise Refused(f"{quote(text)} is not a reference: its device must be a certain one, not 'auto'")
+        raise Refused(f"{quote(text)} is not a reference: its device is 'auto'. Fix: name one, such as 'cpu'")
     return text
 
 
@@ -299,10 +299,10 @@ class AccuracyPolicy(PolicyValue, frozen=True, kw_only=True):
     def _check_together(self) -> None:
         """Refuse a policy that would accept any result."""
         if self.rtol is None and self.atol is None and self.cosine is None:
-            raise Refused("states no limit; state 'rtol', 'atol' or 'cosine'")
+            raise Refused("states no limit. Fix: state 'rtol', 'atol' or 'cosine'")
 
 
-_COMMAND = "`xrt policy calibration MODEL PATH` prints both"
+_COMMAND = "xrt policy calibration MODEL PATH"
 _MOST = 10**9
 
 
@@ -343,11 +343,11 @@ class CalibrationPolicy(PolicyValue, frozen=True, kw_only=True):
         """Refuse inputs that are not named, or that nothing identifies."""
         for name in ("path", "digest"):
             if getattr(self, name) is None:
-                raise Refused(f"states no {name!r}; {_COMMAND}")
+                raise Refused(f"states no {name!r}. Fix: {_COMMAND}")
 
 
 def _check_digest(text: str) -> str:
     head, colon, digits = text.partition(":")
     if head != "sha256" or not colon or len(digits) != 64 or set(digits) - set("0123456789abcdef"):
-        raise Refused(f"is no digest; expected 'sha256:' and 64 digits of 0-9 and a-f; {_COMMAND}")
+        raise Refused(f"is no digest. Fix: {_COMMAND}")
     return text

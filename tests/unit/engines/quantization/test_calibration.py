@@ -161,7 +161,7 @@ def test_a_large_file_is_never_whole_in_memory(convnet, tmp_path):
         ({"a": [1.0], "b": [2.0]}, "'a' is a list, not an array"),
         ({"a/0": 1, "b/0": 1, "a": 2}, "has 'a' for all samples beside arrays for single ones such as 'a/0'"),
         ({"a/0": 1, "a/2": 1, "b/0": 1, "b/2": 1}, "has no arrays numbered 1, but higher ones"),
-        ({"a/first": 1}, "has the array 'a/first'; write 'a/0'"),
+        ({"a/first": 1}, "has the array 'a/first'. Fix: write 'a/0'"),
         ({"a/0": np.zeros((1, 4), np.float32)}, r"sample 0 \(number 0 of the mapping\): input 'b' is missing"),
         (7, "calibration= takes no int. Fix: pass the path of an .npz file"),
         (b"samples", "calibration= takes no bytes"),

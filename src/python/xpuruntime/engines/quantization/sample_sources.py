@@ -107,7 +107,7 @@ class _Stacked:
             if key in self._tensors or not slash or name not in self._tensors:
                 continue
             if not number.isdecimal():
-                raise SampleError(f"{self.origin} has the array {key!r}; write '{name}/0', '{name}/1', …")
+                raise SampleError(f"{self.origin} has the array {key!r}. Fix: write '{name}/0', '{name}/1', …")
             numbered.setdefault(int(number), {})[name] = key
         if not numbered:
             return []

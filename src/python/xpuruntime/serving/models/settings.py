@@ -61,7 +61,7 @@ def _check_listen(text: str) -> str:
 def _check_budget_device(text: str) -> str:
     device = check_device(text)
     if device in ("auto", "cuda"):
-        raise Refused(f"{quote(text)} names no single device; write '{'cuda:0' if device == 'cuda' else 'cpu'}'")
+        raise Refused(f"{quote(text)} names no single device. Fix: write '{'cuda:0' if device == 'cuda' else 'cpu'}'")
     if device != text:
         raise Refused(f"{quote(text)} is another way to write {quote(device)}; write that")
     return device

@@ -40,7 +40,7 @@ class AtMost(Text):
         refuse_control_characters(value)
         text = value.strip()
         if not text.startswith("<="):
-            raise Refused(f"{quote(value)} is not an upper limit; write '<={text.lstrip('<>= ')}'")
+            raise Refused(f"{quote(value)} is not an upper limit. Fix: write '<={text.lstrip('<>= ')}'")
         return self._item.check(text[2:].strip())
 
     def plain(self, value: Any) -> Any:
@@ -149,7 +149,7 @@ class OptionValues(MappingOf):
 
     def _read_value(self, node: Node) -> FrozenDict:
         if not isinstance(node, MappingNode):
-            raise Refused(f"expected a mapping of option to a list of values, got {describe(node)}")
+            raise Refused(f"got {describe(node)}. Fix: state a mapping of option to a list of values")
         return read_entries(node, refuse_control_characters, _values)
 
     def plain(self, value: Any) -> Any:
@@ -203,7 +203,7 @@ class Resources(MappingOf):
 
 def _values(node: Node) -> tuple[str, ...]:
     if not isinstance(node, SequenceNode) or not node.items:
-        raise Refused(f"expected a list of values to try, got {describe(node)}")
+        raise Refused(f"got {describe(node)}. Fix: state a list of values to try")
     texts = []
     for index, item in enumerate(node.items):
         if not isinstance(item, ScalarNode) or item.value is None:

@@ -180,7 +180,7 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
             return cls.from_document(document)
         if isinstance(value, str) or hasattr(value, "__fspath__"):
             return cls.load(value)
-        raise PolicyError(f"tune: expected a TuneSpec, a path or a mapping, got {describe_value(value)}")
+        raise PolicyError(f"tune: got {describe_value(value)}. Fix: give a TuneSpec, a path or a mapping")
 
     @classmethod
     def from_document(cls, document: files.Document) -> Self:
