@@ -36,7 +36,9 @@ def test_host_arrays(name: str, tmp_path: Path) -> None:
         check_runs(lambda feeds: session.run_async(feeds).result(), case, (LARGE, SMALL, LARGE))
         feeds = case.feeds(0, LARGE)
         if feeds:
-            with pytest.raises(xrt.InputError, match=r"cannot be bound on cuda:0; pass its shape, or a CUDA array"):
+            with pytest.raises(
+                xrt.InputError, match=r"cannot be bound on cuda:0. Fix: pass its shape, or a CUDA array"
+            ):
                 session.bind(feeds)
     for got, want in results:
         for output, array in want.items():

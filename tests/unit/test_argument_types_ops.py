@@ -62,5 +62,5 @@ def test_wrong_types_are_named(name: str) -> None:
 
 
 def test_bytes_are_no_sizes() -> None:
-    with pytest.raises(ValueError, match=r"stride is b'\\x01'; expected a whole number"):
+    with pytest.raises(ValueError, match=r"stride is b'\\x01'. Fix: give a whole number"):
         ops.conv2d(_IMAGE, _WEIGHT, stride=b"\x01")  # type: ignore[arg-type]

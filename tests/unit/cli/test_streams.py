@@ -92,4 +92,4 @@ def test_bench_times_what_a_model_without_buffers_allows(many: str) -> None:
     assert notes[0].startswith(
         "note: probe inputs were generated (seed 0) for: x0 [2], x1 [2], x2 [2], x3 [2] and 96 more."
     )
-    assert notes[1] == "note: bind is left out: output 's' is no tensor, so it has no fixed buffer; use run()"
+    assert notes[1] == "note: bind is left out: output 's' is no tensor, so it has no fixed buffer. Fix: use run()"

@@ -116,7 +116,7 @@ def read_only() -> np.ndarray:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda here: here.all_reduce(x, "mean"), "op is 'mean'; expected one of sum, prod, max, min, avg"),
+        (lambda here: here.all_reduce(x, "mean"), "op is 'mean'. Fix: give one of sum, prod, max, min, avg"),
         (lambda here: here.all_reduce(x[::2]), r"'x' \[4\] is not contiguous.*Fix: pass x.contiguous\(\)"),
         (lambda here: here.all_reduce(x, out=np.zeros(8)), "'out' is float64, and the result is float32"),
         (lambda here: here.all_reduce(x, out=read_only()), "'out' is read-only"),
@@ -124,7 +124,7 @@ def read_only() -> np.ndarray:
         (lambda here: here.all_reduce(x[1:], out=x[:7]), "shares memory with 'x' at another place"),
         (lambda here: here.all_gather(x[:2], out=x), "shares memory with 'x' at another place"),
         (lambda here: here.all_reduce(x, out=x.reshape(2, 4)), r"'out' has shape \[2, 4\], and the result has \[8\]"),
-        (lambda here: here.reduce(x, root=4), "root is 4; expected a rank from 0 to 3"),
+        (lambda here: here.reduce(x, root=4), "root is 4. Fix: give a rank from 0 to 3"),
         (lambda here: here.reduce(x, root=0, out=x), "'out' is written on rank 0 only, and this is rank 1"),
         (lambda here: here.broadcast(x, root=True), "root is True"),
         (lambda here: here.send(x, -1), "peer is -1"),

@@ -53,7 +53,7 @@ def test_it_is_a_value():
         ({"protocol": "LL"}, "'LL' is not a valid value"),
         (
             {"min_channels": 0},
-            "CollectivePolicy.min_channels: the number 0 is out of range; expected a whole number from 1 to 64",
+            "CollectivePolicy.min_channels: the number 0 is out of range. Fix: state a whole number from 1 to 64",
         ),
         ({"max_channels": 65}, "out of range"),
         ({"min_channels": 9, "max_channels": 8}, "min_channels 9 is more than max_channels 8"),
@@ -61,7 +61,7 @@ def test_it_is_a_value():
         ({"algorithm": "pat", "protocol": "ll128"}, "algorithm 'pat' has no protocol 'll128'"),
         ({"cluster_size": 9}, "out of range"),
         ({"network": " "}, "is empty"),
-        ({"blocking": 1}, "expected true or false"),
+        ({"blocking": 1}, "Fix: state true or false"),
         ({"channels": 4}, "unknown key 'channels' in CollectivePolicy"),
     ],
 )

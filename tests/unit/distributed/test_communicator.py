@@ -68,9 +68,9 @@ def test_without_the_variables_of_torchrun(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((2, 2), "rank is 2, and world_size 2; expected a rank from 0 to 1"),
+        ((2, 2), "rank is 2, and world_size 2. Fix: give a rank from 0 to 1"),
         ((-1, 2), "rank is -1"),
-        ((0, 0), "world_size is 0; expected a whole number from 1"),
+        ((0, 0), "world_size is 0. Fix: give a whole number from 1"),
         ((True, 2), "rank is True"),
         (("0", 2), "rank is '0'"),
     ],
@@ -84,7 +84,7 @@ def test_other_arguments_that_make_no_sense():
     for timeout in (0, -1, float("inf"), float("nan"), "60", None, True):
         with pytest.raises(InputError, match="timeout is"):
             distributed.Communicator.init(0, 1, timeout=timeout)
-    with pytest.raises(InputError, match=r"config is {}; expected a CollectivePolicy"):
+    with pytest.raises(InputError, match=r"config is {}. Fix: give a CollectivePolicy"):
         distributed.Communicator.init(0, 1, config={})  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"device is cpu, and NCCL works on GPUs only. Fix: pass device='cuda:0'"):
         distributed.Communicator.init(0, 1, device="cpu")

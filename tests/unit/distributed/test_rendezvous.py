@@ -106,7 +106,7 @@ def test_each_kind_of_place():
      "file:///tmp/meet", "http://host:1", "env://something", None, 3],
 )  # fmt: skip
 def test_places_that_are_refused(method: object):
-    with pytest.raises(InputError, match=r"init_method is .*expected"):
+    with pytest.raises(InputError, match=r"init_method is .*Fix: give"):
         meeting_place(method, ENV)
 
 

@@ -203,7 +203,7 @@ BROKEN = [
     (
         ENGINE,
         ("other = mine_code:Mine",),
-        "its entry point is called 'other' and the engine 'mine'; call both the same",
+        "its entry point is called 'other' and the engine 'mine'. Fix: call both the same",
     ),
     (ENGINE.replace('"mine"', '"my engine"'), (), "'my engine' cannot be the name of an engine"),
     (ENGINE.replace('"mine"', '"auto"'), ("auto = mine_code:Mine",), "'auto' cannot be the name of an engine"),

@@ -127,7 +127,8 @@ class TestRanges:
         )
         info = inspect_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
         with pytest.raises(
-            PolicyError, match=r"^execution\.shapes\.s: this input is no tensor but of the kind sequence; leave it out$"
+            PolicyError,
+            match=r"^execution\.shapes\.s: this input is no tensor but of the kind sequence. Fix: leave it out$",
         ):
             shape_ranges(info, policy({"s": [1]}))
 
@@ -197,7 +198,7 @@ class TestStatic:
         assert open_dimensions(inspect_bytes(pair((2, 4), (2, 4)))) == {}
 
     def test_it_is_refused_with_what_to_pass(self, path):
-        message = r"leaves dimensions open; state their sizes: execution\.shapes: \{x: \[<N>, 8\]\}"
+        message = r"leaves dimensions open. Fix: state their sizes: execution\.shapes: \{x: \[<N>, 8\]\}"
         with pytest.raises(PolicyError, match=message):
             xrt.InferenceSession(path, device="cpu", exec_policy=ExecutionPolicy(static_shape=True))
         with pytest.raises(PolicyError, match=message):

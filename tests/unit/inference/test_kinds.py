@@ -141,7 +141,7 @@ def test_torch_tensors_that_cannot_be_taken_are_named(tmp_path: Path, engine: st
         np.testing.assert_array_equal(session.run({"x": torch.ones(2, 2, dtype=mine)})["y"], np.ones((2, 2)))
         for given, said in [
             (torch.ones(2, 2, dtype=other), rf"input 'x' has dtype .*, the model expects .*x.to\({mine}\)"),
-            (torch.ones(2, 2, dtype=mine, requires_grad=True), r"input 'x' .* requires grad; pass x.detach\(\)"),
+            (torch.ones(2, 2, dtype=mine, requires_grad=True), r"input 'x' .* requires grad. Fix: pass x.detach\(\)"),
             (torch.ones(2, 2, dtype=mine, device="meta"), r"input 'x' .*meta.*; pass a dense array"),
             (torch.ones(2, 2, dtype=mine).to_sparse(), r"input 'x' .*; pass a dense array .*to_dense"),
         ]:
@@ -151,7 +151,7 @@ def test_torch_tensors_that_cannot_be_taken_are_named(tmp_path: Path, engine: st
                 with pytest.raises(xrt.InputError, match=said):
                     session.bind({"x": given})
         if kind == "float":
-            with pytest.raises(xrt.InputError, match=r"a shape is a tuple; pass bind\({'x': \(2, 2\)}\)"):
+            with pytest.raises(xrt.InputError, match=r"a shape is a tuple. Fix: pass bind\({'x': \(2, 2\)}\)"):
                 session.bind({"x": [2, 2]})
         else:
             with pytest.raises(xrt.InputError, match=r"input 'x': array type '\|V2' cannot be shared"):

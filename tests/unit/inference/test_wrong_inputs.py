@@ -73,7 +73,7 @@ def test_what_is_no_mapping(session: xrt.InferenceSession, given: Any) -> None:
     ):
         with pytest.raises(xrt.InputError):
             call(given)
-    with pytest.raises(xrt.InputError, match=r"must be a dict of name to array, got \w+; pass \{'\w+': array\}"):
+    with pytest.raises(xrt.InputError, match=r"must be a dict of name to array, got \w+. Fix: pass \{'\w+': array\}"):
         session.run(given)
     again = session.run({name: good})
     assert all(np.array_equal(again[key], first[key]) for key in first)

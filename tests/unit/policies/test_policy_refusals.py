@@ -246,7 +246,7 @@ YAML = [
     *(
         (
             f"execution: {{fallback: {word}}}",
-            f"1:23: execution.fallback: '{word}' names no device. Fix: write 'engine@device', such as 'onnxruntime@cpu'",
+            f"1:23: execution.fallback: '{word}' names no device. Fix: write 'engine@device'",
         )
         for word in ("allow", "warn")
     ),

@@ -49,7 +49,7 @@ def test_modules_are_a_list_or_one_module():
     with pytest.warns(XpuRuntimeWarning, match="the CPU has no CUDA graphs"):
         step = capture_graph(loss_of(net), batch, optimizer=own, modules=net)
     step(*batch)
-    with pytest.raises(InputError, match=r"modules is a int; pass a list, such as modules=\[model\]"):
+    with pytest.raises(InputError, match=r"modules is a int. Fix: pass a list, such as modules=\[model\]"):
         capture_graph(loss_of(net), batch, optimizer=own, modules=3)
 
 

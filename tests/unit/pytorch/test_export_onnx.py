@@ -286,7 +286,7 @@ class TestRefusals:
             ("model.onnx", {"precision": "fp12"}, "fp12"),
             ("model.onnx", {"input_names": ["a", "b"]}, "has 1 inputs, and input_names has 2"),
             ("model.onnx", {"output_names": ["a", "b"]}, "has 1 outputs, and output_names has 2"),
-            ("model.onnx", {"output_names": "y"}, "output_names is 'y'; pass a list of names"),
+            ("model.onnx", {"output_names": "y"}, "output_names is 'y'. Fix: pass a list of names"),
             ("model.onnx", {"input_names": ["x"], "output_names": ["x"]}, "'x' is twice among input_names"),
         ],
     )

@@ -202,7 +202,7 @@ def test_plain_models() -> None:
 @pytest.mark.parametrize(
     ("weights", "match"),
     [
-        ({"storage": "int8", "compute": "fp8"}, "does not go with storage int8; expected float or int8"),
+        ({"storage": "int8", "compute": "fp8"}, "does not go with storage int8. Fix: state float or int8"),
         ({"compute": "int8"}, "storage is not stated"),
         ({"storage": "int9"}, "did you mean"),
     ],

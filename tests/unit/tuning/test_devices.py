@@ -51,7 +51,7 @@ def machine(*devices: CudaFacts) -> Machine:
     ("text", "message"),
     [
         ("devices: [cpu:0-1, cpu:1]", r"tune:1:1: devices: cpu:0-1 and cpu:1 share core 1; a device has one candidate"),
-        ("devices: [cpu:3-0]", r"tune:1:11: devices\[0\]: 'cpu:3-0' is not a set of cores; write cpu:0-3"),
+        ("devices: [cpu:3-0]", r"tune:1:11: devices\[0\]: 'cpu:3-0' is not a set of cores. Fix: write cpu:0-3"),
         ("devices: [cpu:0-3+2]", r"has a core twice"),
         ("devices: ['cpu:']", r"'cpu:' is not a set of cores"),
         ("devices: [cpu, cpu:1]", r"'cpu' is all cores, and shares them"),

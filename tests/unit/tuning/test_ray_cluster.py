@@ -250,7 +250,7 @@ def test_no_cluster_at_the_address(address: str) -> None:
     ("text", "message"),
     [
         ("ray: {resources: {num_gpus: 0.5}}", r"resources\.num_gpus: a trial has whole ones"),
-        ("ray: {resources: {CPU: 2}}", r"'CPU' is Ray's own; write num_cpus"),
+        ("ray: {resources: {CPU: 2}}", r"'CPU' is Ray's own. Fix: write num_cpus"),
         ("ray: {resources: {memory: 1}}", r"'memory' cannot be a custom resource"),
         ("ray: {adress: auto}", r"did you mean 'address'\?"),
         ("{ray: {}, isolation: none}", r"isolation: contradicts ray"),

@@ -176,5 +176,5 @@ def test_changes_make_a_policy():
 
 @pytest.mark.parametrize("budget", [0, -1.0, float("nan"), float("inf"), 1e308, 10**400, -(10**400)])
 def test_budgets_that_are_none(budget):
-    with pytest.raises(PolicyError, match="is out of range. Fix: state a duration from 1ms to 168h"):
+    with pytest.raises(PolicyError, match=r"is out of range\. Fix: state a duration from 1ms to 168h"):
         xrt.tune(xrt.demo_model_path(), inputs="random", budget=budget)

@@ -242,14 +242,16 @@ def _input(info: TensorInfo, given: Any) -> np.ndarray[Any, Any]:
         return empty_host_array(info.name, fixed_shape(info, given), np.dtype(info.dtype))
     array = to_host(info.name, given, kind_of(info.name, given))
     if not array.flags.c_contiguous:
-        msg = f"input {info.name!r} is not C-contiguous, so its memory cannot be bound; pass np.ascontiguousarray(x)"
+        msg = (
+            f"input {info.name!r} is not C-contiguous, so its memory cannot be bound. Fix: pass np.ascontiguousarray(x)"
+        )
         raise InputError(msg)
     return array
 
 
 def _output(name: str, value: Any, given: Any) -> np.ndarray[Any, Any]:
     if not isinstance(value, np.ndarray) or value.dtype.kind == "O":
-        msg = f"output {name!r} has no fixed buffer; use run()"
+        msg = f"output {name!r} has no fixed buffer. Fix: use run()"
         raise InputError(msg)
     if given is None:
         return value

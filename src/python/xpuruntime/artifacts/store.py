@@ -296,7 +296,7 @@ def _reference(request: Request, engine: Engine, machine: Machine, check: Accura
 def _listed(compiled: Compiled, folder: Path, engine: str) -> tuple[str, ...]:
     """Return the files of a compilation, which must be there; remove what else is."""
     if not compiled.files:
-        msg = f"{engine} compiled nothing: it names no file; use another engine"
+        msg = f"{engine} compiled nothing: it names no file. Fix: use another engine"
         raise EngineError(msg, engine=engine)
     for name in compiled.files:
         if not (folder / name).is_file() or not (folder / name).stat().st_size:

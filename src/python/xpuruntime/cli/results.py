@@ -119,7 +119,9 @@ def _plain(name: str, value: Any) -> Any:
                 raise ValueError("it holds Python objects")
             array = array.astype(np.str_)
     except ValueError as error:
-        raise InputError(f"the output {name!r} cannot be written as an array: {error}; leave --output out") from None
+        raise InputError(
+            f"the output {name!r} cannot be written as an array: {error}. Fix: leave --output out"
+        ) from None
     return array
 
 
@@ -185,7 +187,7 @@ def given_reports(paths: Sequence[str], baseline: str | None) -> bool:
     for path, schema in zip(paths, schemas, strict=True):
         if schema is not None and not schema.startswith(_REPORT):
             raise InputError(
-                f"'{path}' holds '{schema}', which is no report; give what `xrt explain MODEL --json` printed or "
+                f"'{path}' holds '{schema}', which is no report. Fix: give what `xrt explain MODEL --json` printed or "
                 "`Report.save` wrote"
             )
     if len(paths) == 1:

@@ -226,7 +226,7 @@ class Collectives:
 
     def _rank(self, value: int, name: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < self.world_size:
-            raise InputError(f"{name} is {value!r}; expected a rank from 0 to {self.world_size - 1}")
+            raise InputError(f"{name} is {value!r}. Fix: give a rank from 0 to {self.world_size - 1}")
         return value
 
     def _target(
@@ -304,7 +304,7 @@ def _reduction(op: str) -> int:
     """Return NCCL's number of an operation. Raises `InputError`."""
     number = OPS.get(op) if isinstance(op, str) else None
     if number is None:
-        raise InputError(f"op is {op!r}; expected one of {', '.join(OPS)}")
+        raise InputError(f"op is {op!r}. Fix: give one of {', '.join(OPS)}")
     return number
 
 

@@ -140,7 +140,7 @@ class Communicator(Collectives):
             The policy asks for what this NCCL, or its environment, does not allow.
         """
         if config is not None and not isinstance(config, CollectivePolicy):
-            raise InputError(f"config is {config!r}; expected a CollectivePolicy")
+            raise InputError(f"config is {config!r}. Fix: give a CollectivePolicy")
         policy = CollectivePolicy() if config is None else config
         _check_ranks(rank, world_size, timeout)
         name = _device_name(device, init_method)
@@ -468,11 +468,11 @@ def _connect(
 def _check_ranks(rank: Any, world_size: Any, timeout: Any) -> None:
     for name, value, least in (("rank", rank, 0), ("world_size", world_size, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InputError(f"{name} is {value!r}; expected a whole number from {least}")
+            raise InputError(f"{name} is {value!r}. Fix: give a whole number from {least}")
     if rank >= world_size:
-        raise InputError(f"rank is {rank}, and world_size {world_size}; expected a rank from 0 to {world_size - 1}")
+        raise InputError(f"rank is {rank}, and world_size {world_size}. Fix: give a rank from 0 to {world_size - 1}")
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
-        raise InputError(f"timeout is {timeout!r}; expected seconds, more than 0")
+        raise InputError(f"timeout is {timeout!r}. Fix: give seconds, more than 0")
 
 
 def _device_name(device: Any, init_method: Any) -> str:

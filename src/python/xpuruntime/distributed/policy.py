@@ -108,7 +108,7 @@ class CollectivePolicy(PolicyValue, frozen=True, kw_only=True):
             raise Refused(f"min_channels {self.min_channels} is more than max_channels {self.max_channels}")
         if self.algorithm in _SIMPLE_ONLY and self.protocol not in (None, "simple"):
             raise Refused(
-                f"algorithm '{self.algorithm}' has no protocol '{self.protocol}'; leave it out, or say 'simple'"
+                f"algorithm '{self.algorithm}' has no protocol '{self.protocol}'. Fix: leave it out, or say 'simple'"
             )
 
     def config(self, library: Nccl, environ: Mapping[str, str] | None = None) -> Any:

@@ -78,17 +78,17 @@ def meeting_place(init_method: Any, environ: Mapping[str, str] | None = None) ->
     if not isinstance(init_method, str):
         if all(callable(getattr(init_method, name, None)) for name in ("add", "set", "get", "check")):
             return MeetingPlace(store=init_method)
-        raise InputError(f"init_method is {init_method!r}; expected {_KINDS}")
+        raise InputError(f"init_method is {init_method!r}. Fix: give {_KINDS}")
     if init_method == "env://":
         return _from_environment(env)
     parts = urlsplit(init_method)
     if parts.scheme != "tcp":
-        raise InputError(f"init_method is {init_method!r}; expected {_KINDS}")
+        raise InputError(f"init_method is {init_method!r}. Fix: give {_KINDS}")
     port = None
     with suppress(ValueError):
         port = parts.port
     if not parts.hostname or not port or parts.path.strip("/") or parts.query:
-        raise InputError(f"init_method is {init_method!r}; expected 'tcp://host:port' with a port from 1 to 65535")
+        raise InputError(f"init_method is {init_method!r}. Fix: give 'tcp://host:port' with a port from 1 to 65535")
     return MeetingPlace(host=parts.hostname, port=port, kept=False)
 
 

@@ -56,7 +56,7 @@ def _kind_of(name: str, array: Any) -> Kind:
     module = type(array).__module__
     root = module.partition(".")[0] if isinstance(module, str) else ""
     if root == "numpy" and module.startswith("numpy.ma"):
-        msg = f"input {name!r} is a masked array, and a model has no masks; pass x.filled(value), or x.data"
+        msg = f"input {name!r} is a masked array, and a model has no masks. Fix: pass x.filled(value), or x.data"
         raise InputError(msg)
     if root == "numpy" and hasattr(array, "dtype") and hasattr(array, "flags"):
         return "numpy"
@@ -77,7 +77,8 @@ def _kind_of(name: str, array: Any) -> Kind:
     if shared:
         return "dlpack"
     msg = (
-        f"input {name!r} is a {type(array).__name__}, not an array; pass a NumPy array, a torch or CuPy tensor, or "
+        f"input {name!r} is a {type(array).__name__}, not an array. "
+        "Fix: pass a NumPy array, a torch or CuPy tensor, or "
         "anything that supports DLPack (a list: np.asarray(x, dtype=...))"
     )
     raise InputError(msg)
@@ -129,7 +130,7 @@ def to_host(name: str, array: Any, kind: Kind) -> np.ndarray[Any, Any]:
         view: np.ndarray[Any, Any] = array.numpy()
         return view
     if kind == "torch" and array.requires_grad:
-        msg = f"input {name!r} is a torch tensor that requires grad; pass x.detach()"
+        msg = f"input {name!r} is a torch tensor that requires grad. Fix: pass x.detach()"
         raise InputError(msg)
     try:
         return np.from_dlpack(array)
@@ -148,7 +149,7 @@ def to_tensor(name: str, array: Any, kind: Kind) -> _core.Tensor:
         msg = f"input {name!r} is on {device}, but this session runs on the CPU; move it first (torch: x.cpu())"
         raise InputError(msg)
     if kind == "torch" and array.requires_grad:
-        msg = f"input {name!r} is a torch tensor that requires grad; pass x.detach()"
+        msg = f"input {name!r} is a torch tensor that requires grad. Fix: pass x.detach()"
         raise InputError(msg)
     if kind == "numpy":
         try:

@@ -210,7 +210,7 @@ class HostBuffers(ABC):
             return None
         if not is_tensor(info) or info.dtype == "string":
             what = "holds strings, which have" if is_tensor(info) else "is no tensor, so it has"
-            raise InputError(f"output {name!r} {what} no fixed buffer; use run()")
+            raise InputError(f"output {name!r} {what} no fixed buffer. Fix: use run()")
         if name in self._untrue or info.shape is None or info.dtype == "unknown":
             return None
         shape = tuple(sizes.get(size) if isinstance(size, str) else size for size in info.shape)
@@ -245,14 +245,16 @@ class HostBuffers(ABC):
         for name, array in outputs.items():
             for other, buffer in outputs.items():
                 if other != name and np.may_share_memory(array, buffer):
-                    raise InputError(f"the buffers of outputs {name!r} and {other!r} share memory; give each its own")
+                    raise InputError(
+                        f"the buffers of outputs {name!r} and {other!r} share memory. Fix: give each its own"
+                    )
             shared = [other for other, buffer in self.inputs.items() if np.may_share_memory(array, buffer)]
             if not shared or (len(shared) == 1 and self.in_place(shared[0], name)):
                 continue
             if model._strict:
                 msg = (
                     f"the buffer of output {name!r} shares memory with input {shared[0]!r}, so that each run would "
-                    "copy the result, and the policy is strict; give the output a buffer of its own"
+                    "copy the result, and the policy is strict. Fix: give the output a buffer of its own"
                 )
                 raise InputError(msg)
             model._log.add(
@@ -354,12 +356,12 @@ def _input_buffer(info: TensorInfo, buffer: Any) -> Array:
     if buffer is None or isinstance(buffer, tuple) or info.dtype == "string" or not is_tensor(info):
         return empty_host_array(info.name, fixed_shape(info, buffer), np.dtype(info.dtype))
     if isinstance(buffer, list) and all(isinstance(size, int) for size in buffer):
-        msg = f"input {info.name!r}: a shape is a tuple; pass bind({{{info.name!r}: {tuple(buffer)}}})"
+        msg = f"input {info.name!r}: a shape is a tuple. Fix: pass bind({{{info.name!r}: {tuple(buffer)}}})"
         raise InputError(msg)
     array = host_array(info, buffer)
     if not array.flags.c_contiguous:
         msg = (
-            f"input {info.name!r} is not C-contiguous, so its memory cannot be bound; pass "
+            f"input {info.name!r} is not C-contiguous, so its memory cannot be bound. Fix: pass "
             "np.ascontiguousarray(x), or its shape"
         )
         raise InputError(msg)
@@ -368,11 +370,13 @@ def _input_buffer(info: TensorInfo, buffer: Any) -> Array:
 
 def _output_buffer(name: str, buffer: Any) -> Array:
     if not hasattr(buffer, "__dlpack__"):
-        msg = f"output {name!r} is given as a {type(buffer).__name__}; pass an array to write into, or leave it out"
+        msg = (
+            f"output {name!r} is given as a {type(buffer).__name__}. Fix: pass an array to write into, or leave it out"
+        )
         raise InputError(msg)
     array = to_host(name, buffer, kind_of(name, buffer))
     if not array.flags.c_contiguous or not array.flags.writeable:
-        msg = f"output {name!r} must be C-contiguous and writable to be bound; pass np.empty(shape, dtype)"
+        msg = f"output {name!r} must be C-contiguous and writable to be bound. Fix: pass np.empty(shape, dtype)"
         raise InputError(msg)
     return array
 
@@ -388,7 +392,7 @@ def _fitting(name: str, array: Array, info: TensorInfo, wanted: tuple[int, ...] 
         shape = "[" + ", ".join("?" if size is None else str(size) for size in sizes or ()) + "]"
         msg = (
             f"output {name!r} is {info.dtype} {shape} for these inputs, as the model states it, got "
-            f"{array.dtype.name} {list(array.shape)}; pass such an array, or leave the output out"
+            f"{array.dtype.name} {list(array.shape)}. Fix: pass such an array, or leave the output out"
         )
         raise InputError(msg)
     return array

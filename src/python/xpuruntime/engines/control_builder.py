@@ -194,7 +194,7 @@ def check_options(
             msg = f"{where}: unknown option {name!r}{hint} Known: {', '.join(names)}"
             raise PolicyError(msg, fix=f"write {near[0] if near else 'one of these'}", engine=engine)
         if option.owned_by is not None:
-            msg = f"{where}: {name!r} is set by {option.owned_by}; state it there, so that one fact has one place"
+            msg = f"{where}: {name!r} is set by {option.owned_by}. Fix: state it there, so that one fact has one place"
             raise PolicyError(msg, engine=engine)
         checked[name] = _text(name, value, option, where, engine)
     return checked

@@ -61,7 +61,7 @@ def device_array(name: str, array: Any, kind: Kind, device: str, stream: Any) ->
         raise InputError(msg)
     if kind == "torch":
         if array.requires_grad:
-            msg = f"input {name!r} is a torch tensor that requires grad; pass x.detach()"
+            msg = f"input {name!r} is a torch tensor that requires grad. Fix: pass x.detach()"
             raise InputError(msg)
         dtype = torch_dtype_name(array.dtype)
         return DeviceArray(array.data_ptr(), dtype, tuple(array.shape), array.is_contiguous(), array)
@@ -117,7 +117,7 @@ class DeviceBuffers:
         array, item = self._taken("output", name, buffer)
         if (item.dtype, item.shape) != (dtype, shape):
             msg = f"output {name!r} is {dtype} {list(shape)} for these inputs, got {item.dtype} {list(item.shape)}"
-            raise InputError(f"{msg}; pass such an array, or leave the output out")
+            raise InputError(f"{msg}. Fix: pass such an array, or leave the output out")
         return array, item
 
     def _new(self, name: str, shape: tuple[int, ...], dtype: str) -> tuple[Any, DeviceArray]:
@@ -130,10 +130,10 @@ class DeviceBuffers:
         kind = kind_of(name, array)
         if kind == "numpy":
             msg = f"{role} {name!r} is a NumPy array, whose memory cannot be bound on {self._device}"
-            raise InputError(f"{msg}; pass a CUDA array{else_}")
+            raise InputError(f"{msg}. Fix: pass a CUDA array{else_}")
         item = device_array(name, array, kind, self._device, self._stream)
         if (reason := self._unfit(item)) is not None:
-            msg = f"{role} {name!r} {reason}, so its memory cannot be bound; pass a copy of it{else_}"
+            msg = f"{role} {name!r} {reason}, so its memory cannot be bound. Fix: pass a copy of it{else_}"
             raise InputError(msg)
         return array, item
 
@@ -155,7 +155,10 @@ def caller_stream(stream: Any, kind: Kind, index: int) -> int:
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         return int(protocol()[1])
-    msg = f"stream= is a {type(stream).__name__}; pass a torch, CuPy or xpuruntime stream, or a cudaStream_t as an int"
+    msg = (
+        f"stream= is a {type(stream).__name__}. "
+        "Fix: pass a torch, CuPy or xpuruntime stream, or a cudaStream_t as an int"
+    )
     raise InputError(msg)
 
 

@@ -145,7 +145,7 @@ class HostModel(LoadedModel):
             described[name] = (tensor.dtype, tuple(tensor.shape))
             if not tensor.is_contiguous:
                 if self._strict:
-                    msg = f"input {name!r} is not C-contiguous and the policy is strict; pass a contiguous tensor"
+                    msg = f"input {name!r} is not C-contiguous and the policy is strict. Fix: pass a contiguous tensor"
                     raise InputError(msg)
                 self._log.add(f"input {name!r} copied once", "it was not C-contiguous")
                 tensor = tensor.contiguous()
@@ -159,7 +159,10 @@ class HostModel(LoadedModel):
         if self._handle is None:
             closed()
         if self._extended:
-            msg = "bind() on the CPU takes NumPy types only, and this model has bfloat16 inputs or outputs; use run()"
+            msg = (
+                "bind() on the CPU takes NumPy types only, and this model has bfloat16 inputs or outputs. "
+                "Fix: use run()"
+            )
             raise InputError(msg)
 
     def observe(self, feeds: Mapping[str, Any], runs: int) -> Observed:

@@ -100,10 +100,10 @@ def closed_binding(*_: Any, **__: Any) -> Any:
 def fixed_shape(info: TensorInfo, stated_shape: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return the shape of a buffer: the one given, else the model's own."""
     if info.dtype == "string" or not is_tensor(info):
-        msg = f"input {info.name!r} ({describe(info)}) has no fixed buffer; use run()"
+        msg = f"input {info.name!r} ({describe(info)}) has no fixed buffer. Fix: use run()"
         raise InputError(msg)
     if stated_shape is None and info.shape is None:
-        msg = f"the rank of input {info.name!r} is not known; pass bind({{{info.name!r}: shape or array}})"
+        msg = f"the rank of input {info.name!r} is not known. Fix: pass bind({{{info.name!r}: shape or array}})"
         raise InputError(msg)
     shape = []
     size: Any
@@ -139,7 +139,7 @@ def _no_room(name: str, shape: tuple[int, ...], error: Exception) -> OutOfMemory
 def check_mapping(mapping: Any, name: str = "input", *, what: str = "inputs") -> None:
     """Refuse what is no mapping of names to arrays."""
     if not isinstance(mapping, dict) and not (hasattr(mapping, "keys") and hasattr(mapping, "__getitem__")):
-        msg = f"{what} must be a dict of name to array, got {type(mapping).__name__}; pass {{{name!r}: array}}"
+        msg = f"{what} must be a dict of name to array, got {type(mapping).__name__}. Fix: pass {{{name!r}: array}}"
         raise InputError(msg)
 
 

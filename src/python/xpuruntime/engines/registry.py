@@ -50,7 +50,8 @@ class EngineRegistry:
             if word in self._engines or word in self._aliases:
                 taken = type(self._engines[self._aliases.get(word, word)])
                 msg = (
-                    f"engine name {word!r} is already registered, by {taken.__module__}.{taken.__qualname__}; choose "
+                    f"engine name {word!r} is already registered, by {taken.__module__}.{taken.__qualname__}. "
+                    "Fix: choose "
                     f"another name for {type(engine).__qualname__}"
                 )
                 raise EngineError(msg, engine=engine.name)
@@ -170,7 +171,7 @@ def register_plugins(registry: EngineRegistry) -> list[str]:
     def load(point: EntryPoint) -> None:
         engine = _make(point)
         if engine.name != point.name:
-            msg = f"its entry point is called {point.name!r} and the engine {engine.name!r}; call both the same"
+            msg = f"its entry point is called {point.name!r} and the engine {engine.name!r}. Fix: call both the same"
             raise EngineError(msg)
         registry.register(engine)
 

@@ -57,7 +57,7 @@ class Calls(ABC):
 def open_calls(session: InferenceSession, feeds: Sequence[dict[str, Any]], call: str) -> Calls:
     """Return the calls of a session, ready for the first inputs."""
     if call not in ("run", "bind"):
-        raise InputError(f"call: {call!r} is not a call; expected 'run' or 'bind'")
+        raise InputError(f"call: {call!r} is not a call. Fix: give 'run' or 'bind'")
     if call == "run":
         return _PlainCalls(session, feeds)
     device = session.plan.device

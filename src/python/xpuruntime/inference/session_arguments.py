@@ -78,14 +78,16 @@ class SessionArguments(NamedTuple):
                 "them"
             )
         if self.fp16 and precision not in (None, "fp16"):
-            raise PolicyError(f"fp16=True and precision={precision!r} contradict each other; state one of them")
+            raise PolicyError(f"fp16=True and precision={precision!r} contradict each other. Fix: state one of them")
         if self.frozen:
             if self.lock is None:
                 raise InputError(
                     "frozen takes the policy from a lock, and none is named. Fix: name it with lock= (--lock)"
                 )
             if stated := self._stated():
-                raise PolicyError(f"frozen takes the policy from the lock; leave out {', '.join(stated)}, or frozen")
+                raise PolicyError(
+                    f"frozen takes the policy from the lock. Fix: leave out {', '.join(stated)}, or frozen"
+                )
         return self._replace(
             engine=backend if engine is None else engine,
             backend=None,

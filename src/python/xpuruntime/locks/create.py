@@ -138,7 +138,7 @@ def _feeds(
         shapes = shapes_that_fit(session.model, before)
     if inputs is not None:
         if shapes:
-            raise InputError("shapes are those of the inputs that are given; leave out shapes, or inputs")
+            raise InputError("shapes are those of the inputs that are given. Fix: leave out shapes, or inputs")
         return dict(inputs)
     known = [tensor.name for tensor in session.inputs]
     for name in shapes or ():

@@ -163,7 +163,7 @@ def check_batches(batches: Sequence[int]) -> tuple[int, ...]:
     """Return batch sizes in ascending order. Raises `InputError` for what is none."""
     for rows in batches:
         if type(rows) is not int or not 1 <= rows <= _MOST:
-            raise InputError(f"batches: {rows!r} is not a batch size; expected whole numbers from 1 to {_MOST:,}")
+            raise InputError(f"batches: {rows!r} is not a batch size. Fix: give whole numbers from 1 to {_MOST:,}")
     return tuple(sorted(set(batches)))
 
 

@@ -230,7 +230,7 @@ class use_policy:  # noqa: N801 - used like a function
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise InputError(
                 f"use_policy cannot decorate {function.__qualname__}, which yields: the policy would hold for its"
-                " caller too; use a with block around the operations inside it"
+                " caller too. Fix: use a with block around the operations inside it"
             )
         if inspect.iscoroutinefunction(function):
 

@@ -195,5 +195,5 @@ def _integers(value: Any, name: str, counts: tuple[int, ...]) -> tuple[int, ...]
             (1, 2): "a whole number or two, for height and width",
             (1, 2, 4): "a whole number, (height, width), or (top, left, bottom, right)",
         }[counts]
-        raise InputError(f"{name} is {value!r}; expected {expected}")
+        raise InputError(f"{name} is {value!r}. Fix: give {expected}")
     return numbers

@@ -132,7 +132,7 @@ class Autocast:
             msg = f"autocast: dtype {dtype!r} is none of torch.float16, torch.bfloat16, 'fp16' and 'bf16'"
             raise InputError(msg)
         if (fp16 and word == "bf16") or (fp16 is False and word == "fp16"):
-            msg = f"autocast: fp16={fp16} and dtype={dtype!r} contradict each other; leave one of them out"
+            msg = f"autocast: fp16={fp16} and dtype={dtype!r} contradict each other. Fix: leave one of them out"
             raise InputError(msg)
         if device_type is not None and not _available(device_type):
             msg = f"autocast: PyTorch does not autocast on device_type={device_type!r}; it does on 'cuda' and 'cpu'"

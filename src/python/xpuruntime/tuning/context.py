@@ -82,7 +82,7 @@ class SearchContext:
         self.request: PlanRequest = request
         self.plan, self.registry = plan, registry
         if spec.space.batch and (padded := policy.execution.static_batch) is not None:
-            msg = f"space.batch searches the batch, and execution.static_batch: {padded} fixes it; leave one out"
+            msg = f"space.batch searches the batch, and execution.static_batch: {padded} fixes it. Fix: leave one out"
             raise PolicyError(msg)
         accuracy = spec.constraints.accuracy
         self.base = policy if isinstance(accuracy, str) else policy.replace(accuracy=accuracy)

@@ -156,7 +156,7 @@ def build_space(
     for name in ("precision", "cuda_graph", "layout", "threads"):
         key, values = f"execution.{name}", getattr(wanted, name)
         if values and key in fixed:
-            msg = f"space.{name} searches {key}, which the base policy fixes; leave it out of one of them"
+            msg = f"space.{name} searches {key}, which the base policy fixes. Fix: leave it out of one of them"
             raise PolicyError(msg)
         if values:
             replaced[key] = tuple(_threads(values, cores)) if name == "threads" else values

@@ -110,7 +110,7 @@ def check_trial_device(text: str) -> str:
         return f"{_SET}{_cores_text(_cores(text))}"
     spec = DeviceSpec._parse(text)
     if spec.kind == "auto":
-        raise Refused(f"'auto' is not a device; name {DEVICE_NAMES}")
+        raise Refused(f"'auto' is not a device. Fix: name {DEVICE_NAMES}")
     return f"{spec.kind}:0" if spec.index is None and spec.kind in ("cuda", "rocm") else str(spec)
 
 
@@ -120,7 +120,7 @@ def check_devices(names: Sequence[str]) -> None:
     if len(kinds) > 1:
         raise Refused(f"{' and '.join(sorted(kinds))} are unlike devices, and a search ranks what it measures on all")
     if "cpu" in names and len(names) > 1:
-        raise Refused("'cpu' is all cores, and shares them with the others; name disjoint sets, such as 'cpu:0-3'")
+        raise Refused("'cpu' is all cores, and shares them with the others. Fix: name disjoint sets, such as 'cpu:0-3'")
     owners: dict[int, str] = {}
     for name in names:
         for core in _cores(name) if name.startswith(_SET) else ():
@@ -208,7 +208,7 @@ def _cores(name: str) -> tuple[int, ...]:
         match = _RANGE.fullmatch(part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match is not None else (1, 0)
         if first > last:
-            raise Refused(f"{quote(name)} is not a set of cores; write {_SET}0-3, or {_SET}0-3+8-11")
+            raise Refused(f"{quote(name)} is not a set of cores. Fix: write {_SET}0-3, or {_SET}0-3+8-11")
         cores += range(first, last + 1)
     if len(set(cores)) < len(cores):
         raise Refused(f"{quote(name)} has a core twice")

@@ -106,5 +106,5 @@ def test_affinities_to_processors_that_are_not_there(text: str) -> None:
     [("intra_op_num_threads", 2, "execution.threads"), ("execution_mode", "parallel", "inter_op_num_threads")],
 )
 def test_names_of_session_options_that_have_another_place_say_which(name: str, value: object, place: str) -> None:
-    with pytest.raises(xrt.PolicyError, match=f"'{name}' is set by {place}; state it there"):
+    with pytest.raises(xrt.PolicyError, match=f"'{name}' is set by {place}. Fix: state it there"):
         xrt.plan(xrt.demo_model_path(), policy=policy({name: value}, None))

@@ -36,7 +36,7 @@ def test_a_chip_that_is_not_in_the_table() -> None:
         ({"soc": "sm8651"}, r"unknown chip 'sm8651'; did you mean 'sm8650'\?"),
         ({"soc": "banana"}, r"unknown chip 'banana'\. Known: sm8350"),
         ({"soc": 57}, r"unknown chip '57'"),
-        ({"soc_model": 64}, r"architecture of chip 64 is not known here; state htp_arch"),
+        ({"soc_model": 64}, r"architecture of chip 64 is not known here. Fix: state htp_arch"),
         ({"soc_model": "many"}, r"soc_model: 'many' is no number"),
         ({"soc_model": 0}, r"soc_model: '0' is no number from 1"),
         ({"htp_arch": 75}, r"several chips have this architecture"),

@@ -211,7 +211,7 @@ class TestModules:
     def test_examples_are_needed(self, net: Any) -> None:
         with pytest.raises(xrt.InputError, match="pass example_inputs"):
             xrt.InferenceSession(net)
-        with pytest.raises(xrt.InputError, match="is a list; pass a torch tensor"):
+        with pytest.raises(xrt.InputError, match=r"is a list\. Fix: pass a torch tensor"):
             xrt.InferenceSession(net, example_inputs=([1.0],))
 
     def test_examples_that_do_not_fit(self, net: Any, x: Any) -> None:

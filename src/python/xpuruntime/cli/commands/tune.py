@@ -335,7 +335,9 @@ def _with_soc(policy: str | None, soc: str | None, engine: str | list[str] | Non
     engines = engine if engine is not None else base.execution.engine
     if "qnn" not in ((engines,) if isinstance(engines, str) else engines):
         named = engines if isinstance(engines, str) else ", ".join(engines)
-        msg = f"--soc {soc} names a chip for the engine qnn, and the engine asked for is {named}; state --engine qnn"
+        msg = (
+            f"--soc {soc} names a chip for the engine qnn, and the engine asked for is {named}. Fix: state --engine qnn"
+        )
         raise InputError(msg)
     options = {name: dict(values) for name, values in base.execution.provider_options.items()}
     options["qnn"] = {**options.get("qnn", {}), "soc": soc}

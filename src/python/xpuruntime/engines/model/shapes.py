@@ -124,7 +124,7 @@ def with_shapes(info: ModelInfo, policy: Policy) -> ModelInfo:
     if policy.execution.static_shape and (left := open_dimensions(info)):
         shapes = ", ".join(f"{name}: {shape}" for name, shape in left.items())
         raise PolicyError(
-            f"execution.static_shape: true, but {info.path} leaves dimensions open; state their sizes: "
+            f"execution.static_shape: true, but {info.path} leaves dimensions open. Fix: state their sizes: "
             f"{_KEY}: {{{shapes}}}"
         )
     return info
@@ -175,7 +175,7 @@ def _settle(info: ModelInfo, stated: Mapping[str, tuple[int | str, ...]]) -> _Ra
                 if info.format != "onnx":  # elsewhere a name is no promise
                     raise PolicyError(
                         f"{_KEY}.{name}[{axis}]: {bounds}, but this is the dimension {size!r} of the model, which is "
-                        f"{first} in {by}; give it the same size in both"
+                        f"{first} in {by}. Fix: give it the same size in both"
                     )
     settled: _Ranges = {}
     ranges = {size: bounds for size, (bounds, _) in symbols.items() if size not in several}
@@ -193,7 +193,9 @@ def _settle(info: ModelInfo, stated: Mapping[str, tuple[int | str, ...]]) -> _Ra
 def _pairs(tensor: TensorInfo, sizes: tuple[int | str, ...]) -> Iterator[tuple[int | str | None, ShapeRange]]:
     """Yield what the model and what the policy says of each dimension."""
     if tensor.kind != "tensor":
-        raise PolicyError(f"{_KEY}.{tensor.name}: this input is no tensor but of the kind {tensor.kind}; leave it out")
+        raise PolicyError(
+            f"{_KEY}.{tensor.name}: this input is no tensor but of the kind {tensor.kind}. Fix: leave it out"
+        )
     shape = tensor.shape if tensor.shape is not None else (None,) * len(sizes)
     if len(shape) != len(sizes):
         expected = ", ".join("?" if size is None else str(size) for size in shape)
@@ -265,7 +267,8 @@ def with_static_batch(info: ModelInfo, size: int) -> ModelInfo:
     key, axes = batch_axes(info.inputs)
     if not axes:
         raise PolicyError(
-            f"execution.static_batch: {size}, but no input of {info.path} begins with an open dimension; leave it out"
+            f"execution.static_batch: {size}, but no input of {info.path} begins with an open dimension. "
+            "Fix: leave it out"
         )
     for tensor in info.inputs:
         if tensor.name in axes and _ranged(tensor, axes[tensor.name]) and info.format == "onnx":

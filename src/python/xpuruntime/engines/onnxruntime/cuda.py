@@ -321,7 +321,7 @@ class CudaModel(LoadedModel):
         if item.contiguous:
             return item
         if self.settings.strict:
-            msg = f"input {name!r} is not C-contiguous and the policy is strict; pass x.contiguous()"
+            msg = f"input {name!r} is not C-contiguous and the policy is strict. Fix: pass x.contiguous()"
             raise InputError(msg)
         from xpuruntime import _core
 

@@ -196,7 +196,7 @@ class CudaBinding(Binding):
                 if shape != copy.target.shape:
                     msg = (
                         f"output {copy.name!r} changed its shape from {list(copy.target.shape)} to {list(shape)}: it "
-                        "depends on the values of the inputs, so it has no fixed buffer; use run()"
+                        "depends on the values of the inputs, so it has no fixed buffer. Fix: use run()"
                     )
                     raise InputError(msg)
                 if address and copy.target.pointer and 0 not in shape:
@@ -262,7 +262,7 @@ class CudaBinding(Binding):
             outputs[name] = array
             for other, buffer in placed.items():
                 if overlap(item, buffer):
-                    msg = f"the buffers of outputs {other!r} and {name!r} share memory; give each its own"
+                    msg = f"the buffers of outputs {other!r} and {name!r} share memory. Fix: give each its own"
                     raise InputError(msg)
             placed[name] = item
             self._bind_output(name, item)

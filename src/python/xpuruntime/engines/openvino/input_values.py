@@ -86,6 +86,6 @@ def _check_range(name: str, array: np.ndarray[Any, Any]) -> None:
     if array.size and (array.max() > _MOST or array.min() < _LEAST):
         msg = (
             f"input {name!r} holds integers outside {_LEAST}..{_MOST}, and OpenVINO computes {array.dtype.name} in 32 "
-            "bits; use the engine onnxruntime for such values"
+            "bits. Fix: use the engine onnxruntime for such values"
         )
         raise InputError(msg)

@@ -189,7 +189,8 @@ class OpenVinoModel(HostModel):
         for info in self._info.overridable_inputs:
             if hasattr(feeds, "keys") and info.name in feeds:
                 msg = (
-                    f"input {info.name!r} has a default in the model, and OpenVINO makes that a constant; leave it "
+                    f"input {info.name!r} has a default in the model, and OpenVINO makes that a constant. "
+                    "Fix: leave it "
                     "out, remove the default from the model, or use the engine onnxruntime"
                 )
                 raise InputError(msg)

@@ -57,7 +57,7 @@ def _given_options(request: Request, settings: QnnSettings, builder: ControlBuil
         builder.add(f"{_WHERE}.activation_bits", "-", "unsupported", "nothing is quantized here", fix)
     vtcm_mb, room = settings.options.get("vtcm_mb"), settings.target.vtcm_mb
     if vtcm_mb is not None and room is not None and int(vtcm_mb) > room:
-        msg = f"{_WHERE}.vtcm_mb: {settings.target} has {room} MiB, asked for {vtcm_mb}; state at most {room}"
+        msg = f"{_WHERE}.vtcm_mb: {settings.target} has {room} MiB, asked for {vtcm_mb}. Fix: state at most {room}"
         raise PolicyError(msg, engine="qnn")
     for key in KEYS:
         builder.add(

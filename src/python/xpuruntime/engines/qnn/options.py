@@ -177,7 +177,8 @@ def resolve_target(options: Mapping[str, object]) -> Target | None:
     if "htp_arch" not in stated:
         if known is None:
             msg = (
-                f"{_WHERE}.soc_model: the architecture of chip {model} is not known here; state htp_arch beside it, "
+                f"{_WHERE}.soc_model: the architecture of chip {model} is not known here. "
+                "Fix: state htp_arch beside it, "
                 f"one of {', '.join(map(str, _ARCHITECTURES))}"
             )
             raise PolicyError(msg, engine="qnn")

@@ -118,10 +118,10 @@ class Calibration:
                 for name, array in ready.items():
                     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufV":
                         kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-                        raise InputError(f"input {name!r} is {kind}; give tensors of numbers")
+                        raise InputError(f"input {name!r} is {kind}. Fix: give tensors of numbers")
                     if array.dtype.kind == "f" and not np.isfinite(array).all():
                         raise InputError(
-                            f"input {name!r} has NaN or infinity, which would become its range; leave it out"
+                            f"input {name!r} has NaN or infinity, which would become its range. Fix: leave it out"
                         )
             except InputError as error:
                 raise InputError(f"calibration sample {index} ({origin}): {error}") from None

@@ -115,7 +115,7 @@ class _Stacked:
         if unnumbered:
             raise SampleError(
                 f"{self.origin} has {unnumbered[0]!r} for all samples beside arrays for single ones such as "
-                f"{next(iter(numbered[min(numbered)].values()))!r}; write all inputs in one of the two ways"
+                f"{next(iter(numbered[min(numbered)].values()))!r}. Fix: write all inputs in one of the two ways"
             )
         if sorted(numbered) != list(range(len(numbered))):
             gap = next(i for i in range(len(numbered)) if i not in numbered)
@@ -140,7 +140,9 @@ class _Stacked:
         counts = {name: rows // (each or 1) for name, (rows, each) in sizes.items()}
         if len(set(counts.values())) > 1:
             told = ", ".join(f"{name!r} {count}" for name, count in counts.items())
-            raise SampleError(f"the inputs of {self.origin} have different numbers of samples: {told}; give equal ones")
+            raise SampleError(
+                f"the inputs of {self.origin} have different numbers of samples: {told}. Fix: give equal ones"
+            )
         streams = {name: arrays.rows(name, each) for name, (_, each) in sizes.items()}
         for number in range(next(iter(counts.values()), 0)):
             yield f"number {number} of {self.origin}", {name: next(stream) for name, stream in streams.items()}
@@ -168,7 +170,7 @@ class _InMemory:
     def shape(self, name: str) -> tuple[int, ...]:
         array = self._arrays[name]
         if not hasattr(array, "shape"):
-            raise SampleError(f"{name!r} is a {type(array).__name__}, not an array; pass np.asarray(x)")
+            raise SampleError(f"{name!r} is a {type(array).__name__}, not an array. Fix: pass np.asarray(x)")
         return tuple(int(size) for size in array.shape)
 
     def rows(self, name: str, each: int) -> Iterator[Any]:
@@ -188,7 +190,7 @@ class _Folder:
         except OSError as error:
             raise SampleError(f"the folder {str(folder)!r} cannot be read: {reason_of(error)}") from None
         if not self._files:
-            raise SampleError(f"the folder {str(folder)!r} holds no .npz or .npy file; write each sample to one")
+            raise SampleError(f"the folder {str(folder)!r} holds no .npz or .npy file. Fix: write each sample to one")
 
     def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for path in self._files:
@@ -233,7 +235,7 @@ class _Spooled:
         except OSError as error:
             raise SampleError(
                 f"{len(self._places)} samples were read, and there is no room for more in the temporary "
-                f"folder ({error.strerror}); give fewer, or write them to a folder and pass its path"
+                f"folder ({error.strerror}). Fix: give fewer, or write them to a folder and pass its path"
             ) from None
 
     def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -256,7 +258,8 @@ def _numpy(name: str, value: Any, number: int) -> Any:
         raise SampleError(f"sample {number}: {error}", argument="calibration") from None
     if array.dtype.kind == "O":
         raise SampleError(
-            f"sample {number}: input {name!r} holds Python objects; give numbers of one dtype", argument="calibration"
+            f"sample {number}: input {name!r} holds Python objects. Fix: give numbers of one dtype",
+            argument="calibration",
         )
     return array
 

@@ -58,7 +58,9 @@ class TensorRtBinding(Binding):
         self._keep = list(items.values())
         for name, shape in model.place(slot, items).items():
             if shape is None:
-                msg = f"the size of output {name!r} is known only after a run, so it has no fixed buffer; use run()"
+                msg = (
+                    f"the size of output {name!r} is known only after a run, so it has no fixed buffer. Fix: use run()"
+                )
                 raise InputError(msg)
             bound_outputs[name], item = buffers.output(name, model.borders[name].dtype, shape, outputs.get(name))
             self._keep.append(item)

@@ -189,7 +189,9 @@ class _Held:
 
     def check(self, option: str, wanted: str, held: object) -> None:
         if str(held) != wanted:
-            raise EngineError(f"the builder does not take {option}={wanted}: it holds {held}; leave the option out")
+            raise EngineError(
+                f"the builder does not take {option}={wanted}: it holds {held}. Fix: leave the option out"
+            )
         self.values[option] = wanted
 
 

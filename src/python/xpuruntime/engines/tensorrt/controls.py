@@ -147,7 +147,7 @@ def _execution(
     if execution.cuda_graph != "off" and options.get("cuda_graph_strategy") == "whole_graph_capture":
         msg = (
             f"execution.provider_options.{product.name}.cuda_graph_strategy: whole_graph_capture and "
-            "execution.cuda_graph would capture one graph inside the other; state one of the two"
+            "execution.cuda_graph would capture one graph inside the other. Fix: state one of the two"
         )
         raise PolicyError(msg, engine=product.name)
     if execution.cuda_graph == "off":

@@ -71,7 +71,10 @@ class TensorRtModel(LoadedModel):
         self.output_names = [output.name for output in info.outputs]
         on_host = [name for name, border in self.borders.items() if border.host]
         if on_host:
-            msg = f"the engine of {info.path} wants {on_host[0]!r} on the host, as it decides sizes; make it a constant"
+            msg = (
+                f"the engine of {info.path} wants {on_host[0]!r} on the host, as it decides sizes. "
+                "Fix: make it a constant"
+            )
             raise UnsupportedOperationError(msg, engine=handle.product.name, device=self.device)
         self.slots = Slots(lambda: Slot(handle), int(handle.settings.options.get("contexts", "1")))
         self._several = several_devices()
@@ -144,7 +147,7 @@ class TensorRtModel(LoadedModel):
         if reason is None:
             return item
         if self.settings.strict:
-            msg = f"input {name!r} {reason} and the policy is strict; pass x.clone() (torch) or a copy"
+            msg = f"input {name!r} {reason} and the policy is strict. Fix: pass x.clone() (torch) or a copy"
             raise InputError(msg)
         from xpuruntime import _core
 

@@ -127,14 +127,15 @@ def _check_borders(network: Any, request: Request, product: TensorRtProduct) -> 
             dtype = DTYPES.get(tensor.dtype.name, tensor.dtype.name)
             if dtype != info.dtype:
                 msg = (
-                    f"{role} {info.name!r} of {model.path} is {info.dtype}, and {product.title} makes it {dtype}; put "
+                    f"{role} {info.name!r} of {model.path} is {info.dtype}, and {product.title} makes it {dtype}. "
+                    "Fix: put "
                     f"a Cast to {dtype} at this {role} into the model"
                 )
                 raise UnsupportedOperationError(msg, **known)
             if role == "input" and tensor.is_shape_tensor:
                 msg = (
                     f"input {info.name!r} of {model.path} holds sizes that other tensors get, and the range of its "
-                    "values would have to be known; make it a constant of the model"
+                    "values would have to be known. Fix: make it a constant of the model"
                 )
                 raise UnsupportedOperationError(msg, **known)
 

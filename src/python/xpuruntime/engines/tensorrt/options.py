@@ -181,11 +181,15 @@ def _serving(word: str, product: TensorRtProduct) -> str:
 
 def _together(options: Mapping[str, str], where: str, product: TensorRtProduct) -> None:
     if options.get("pin_tactics", "off") != "off" and options.get("timing_cache", "off") == "off":
-        msg = f"{where}.pin_tactics: tactics are kept in a timing cache, and there is none; state timing_cache as well"
+        msg = (
+            f"{where}.pin_tactics: tactics are kept in a timing cache, and there is none. "
+            "Fix: state timing_cache as well"
+        )
         raise PolicyError(msg, engine=product.name)
     if "weight_streaming_budget" in options and options.get("weight_streaming") != "1":
         msg = (
-            f"{where}.weight_streaming_budget: the engine is built without weight streaming; state weight_streaming: 1"
+            f"{where}.weight_streaming_budget: the engine is built without weight streaming. "
+            "Fix: state weight_streaming: 1"
         )
         raise PolicyError(msg, engine=product.name)
 

@@ -289,7 +289,9 @@ def write_artifact(
 ) -> Compiled:
     """Build an engine and write it into `folder`, and read it back."""
     if settings.options.get("strip_plan") == "1":
-        msg = "strip_plan leaves the weights out, and an artifact has to have them; leave the option out to compile"
+        msg = (
+            "strip_plan leaves the weights out, and an artifact has to have them. Fix: leave the option out to compile"
+        )
         raise UnsupportedOperationError(msg, engine=product.name, device=request.device)
     log = ConversionLog()
     built = build(request, settings, product, target, log)

@@ -124,13 +124,14 @@ class TorchBinding(Binding):
         if kind_of(name, buffer) == "numpy":
             if model.device != "cpu":
                 msg = (
-                    f"input {name!r} is a NumPy array, whose memory cannot be bound on {model.device}; pass its shape, "
+                    f"input {name!r} is a NumPy array, whose memory cannot be bound on {model.device}. "
+                    "Fix: pass its shape, "
                     "or a CUDA tensor"
                 )
                 raise InputError(msg)
             if not buffer.flags.c_contiguous:
                 msg = (
-                    f"input {name!r} is not C-contiguous, so its memory cannot be bound; pass "
+                    f"input {name!r} is not C-contiguous, so its memory cannot be bound. Fix: pass "
                     "np.ascontiguousarray(x), or its shape"
                 )
                 raise InputError(msg)
@@ -141,23 +142,28 @@ class TorchBinding(Binding):
         if buffer is None:
             return torch.empty_like(result, memory_format=torch.contiguous_format)
         if not hasattr(buffer, "__dlpack__"):
-            msg = f"output {name!r} is given as a {type(buffer).__name__}; pass an array to write into, or leave it out"
+            msg = (
+                f"output {name!r} is given as a {type(buffer).__name__}. "
+                "Fix: pass an array to write into, or leave it out"
+            )
             raise InputError(msg)
         if kind_of(name, buffer) == "numpy" and not (buffer.flags.c_contiguous and buffer.flags.writeable):
             raise InputError(
-                f"output {name!r} must be C-contiguous and writable to be bound; pass np.empty(shape, dtype)"
+                f"output {name!r} must be C-contiguous and writable to be bound. Fix: pass np.empty(shape, dtype)"
             )
         kind = kind_of(name, buffer)
         tensor = buffer if kind == "torch" else from_numpy(buffer) if kind == "numpy" else torch.from_dlpack(buffer)
         if tensor.dtype != result.dtype or tensor.shape != result.shape:
             msg = (
                 f"output {name!r} is {torch_dtype_name(result.dtype)} {list(result.shape)} for these inputs, got "
-                f"{torch_dtype_name(tensor.dtype)} {list(tensor.shape)}; pass such a tensor, or leave the output out"
+                f"{torch_dtype_name(tensor.dtype)} {list(tensor.shape)}. "
+                "Fix: pass such a tensor, or leave the output out"
             )
             raise InputError(msg)
         if tensor.device != result.device:
             msg = (
-                f"output {name!r} is on {tensor.device}, but this session runs on {result.device}; pass a tensor of "
+                f"output {name!r} is on {tensor.device}, but this session runs on {result.device}. "
+                "Fix: pass a tensor of "
                 "that device, or leave the output out"
             )
             raise InputError(msg)
@@ -176,7 +182,7 @@ def _overlaps(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> bool:
     for name, (start, end) in spans.items():
         for other, (least, most) in spans.items():
             if other != name and start < most and least < end:
-                raise InputError(f"the buffers of outputs {name!r} and {other!r} share memory; give each its own")
+                raise InputError(f"the buffers of outputs {name!r} and {other!r} share memory. Fix: give each its own")
     places = [_span(tensor) for tensor in outputs.values()]
     return any(start < most and least < end for start, end in map(_span, inputs.values()) for least, most in places)
 

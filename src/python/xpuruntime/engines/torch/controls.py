@@ -50,12 +50,12 @@ def resolve_settings(request: Request) -> tuple[TorchSettings, tuple[Control, ..
     mode = options.pop("mode", "eager")
     name = next((name for name in options if name in _COMPILE), None)
     if mode == "eager" and name is not None:
-        msg = f"{_WHERE}: {name!r} is an option of torch.compile; state mode: compile too, or remove it"
+        msg = f"{_WHERE}: {name!r} is an option of torch.compile. Fix: state mode: compile too, or remove it"
         raise PolicyError(msg, engine=NAMES[0])
     if execution.cuda_graph != "off" and options.get("compile_mode") in ("reduce-overhead", "max-autotune"):
         msg = (
             f"{_WHERE}: compile_mode {options['compile_mode']} captures CUDA graphs of its own, which do not nest in "
-            "execution.cuda_graph; state one of them"
+            "execution.cuda_graph. Fix: state one of them"
         )
         raise PolicyError(msg, engine=NAMES[0])
     fields: dict[str, Any] = {"mode": mode, "compile": {n: options[n] for n in _COMPILE if n in options}}
@@ -63,7 +63,7 @@ def resolve_settings(request: Request) -> tuple[TorchSettings, tuple[Control, ..
     if decodes:
         fields.update(_decoding(request, builder, options, mode))
     elif "max_length" in options:
-        msg = f"{_WHERE}: 'max_length' is of folders of transformers, which generate; remove it"
+        msg = f"{_WHERE}: 'max_length' is of folders of transformers, which generate. Fix: remove it"
         raise PolicyError(msg, engine=NAMES[0])
     fields.update(_precision(request, builder, cuda=cuda))
     fields.update(_execution(request, builder, cuda=cuda))
@@ -79,7 +79,10 @@ def _decoding(request: Request, builder: ControlBuilder, options: dict[str, str]
     captures = execution.cuda_graph != "off" and request.device.startswith("cuda")
     for name, needed in (("max_length", captures), ("mode", captures or mode == "eager")):
         if (name in options or name == "mode") and not needed:
-            msg = f"{_WHERE}: {name!r} is of captured decode steps; state execution.cuda_graph: prefer on a CUDA device"
+            msg = (
+                f"{_WHERE}: {name!r} is of captured decode steps. "
+                "Fix: state execution.cuda_graph: prefer on a CUDA device"
+            )
             raise PolicyError(f"{msg}, or remove it", engine=NAMES[0])
     builder.shapes(request, "any length up to the context runs")
     wanted = execution.weights
@@ -90,7 +93,7 @@ def _decoding(request: Request, builder: ControlBuilder, options: dict[str, str]
     context = request.model.source.context
     length = int(options.get("max_length", min(_LENGTH, context)))
     if length > context:
-        msg = f"{_WHERE}: max_length is {length}, and the context has {context} tokens; state {context} or less"
+        msg = f"{_WHERE}: max_length is {length}, and the context has {context} tokens. Fix: state {context} or less"
         raise PolicyError(msg, engine=NAMES[0])
     version = installed("transformers").get("transformers", "")
     return {"dtype": _loaded_in(request), "max_length": length, "transformers": version}

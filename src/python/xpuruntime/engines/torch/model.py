@@ -151,7 +151,7 @@ class TorchModel(LoadedModel):
         if kind == "torch":
             tensor = array
             if tensor.requires_grad:
-                raise InputError(f"input {name!r} is a torch tensor that requires grad; pass x.detach()")
+                raise InputError(f"input {name!r} is a torch tensor that requires grad. Fix: pass x.detach()")
         elif kind == "numpy":
             info = self.check.infos[name]
             self.check.check(name, type_name(array, info), array.shape)

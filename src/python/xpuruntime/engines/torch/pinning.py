@@ -185,7 +185,7 @@ def hold(settings: TorchSettings, request: Request) -> SwitchClaim:
         if "CUBLAS_WORKSPACE_CONFIG" not in os.environ and _cuda_started():
             msg = (
                 "execution.determinism on CUDA needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment "
-                "before the first CUDA call of the process; set it and start again"
+                "before the first CUDA call of the process. Fix: set it and start again"
             )
             raise EngineError(msg, engine="torch")
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -197,7 +197,7 @@ def hold(settings: TorchSettings, request: Request) -> SwitchClaim:
     try:
         return shared_switches.claim(wanted)
     except shared_switches.SwitchTakenError as error:
-        raise EngineError(f"{error}; close that session, or use a process of its own", engine="torch") from None
+        raise EngineError(f"{error}. Fix: close that session, or use a process of its own", engine="torch") from None
 
 
 def read_back(settings: TorchSettings, values: Mapping[str, Any]) -> dict[str, str]:

@@ -168,7 +168,7 @@ def _rows(array: Array, axis: int, count: int) -> Array:
     """Return an array with `count` different rows: its own first, then its own with the values moved along."""
     own = array.shape[axis]
     if own == 0:
-        raise InputError("an input has no rows; give one row or more")
+        raise InputError("an input has no rows. Fix: give one row or more")
     parts = [np.take(_varied(array, step), range(own), axis=axis) for step in range(-(-count // own))]
     return np.take(np.concatenate(parts, axis=axis), range(count), axis=axis)
 

@@ -304,7 +304,7 @@ def write_value(value: Any, folder: Path) -> dict[str, Any]:
     if array.dtype == object:
         texts = array.ravel().tolist()
         if any(type(text) is not str for text in texts):
-            msg = f"a value of type {type(value).__name__} cannot be passed; pass arrays of numbers or of text"
+            msg = f"a value of type {type(value).__name__} cannot be passed. Fix: pass arrays of numbers or of text"
             raise TypeError(msg)
         return {"texts": texts, "shape": array.shape}
     path = folder / f"{secrets.token_hex(8)}.npy"

@@ -353,7 +353,9 @@ def _check_limits(inconclusive: Inconclusive | None, **limits: float | None) -> 
 
 def _check_interpreter(python: str) -> None:
     if not (Path(python).is_file() and os.access(python, os.X_OK)):
-        raise InputError(f"against: {python!r} is not an executable file; give an interpreter, such as VENV/bin/python")
+        raise InputError(
+            f"against: {python!r} is not an executable file. Fix: give an interpreter, such as VENV/bin/python"
+        )
     try:
         with session_worker(python) as worker:
             failure = worker.attempt(f"{MODULE}:load_core", called="import xpuruntime").failure

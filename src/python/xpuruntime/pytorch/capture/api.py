@@ -177,7 +177,7 @@ def capture_graph(
             warmups, sample_inputs, pool = fn, None, sample_inputs if pool is None else pool
         return _block(warmups, pool, strict, others=(sample_inputs, optimizer, scaler, before_step, modules))
     if not callable(fn):
-        msg = f"capture_graph: fn is a {type(fn).__name__}, which cannot be called; pass a function, or nothing"
+        msg = f"capture_graph: fn is a {type(fn).__name__}, which cannot be called. Fix: pass a function, or nothing"
         raise InputError(msg)
     check_types(
         {"warmup": COUNT, "max_graphs": COUNT, "warmup_iters": COUNT},
@@ -194,7 +194,8 @@ def capture_graph(
     if warmup_iters != _BLOCK_WARMUP:
         if warmup not in (None, warmup_iters):
             raise InputError(
-                f"capture_graph: warmup={warmup} and warmup_iters={warmup_iters} contradict each other; leave one out"
+                f"capture_graph: warmup={warmup} and warmup_iters={warmup_iters} contradict each other. "
+                "Fix: leave one out"
             )
         warmup = warmup_iters
     _check(optimizer, scaler, before_step, warmup, max_graphs, capture_optimizer, make_capturable)
@@ -202,7 +203,10 @@ def capture_graph(
     samples = samples_of(sample_inputs)
     device, why_eager = device_of(used, samples)
     if why_eager and strict:
-        msg = f"capture_graph: {why_eager}, and strict=True asks for a graph; leave it out to have the step run eagerly"
+        msg = (
+            f"capture_graph: {why_eager}, and strict=True asks for a graph. "
+            "Fix: leave it out to have the step run eagerly"
+        )
         raise UnsupportedOperationError(msg)
     work = StepProgram(compiled_by(fn, compile), optimizer, scaler, before_step, used.parameters())
     reasons, notes = [], _notes(used)
@@ -233,7 +237,7 @@ def capture_graph(
 
 def _block(warmup_iters: int, pool: Any, strict: bool, others: tuple[Any, ...]) -> GraphBlock:
     if any(value is not None for value in others):
-        msg = "capture_graph: without fn a with block is captured, which takes no inputs and no optimizer; pass fn"
+        msg = "capture_graph: without fn a with block is captured, which takes no inputs and no optimizer. Fix: pass fn"
         raise InputError(msg)
     check_types({"warmup_iters": COUNT, "strict": FLAG}, {"warmup_iters": warmup_iters, "strict": strict})
     if warmup_iters != _BLOCK_WARMUP:
@@ -336,24 +340,27 @@ def state_of(fn: Callable[..., Any], optimizer: Any, scaler: Any, modules: Seque
     """Return what a step works on. Raises InputError where modules of the optimizer's parameters cannot be found."""
     if not callable(fn):
         raise InputError(
-            f"capture_graph: fn is a {type(fn).__name__}; pass the function that computes the loss or the step"
+            f"capture_graph: fn is a {type(fn).__name__}. Fix: pass the function that computes the loss or the step"
         )
     if isinstance(modules, torch.nn.Module):
         modules = (modules,)
     if modules is not None and not isinstance(modules, Iterable):
-        raise InputError(f"capture_graph: modules is a {type(modules).__name__}; pass a list, such as modules=[model]")
+        raise InputError(
+            f"capture_graph: modules is a {type(modules).__name__}. Fix: pass a list, such as modules=[model]"
+        )
     used = captured_state_of(fn)
     for value in (*(() if modules is None else modules), optimizer, scaler):
         if value is not None and not used.add(value):
             msg = (
-                f"capture_graph: modules holds a {type(value).__name__}; pass torch.nn.Modules, such as modules=[model]"
+                f"capture_graph: modules holds a {type(value).__name__}. "
+                "Fix: pass torch.nn.Modules, such as modules=[model]"
             )
             raise InputError(msg)
     missing = used.unexplained()
     if missing and modules is None:
         msg = (
             f"capture_graph: {missing} parameters of the optimizer belong to no module that fn closes over, names or "
-            f"is bound to, so train or eval mode and buffers of their modules are not known; pass modules=[model]"
+            f"is bound to, so train or eval mode and buffers of their modules are not known. Fix: pass modules=[model]"
         )
         raise InputError(msg)
     return used

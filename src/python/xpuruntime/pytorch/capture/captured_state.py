@@ -405,7 +405,9 @@ def make_capturable(optimizer: Any, device: torch.device) -> None:
     """
     sgd = isinstance(optimizer, torch.optim.SGD)
     if not sgd and not all("capturable" in group for group in optimizer.param_groups):
-        msg = f"make_capturable: {type(optimizer).__name__} has no option `capturable`; pass capture_optimizer=False"
+        msg = (
+            f"make_capturable: {type(optimizer).__name__} has no option `capturable`. Fix: pass capture_optimizer=False"
+        )
         raise InputError(msg)
     for group in [*optimizer.param_groups, optimizer.defaults]:
         if sgd:

@@ -158,7 +158,7 @@ def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:
             ]
         )
     except TypeError as error:
-        msg = f"an argument of the step is neither a tensor nor hashable: {error}; pass tensors, or bind it to fn"
+        msg = f"an argument of the step is neither a tensor nor hashable: {error}. Fix: pass tensors, or bind it to fn"
         raise InputError(msg) from None
 
 

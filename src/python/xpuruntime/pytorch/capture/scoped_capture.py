@@ -62,7 +62,7 @@ class GraphBlock:
             self._ran_eagerly = True
             return self
         if self.graph is not None or self._recorder is not None:
-            msg = "capture_graph: this block was captured already; call capture_graph() again for another"
+            msg = "capture_graph: this block was captured already. Fix: call capture_graph() again for another"
             raise InputError(msg)
         if torch.cuda.is_current_stream_capturing():
             msg = (

@@ -364,7 +364,10 @@ def _policy_of(
     if root is not None and policy is None and not kernels:
         raise PolicyError("root is where the paths in a policy's rules begin, and no policy is given")
     if policy is not None and kernels:
-        msg = f"both a policy and {', '.join(kernels)} are given; put the kernels into the policy, or pass them alone"
+        msg = (
+            f"both a policy and {', '.join(kernels)} are given. "
+            "Fix: put the kernels into the policy, or pass them alone"
+        )
         raise PolicyError(msg)
     if kernels:
         return Policy(kernels=KernelPolicy(**kernels)), None

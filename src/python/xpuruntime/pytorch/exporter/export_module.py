@@ -204,7 +204,8 @@ def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example, (tuple, list)):
         return tuple(example), {}
     raise InputError(
-        f"example_inputs is a {type(example).__name__}; pass a tensor, a tuple of what forward takes, or a mapping by "
+        f"example_inputs is a {type(example).__name__}. "
+        "Fix: pass a tensor, a tuple of what forward takes, or a mapping by "
         "the names of its parameters"
     )
 
@@ -219,7 +220,7 @@ def _check_names(inputs: Any, outputs: Any) -> None:
             or not isinstance(names, Iterable)
             or not all(isinstance(name, str) and name for name in names)
         ):
-            raise InputError(f"{argument} is {names!r}; pass a list of names, one for each")
+            raise InputError(f"{argument} is {names!r}. Fix: pass a list of names, one for each")
         all_names += names
     twice = next((name for name in all_names if all_names.count(name) > 1), None)
     if twice is not None:
@@ -229,7 +230,7 @@ def _check_names(inputs: Any, outputs: Any) -> None:
 def _refuse_for_pt2(**arguments: Any) -> None:
     for name, value in arguments.items():
         if value is not None:
-            raise InputError(f"{name} has no meaning for a .pt2 file; leave it out, or export to .onnx")
+            raise InputError(f"{name} has no meaning for a .pt2 file. Fix: leave it out, or export to .onnx")
 
 
 def write_program(

@@ -62,7 +62,8 @@ def _several(inputs: Any, what: str) -> Any:
         inputs = (inputs,)
     if not isinstance(inputs, (Mapping, tuple, list)):
         raise InputError(
-            f"{what}: inputs is a {type(inputs).__name__}; pass a tensor, a tuple of what forward takes, or a mapping"
+            f"{what}: inputs is a {type(inputs).__name__}. "
+            "Fix: pass a tensor, a tuple of what forward takes, or a mapping"
         )
     return inputs
 

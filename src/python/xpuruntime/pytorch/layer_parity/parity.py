@@ -357,7 +357,7 @@ def _limits(
     for name, value in limits.items():
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if value is not None and not (number and 0 <= value < math.inf):
-            raise InputError(f"parity: {name} is {value!r}; pass a number from 0, or leave it out")
+            raise InputError(f"parity: {name} is {value!r}. Fix: pass a number from 0, or leave it out")
     stated = {name: float(value) for name, value in limits.items() if value is not None}
     return msgspec.structs.replace(loosest, **stated, cosine_stated=cosine is not None)
 

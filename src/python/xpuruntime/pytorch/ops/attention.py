@@ -37,7 +37,7 @@ _NUMBERS = (numbers.Real, torch.SymInt, torch.SymFloat)
 def check_number(name: str, value: Any, *, optional: bool = False) -> None:
     """Raise InputError for an argument that is no number."""
     if not (value is None and optional) and not isinstance(value, _NUMBERS):
-        raise InputError(f"{name} is {type(value).__name__}; expected a number")
+        raise InputError(f"{name} is {type(value).__name__}. Fix: give a number")
 
 
 def traced_for_onnx() -> bool:
@@ -180,11 +180,11 @@ def fused_attention(
     _check(query, key, value, attn_mask)
     check_number("dropout_p", dropout_p)
     if not 0 <= dropout_p <= 1:
-        raise InputError(f"dropout_p is {dropout_p}; expected a probability, from 0 to 1")
+        raise InputError(f"dropout_p is {dropout_p}. Fix: give a probability, from 0 to 1")
     check_number("scale", scale, optional=True)
     for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
         if not isinstance(flag, (bool, torch.SymBool)):
-            raise InputError(f"{name} is {type(flag).__name__}; expected True or False")
+            raise InputError(f"{name} is {type(flag).__name__}. Fix: give True or False")
     kernel_names = _joined(kernel)
     if traced_for_onnx():
         warn_dropped_in_onnx("fused_attention", kernel_names)
@@ -199,7 +199,7 @@ def fused_attention(
 def _check(query: Any, key: Any, value: Any, attn_mask: Any) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
         if not isinstance(tensor, torch.Tensor) and not (tensor is None and name == "attn_mask"):
-            raise InputError(f"{name} is {type(tensor).__name__}; expected a torch.Tensor")
+            raise InputError(f"{name} is {type(tensor).__name__}. Fix: give a torch.Tensor")
     if attn_mask is not None and attn_mask.device != query.device:  # PyTorch reads one on meta as if it had contents
         raise InputError(f"attn_mask is on {attn_mask.device} and query on {query.device}: move one to the other")
 

@@ -230,16 +230,16 @@ def phase_of_norm() -> str:
 
 def _shape(input: Any, normalized_shape: Any) -> list[int]:
     if not isinstance(input, torch.Tensor):
-        raise InputError(f"input is {type(input).__name__}; expected a torch.Tensor")
+        raise InputError(f"input is {type(input).__name__}. Fix: give a torch.Tensor")
     if not input.is_floating_point():
-        raise InputError(f"input is {input.dtype}; expected float64, float32, float16 or bfloat16")
+        raise InputError(f"input is {input.dtype}. Fix: give float64, float32, float16 or bfloat16")
     several = isinstance(normalized_shape, Iterable) and getattr(normalized_shape, "ndim", 1) > 0
     try:
         shape = [_size(size) for size in (normalized_shape if several else (normalized_shape,))]
     except (TypeError, RuntimeError):
-        raise InputError(f"normalized_shape is {normalized_shape!r}; expected a size, or a list of sizes") from None
+        raise InputError(f"normalized_shape is {normalized_shape!r}. Fix: give a size, or a list of sizes") from None
     if not shape:
-        raise InputError("normalized_shape is empty; name the sizes of the last dimensions of input, at least one")
+        raise InputError("normalized_shape is empty. Fix: name the sizes of the last dimensions of input, at least one")
     if len(shape) > input.dim() or list(input.shape[-len(shape) :]) != shape:
         raise InputError(
             f"input is {list(input.shape)} and normalized_shape {shape}; the last dimensions of input must be these"
@@ -256,15 +256,15 @@ def _check_parameters(input: Tensor, shape: list[int], **parameters: Tensor | No
         if parameter is None:
             continue
         if not isinstance(parameter, torch.Tensor):
-            raise InputError(f"{name} is {type(parameter).__name__}; expected a torch.Tensor")
+            raise InputError(f"{name} is {type(parameter).__name__}. Fix: give a torch.Tensor")
         wanted = list(input.shape) if name == "residual" else shape
         if list(parameter.shape) != wanted:
-            raise InputError(f"{name} is {list(parameter.shape)}; expected {wanted}")
+            raise InputError(f"{name} is {list(parameter.shape)}. Fix: give {wanted}")
         if parameter.device != input.device:
             raise InputError(f"{name} is on {parameter.device} and input on {input.device}: move one to the other")
         if parameter.dtype != input.dtype and (name == "residual" or parameter.dtype != torch.float32):
             alternative = "" if name == "residual" else " or torch.float32"
-            raise InputError(f"{name} is {parameter.dtype}; expected {input.dtype}, the dtype of input{alternative}")
+            raise InputError(f"{name} is {parameter.dtype}. Fix: give {input.dtype}, the dtype of input{alternative}")
 
 
 def _word(kernel: Any, op: str) -> str:

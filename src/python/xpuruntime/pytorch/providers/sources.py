@@ -255,7 +255,7 @@ def folder_digest(folder: Path) -> str:
     digest = hashlib.sha256()
     paths = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
     if linked := next((path for path in paths if path.is_symlink() and path.is_dir()), None):
-        raise InputError(f"{linked} is a link to a folder; put a copy of that folder in its place")
+        raise InputError(f"{linked} is a link to a folder. Fix: put a copy of that folder in its place")
     files = sorted(path for path in paths if path.is_file())
     if not files:
         raise InputError(f"{folder} has no files")

@@ -175,12 +175,15 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
             )
         if self.preserve_ordering and self.priority_levels > 1:
             raise Refused(
-                "true contradicts priority_levels, which change the order; state one of the two", "preserve_ordering"
+                "true contradicts priority_levels, which change the order. Fix: state one of the two",
+                "preserve_ordering",
             )
         if self.shapes == "fixed" and self.max_batch_size < 1:
             raise Refused("'fixed' needs a max_batch_size of at least 1: it is the size of every execution", "shapes")
         if self.pad and self.shapes == "exact":
-            raise Refused("has rules, but shapes is 'exact', which pads nothing; state pad, bucket or fixed", "pad")
+            raise Refused(
+                "has rules, but shapes is 'exact', which pads nothing. Fix: state pad, bucket or fixed", "pad"
+            )
         if not self.pad and self.shapes in ("pad", "bucket"):
             raise Refused(f"'{self.shapes}' needs a rule for each input that is padded, in 'pad'", "shapes")
         for name, rule in self.pad.items():

@@ -181,20 +181,20 @@ class ModelSettings(PolicyValue, frozen=True, kw_only=True):
     def _check_together(self) -> None:
         """Refuse fields that contradict each other."""
         if self.devices and self.device is not None:
-            raise Refused("is stated beside 'device'; leave one of them out", "devices")
+            raise Refused("is stated beside 'device'. Fix: leave one of them out", "devices")
         if self.warmup == "lock" and self.lock is None:
-            raise Refused("'lock' needs the key 'lock'; state probe, or a lock", "warmup")
+            raise Refused("'lock' needs the key 'lock'. Fix: state probe, or a lock", "warmup")
         if self.batching.max_queue_delay_us and not self.batching.max_batch_size:
             raise Refused(
-                "nothing is put together without max_batch_size, so no request waits for others; state that too",
+                "nothing is put together without max_batch_size, so no request waits for others. Fix: state that too",
                 "batching",
                 "max_queue_delay_us",
             )
         if self.slo is not None and self.batching.max_queue_delay_us:
-            raise Refused("chooses the delay itself; leave out batching.max_queue_delay_us", "slo")
+            raise Refused("chooses the delay itself. Fix: leave out batching.max_queue_delay_us", "slo")
         if self.slo is not None and self.batching.preferred_batch_size:
-            raise Refused("chooses the batch size itself; leave out batching.preferred_batch_size", "slo")
+            raise Refused("chooses the batch size itself. Fix: leave out batching.preferred_batch_size", "slo")
         if self.slo is not None and self.slo.curve == "lock" and self.lock is None:
-            raise Refused("'lock' needs the key 'lock'; state load, or a lock", "slo", "curve")
+            raise Refused("'lock' needs the key 'lock'. Fix: state load, or a lock", "slo", "curve")
         if self.slo is not None and self.slo.curve != "lock" and self.warmup == "none":
-            raise Refused("measures batches at warm-up; leave out warmup: none, or state curve: lock", "slo")
+            raise Refused("measures batches at warm-up. Fix: leave out warmup: none, or state curve: lock", "slo")

@@ -63,7 +63,7 @@ def _check_budget_device(text: str) -> str:
     if device in ("auto", "cuda"):
         raise Refused(f"{quote(text)} names no single device. Fix: write '{'cuda:0' if device == 'cuda' else 'cpu'}'")
     if device != text:
-        raise Refused(f"{quote(text)} is another way to write {quote(device)}; write that")
+        raise Refused(f"{quote(text)} is another way to write {quote(device)}. Fix: write that")
     return device
 
 
@@ -71,7 +71,7 @@ def _check_path(text: str) -> str:
     if not text.startswith("/") or text != text.strip() or "?" in text or "#" in text:
         raise Refused(f"{quote(text)} is not a path of a URL, such as '/metrics'")
     if text in ("/", "/status") or text == "/v2" or text.startswith("/v2/"):
-        raise Refused(f"{quote(text)} is a path of the server itself; state another, such as '/metrics'")
+        raise Refused(f"{quote(text)} is a path of the server itself. Fix: state another, such as '/metrics'")
     return text
 
 
@@ -135,7 +135,7 @@ class AdminSettings(PolicyValue, frozen=True, kw_only=True):
     def _check_together(self) -> None:
         """Refuse what is not served."""
         if self.shared_memory:
-            raise Refused("true, but memory shared with clients is not served; leave it out", "shared_memory")
+            raise Refused("true, but memory shared with clients is not served. Fix: leave it out", "shared_memory")
 
 
 class MemorySettings(PolicyValue, frozen=True, kw_only=True):

@@ -175,9 +175,9 @@ class Resources(MappingOf):
     def _check_name(self, name: str) -> None:
         refuse_control_characters(name)
         if name in ("CPU", "GPU"):
-            raise Refused(f"{quote(name)} is Ray's own; write num_{name.lower()}s")
+            raise Refused(f"{quote(name)} is Ray's own. Fix: write num_{name.lower()}s")
         if name in ("", "memory", "object_store_memory"):
-            raise Refused(f"{quote(name)} cannot be a custom resource; leave it out, or use another name")
+            raise Refused(f"{quote(name)} cannot be a custom resource. Fix: leave it out, or use another name")
 
     def _read_value(self, node: Node) -> Any:
         return self._CUSTOM.read(node)

@@ -69,9 +69,9 @@ class Objective(PolicyValue, frozen=True, kw_only=True):
     def _check_together(self) -> None:
         """Refuse two objectives, and a load where none is measured."""
         if self.minimise is not None and self.maximise is not None:
-            raise Refused(f"contradicts maximise {self.maximise!r}; state one objective", "minimise")
+            raise Refused(f"contradicts maximise {self.maximise!r}. Fix: state one objective", "minimise")
         if self.concurrency > 1 and self.name in ("memory", "energy", "cold_start"):
-            raise Refused(f"{self.concurrency} has no meaning for {self.name}; leave it out", "concurrency")
+            raise Refused(f"{self.concurrency} has no meaning for {self.name}. Fix: leave it out", "concurrency")
 
     @property
     def name(self) -> str:

@@ -128,18 +128,18 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
         except Refused as refused:
             raise refused.under("devices") from None
         if self.devices and self.ray is not None:
-            raise Refused("contradicts devices, which are those of this machine; state one of them", "ray")
+            raise Refused("contradicts devices, which are those of this machine. Fix: state one of them", "ray")
         if self.isolation == "none" and (self.devices or self.ray is not None):
             what = "devices" if self.devices else "ray"
             raise Refused(f"contradicts {what}: each candidate needs a process of its own", "isolation")
         if self.objective.call == "run" and any(mode != "off" for mode in self.space.cuda_graph):
-            why = "contradicts objective.call: run, since plain runs use no CUDA graph; state bind there"
+            why = "contradicts objective.call: run, since plain runs use no CUDA graph. Fix: state bind there"
             raise Refused(why, "cuda_graph").under("space")
         if self.space.batch and self.objective.name != "throughput":
-            why = f"has no meaning for {self.objective.name}, which is of one run; state maximise: throughput"
+            why = f"has no meaning for {self.objective.name}, which is of one run. Fix: state maximise: throughput"
             raise Refused(why, "batch").under("space")
         if self.space.batch and self.ray is not None:
-            raise Refused("is not searched on a Ray cluster; leave one of them out", "batch").under("space")
+            raise Refused("is not searched on a Ray cluster. Fix: leave one of them out", "batch").under("space")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

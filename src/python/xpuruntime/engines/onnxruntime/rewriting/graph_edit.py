@@ -179,7 +179,8 @@ def _hold_plan(
         node, reason = next(iter(missing.items()))
         msg = (
             f"{request.model.path}: {len(missing)} node(s) that the plan gives xpuruntime kernels cannot be given to "
-            f"them as the model is loaded, such as {node!r}: {reason}. mode is strict; set mode: prefer, or remove the "
+            f"them as the model is loaded, such as {node!r}: {reason}. mode is strict. "
+            "Fix: set mode: prefer, or remove the "
             "kernel keys for them"
         )
         raise EngineError(msg, engine="onnxruntime", device=request.device)

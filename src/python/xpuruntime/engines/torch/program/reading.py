@@ -140,7 +140,7 @@ def inspect_module(module: Any, example_inputs: Mapping[str, Any] | Sequence[Any
 
     where = f"<{type(module).__qualname__}>"
     if example_inputs is None:
-        msg = f"{where} is a module, whose inputs are not known; pass example_inputs=(x, ...) or {{name: x}}"
+        msg = f"{where} is a module, whose inputs are not known. Fix: pass example_inputs=(x, ...) or {{name: x}}"
         raise InputError(msg)
     if module.training:
         raise refuse(where, "it is in training mode: dropout and batch norm would run as in training", "call .eval()")
@@ -205,7 +205,7 @@ def _examples(module: Any, example_inputs: Any, where: str) -> tuple[bool, dict[
         examples = dict(zip(names, example_inputs, strict=True))
     for name, value in examples.items():
         if not isinstance(value, torch.Tensor):
-            msg = f"example input {name!r} of {where} is a {type(value).__name__}; pass a torch tensor"
+            msg = f"example input {name!r} of {where} is a {type(value).__name__}. Fix: pass a torch tensor"
             raise InputError(msg)
     try:
         takes.bind(**examples) if keyword else takes.bind(*examples.values())
