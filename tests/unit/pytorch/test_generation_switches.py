@@ -87,16 +87,35 @@ def uncompiled_of_before(_: Any) -> None:
         TAKEN(llama(), torch.arange(1, 5)[None], generation_config=config)
 
 
+class Elsewhere(hf.MixtralForCausalLM):  # type: ignore[misc,name-defined,unused-ignore]
+    """Is on a CUDA device for who asks for the device after the experts, as transformers does before it decodes."""
+
+    __module__ = hf.MixtralForCausalLM.__module__  # in whose file transformers looks whether experts can be replaced
+    asked = False
+
+    def get_experts_implementation(self) -> Any:
+        self.asked = True
+        return super().get_experts_implementation()
+
+    @property
+    def device(self) -> Any:
+        asked, self.asked = self.asked, False
+        return torch.device("cuda" if asked else "cpu")
+
+
+def mixtral() -> Any:
+    model = Elsewhere(hf.MixtralConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1)).eval()
+    model.set_experts_implementation("grouped_mm")
+    return model
+
+
 def experts(_: Any) -> None:
-    """Replace them in the middle, as `generate` does on devices other than the CPU."""
-    model = hf.MixtralForCausalLM(hf.MixtralConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1)).eval()
+    generate(mixtral())
 
-    def replace(_: int, ids: Any) -> list[int]:
-        model.set_experts_implementation("batched_mm")
-        return list(range(len(ids)))
 
+def experts_of_before(_: Any) -> None:
     with torch.no_grad():
-        model.generate(torch.arange(1, 5)[None], generation_config=config_of(), prefix_allowed_tokens_fn=replace)
+        TAKEN(mixtral(), torch.arange(1, 5)[None], generation_config=config_of())
 
 
 def hub(patch: pytest.MonkeyPatch) -> None:
@@ -121,7 +140,8 @@ SWITCHES: dict[str, tuple[Callable[[Any], None], str]] = {
     "attention of batches": (flash, "sdpa of LlamaForCausalLM by flash_attention_2"),
     "compiled code": (uncompiled, "runs the forward uncompiled"),
     "compiled code, taken before": (uncompiled_of_before, "runs the forward uncompiled"),
-    "experts": (experts, "replaces the experts implementation"),
+    "experts": (experts, "experts implementation grouped_mm of Elsewhere by batched_mm"),
+    "experts, taken before": (experts_of_before, "experts implementation grouped_mm of Elsewhere by batched_mm"),
     "kernel of the Hub": (hub, "by kernels-community/"),
     "weights": (decompressed, "says compressed-tensors, and all of its weights are float32 after"),
 }

@@ -8,6 +8,7 @@ such switch is read back: a strict policy refuses it, another one warns, and `ex
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -135,7 +136,6 @@ class _Generate:
         self.model: Any = arguments["self"] if followed else None
         self.arguments: Mapping[str, Any] = arguments if followed else {}
         self.followed = followed
-        self.experts = _experts(arguments["self"])
         self.compile = self.compiled = False
 
 
@@ -254,7 +254,6 @@ def follow_models(owner: Any, undo: list[Callable[[], None]]) -> None:
     """Follow the class of all models, ``PreTrainedModel``."""
     for name, replaced in (
         ("get_compiled_call", _get_compiled_call),
-        ("set_experts_implementation", _set_experts),
         ("_check_and_adjust_attn_implementation", _adjust_attention),
     ):
         _replace(owner, name, replaced, undo)
@@ -264,6 +263,7 @@ def follow_generation(module: Any, undo: list[Callable[[], None]]) -> None:
     """Follow ``generate`` and ``generate_batch``, which the module of ``GenerationMixin`` has."""
     _replace(module.GenerationMixin, "generate", _generate, undo)
     _replace(module.GenerationMixin, "_prepare_generation_config", _prepare_config, undo)
+    _replace(module.GenerationMixin, "_optimize_model_for_decode", _optimize, undo)
     batches = next((cls for cls in module.GenerationMixin.__mro__ if "init_continuous_batching" in vars(cls)), None)
     if batches is not None:
         _replace(batches, "init_continuous_batching", _init_batches, undo)
@@ -392,17 +392,20 @@ def _get_compiled_call(_: dict[str, Any], run: Callable[[], Any]) -> Any:
     return run()
 
 
-def _set_experts(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
-    generate, wanted = _thread.generate, arguments["experts_implementation"]
-    if generate is not None and generate.followed:
-        wanted = wanted.get("", generate.experts) if isinstance(wanted, dict) else wanted
-        if wanted != generate.experts:
+@contextlib.contextmanager
+def _optimize(arguments: dict[str, Any], run: Callable[[], Any]) -> Iterator[None]:
+    """Compare experts around what `generate` does before it decodes, however it was taken from the model."""
+    model = arguments["self"]
+    before = _experts(model)
+    with run():
+        if (after := _experts(model)) != before:
             _switched(
-                f"generate() replaces the experts implementation {generate.experts} of "
-                f"{type(arguments['self']).__name__} by {wanted} for decoding",
-                f"call model.set_experts_implementation({wanted!r}) before, which then holds for all of it",
+                f"generate() replaces the experts implementation {before} of {type(model).__name__} by {after} for "
+                "decoding",
+                f"call model.set_experts_implementation({model.get_experts_implementation()}) before, which then "
+                "holds for all of it",
             )
-    return run()
+        yield
 
 
 def _adjust_attention(arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
