@@ -20,6 +20,7 @@ import xpuruntime.pytorch as xt  # noqa: E402 - it needs PyTorch
 from xpuruntime.pytorch.weights import few_rows  # noqa: E402
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -158,6 +159,36 @@ def test_weights_that_change_in_the_first_forward_are_refused(torchao: Any) -> N
         xt.kernel_policy(stated, root=model),
     ):
         model[0] = layers(1)[0]
+
+
+def _swap_layer(model: Any) -> None:
+    mine, model[1] = model[1], layers(1)[0]
+    model(torch.ones(4, 32, dtype=torch.bfloat16))
+    model[1] = mine
+
+
+def _swap_weight(model: Any) -> None:
+    mine, model[1].weight = model[1].weight, layers(1)[0].weight
+    model(torch.ones(4, 32, dtype=torch.bfloat16))
+    model[1].weight = mine
+
+
+@pytest.mark.parametrize("swap", [_swap_layer, _swap_weight])
+def test_weights_that_are_in_a_model_for_a_while_are_told(torchao: Any, swap: Callable[[Any], None]) -> None:
+    stated, prefer = policy(storage="int8"), policy("prefer", storage="int8")
+    model = xt.quantize(layers(2), stated)
+    what = r"storage is int8, and 1 of 1 linear layers differ: 1, for a while \(bf16 of 16 bits\)"
+    with torch.no_grad():
+        with pytest.raises(xrt.UnsupportedOperationError, match=what), xt.kernel_policy(stated, root=model):
+            swap(model)
+        told = pytest.warns(xrt.XpuRuntimeWarning, match=what)
+        with told, xt.kernel_policy(prefer, root=model), xt.explain(root=model) as report:
+            swap(model)
+        assert len(report.weight_deviations) == 1
+        kept = policy(storage="int8", exclude=["1"])
+        with xt.kernel_policy(kept, root=model):
+            swap(model)
+    assert run(model, stated).weight_deviations == (), "nothing is left of the blocks before"
 
 
 def test_types_are_told_apart_by_stored_bytes(torchao: Any) -> None:

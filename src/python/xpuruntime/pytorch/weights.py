@@ -37,6 +37,7 @@ __all__ = [
     "check_storage",
     "deviations",
     "few_rows",
+    "noting_placed",
     "quantize",
     "quiet_torchao",
     "traffic_of",
@@ -290,15 +291,28 @@ def _stored(weight: torch.Tensor) -> tuple[str, float, int | None]:
     return ("int8" if data.dtype == torch.int8 and not target.endswith(("int1", "int2", "int3")) else kind), bits, group
 
 
-def deviations(claimed: WeightsPolicy, weights: Iterable[LinearWeights], *, ran: bool) -> tuple[str, ...]:
-    """Return a sentence for each claim that does not hold; what computed is compared where the model `ran`."""
+def deviations(
+    claimed: WeightsPolicy, weights: Iterable[LinearWeights], placed: Iterable[LinearWeights] = (), *, ran: bool
+) -> tuple[str, ...]:
+    """Return a sentence for each claim that does not hold; what computed is compared where the model `ran`.
+
+    Of weights that were `placed` into the model, those count that were taken out again.
+    """
     weights = list(weights)
+    there = {(weight.module, weight.storage, weight.bits, weight.group) for weight in weights}
     kept = [Glob(pattern) for pattern in claimed.exclude]
     counted = [weight for weight in weights if not any(glob(weight.module) for glob in kept)]
     idle = _idle(claimed, [weight.module for weight in weights])
     if not counted:
         return (*idle, "execution.weights is claimed, and the model has no linear layer that it is of")
-    return (*idle, *filter(None, _differences(claimed, counted, ran=ran)))
+    passing = [
+        msgspec.structs.replace(weight, module=f"{weight.module}, for a while")
+        for weight in placed
+        if not any(glob(weight.module) for glob in kept)
+        and (weight.module, weight.storage, weight.bits, weight.group) not in there
+    ]
+    wrong = (*_differences(claimed, counted, ran=ran), *_differences(claimed, passing, ran=False))
+    return (*idle, *filter(None, wrong))
 
 
 def _idle(claimed: WeightsPolicy, names: Iterable[str]) -> list[str]:
@@ -338,7 +352,36 @@ def _sentence(key: str, claimed: Any, differing: dict[str, str], count: int) -> 
     return f"execution.weights.{key} is {claimed}, and {len(differing)} of {count} linear layers differ: {named}{rest}"
 
 
-def check_storage(policy: Policy, root: torch.nn.Module | None) -> None:
+def noting_placed(root: torch.nn.Module, placed: list[LinearWeights]) -> contextlib.ExitStack:
+    """Take note, until it is closed, of weights that are put into a model, also if they are taken out again.
+
+    They count as they are when they are put there. What goes past ``setattr`` of a module is not seen.
+    """
+
+    def note(parent: torch.nn.Module, name: str, added: Any) -> None:
+        path = next((path for path, module in root.named_modules() if module is parent), None)
+        if path is None or added is None:
+            return
+        if isinstance(added, torch.nn.Module):
+            found = [(f"{path}.{name}.{inner}".strip("."), weight) for inner, _, weight in _matrices(added)]
+        else:
+            found = [(path, added)] if isinstance(parent, torch.nn.Linear) and name == "weight" else []
+        for module, weight in found:
+            storage, bits, group = _stored(weight)
+            placed.append(
+                LinearWeights(
+                    module=module, storage=storage, bits=bits, group=group, compute="unobservable", operators=()
+                )
+            )
+
+    of = torch.nn.modules.module
+    handles = contextlib.ExitStack()
+    handles.callback(of.register_module_module_registration_hook(note).remove)
+    handles.callback(of.register_module_parameter_registration_hook(note).remove)
+    return handles
+
+
+def check_storage(policy: Policy, root: torch.nn.Module | None, placed: Iterable[LinearWeights] = ()) -> None:
     """Compare what a policy claims of stored weights with those of a model; raises where it is strict, else warns."""
     claimed = policy.execution.weights
     if claimed.storage is None or policy.mode == "auto":
@@ -350,7 +393,7 @@ def check_storage(policy: Policy, root: torch.nn.Module | None) -> None:
         wrong = ["execution.weights claims how a model stores its weights, and no model is given"]
         fix = "pass root=model to kernel_policy"
     else:
-        wrong = [*_lacking(claimed, root), *deviations(claimed, weights_of(root), ran=False)]
+        wrong = [*_lacking(claimed, root), *deviations(claimed, weights_of(root), placed, ran=False)]
     if wrong and policy.mode == "strict":
         raise UnsupportedOperationError(f"{'; '.join(wrong)}. Fix: {fix}, or use mode: prefer", engine="torch")
     if wrong:

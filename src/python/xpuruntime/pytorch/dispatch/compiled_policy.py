@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from xpuruntime.policies.call_facts import CallFacts
     from xpuruntime.pytorch.attention.entry_points import EntryPoint
     from xpuruntime.pytorch.call_scope.generation_calls import LockedGeneration
+    from xpuruntime.pytorch.weights import LinearWeights
 
 __all__ = ["CompiledPolicy", "coerce_policy"]
 
@@ -69,6 +70,8 @@ class CompiledPolicy:
         self.source = source
         self.root = root
         self.generation = generation
+        #: Weights that were put into the model while the policy was active.
+        self.placed: list[LinearWeights] = []
         self.rule_use = RuleUse(policy)
         self.keys: dict[str, str] = {}
         #: Sentences on classes of models whose calls go to the kernels of this policy.

@@ -23,7 +23,7 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT, PolicyFrame
 from xpuruntime.pytorch.dispatch.overrides import registry
 from xpuruntime.pytorch.dispatch.unmatched_rules import refuse_impossible, report
 from xpuruntime.pytorch.switches.policy_switches import set_switches
-from xpuruntime.pytorch.weights import check_storage
+from xpuruntime.pytorch.weights import check_storage, noting_placed
 from xpuruntime.runtime.interruptible_waits import uninterrupted
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class InstalledPolicy:
             if active.by_module:
                 module_paths.require(active.root)
                 undo.callback(module_paths.release, active.root)
+            if active.root is not None and active.policy.execution.weights.storage is not None:
+                undo.callback(noting_placed(active.root, active.placed).close)
             if active.by_phase or any(override.startswith("unserved_") for override in active.overrides):
                 function_phases.require()
                 undo.callback(function_phases.release)
@@ -340,7 +342,8 @@ class kernel_policy:  # noqa: N801 - used like a function
         if kind is None:
             report(active)
             if self._policy is not None:
-                check_storage(self._policy, self._root)  # a first forward may have changed them
+                # A first forward may have changed them, or somebody in the block.
+                check_storage(self._policy, self._root, active.placed if active is not None else ())
 
     def _leave(self) -> None:
         if self._exiting:

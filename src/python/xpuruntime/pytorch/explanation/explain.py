@@ -108,6 +108,7 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
         self._model = self._root if self._root is not None or active is None else active.root
         self._locked = ("", "") if held is None else (held.path, held.model)
         self._claimed = WeightsPolicy() if active is None else active.policy.execution.weights
+        self._placed = [] if active is None else active.placed
         # Threads that the program starts are watched, too, and not only those of autograd.
         profiler = Profiler(
             record_shapes=True, experimental_config=_private_api.ExperimentalConfig(profile_all_threads=True)
@@ -149,7 +150,9 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
         never_ran = () if partial else recorder.asking.never_ran(rows, self._root)
         generation = watch.generation
         weights = () if self._root is None else weights_of(self._root, rows)
-        wrong = () if self._claimed.storage is None else deviations(self._claimed, weights, ran=not partial)
+        wrong: tuple[str, ...] = ()
+        if self._claimed.storage is not None:
+            wrong = deviations(self._claimed, weights, self._placed, ran=not partial)
         traffic = None
         if self._claimed.storage is not None and self._root is not None and not partial:
             replays = replays_of(self._root, self._replays)
