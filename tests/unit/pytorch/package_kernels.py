@@ -35,7 +35,10 @@ class WideKernel(plugins.TorchKernel):
         return tuple(x.to(dtype) for x in outputs)
 
     def forward(self, call, *tensors):
-        return tuple(x.contiguous() for x in self._compute(call, tensors)), ()
+        outputs = self._compute(call, tensors)
+        if self.op == "rope":
+            return tuple(map(operations.laid_out, outputs, tensors)), ()
+        return tuple(x.contiguous() for x in outputs), ()
 
     def backward(self, call, saved, grads):
         with torch.enable_grad():
@@ -43,6 +46,8 @@ class WideKernel(plugins.TorchKernel):
             made = self._compute(call, inputs)
             wanted = [x for x in inputs if x.requires_grad]
             grad = iter(torch.autograd.grad(made, wanted, tuple(grads)))
+        if self.op == "rope":
+            return [*map(operations.laid_out, grad, grads), None, None]
         return [next(grad) if x.requires_grad else None for x in inputs]
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import warnings
 
@@ -94,6 +95,23 @@ def test_the_gradient_of_rope_keeps_neither_its_inputs_nor_its_outputs():
         (first,) = torch.autograd.grad(made.square().sum(), q, create_graph=True)
         gradients.append((first, *torch.autograd.grad(first.square().sum(), q)))
     for x, y in zip(*gradients, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("by_position", [False, True])
+def test_what_is_rotated_lies_as_its_operands_do_so_that_no_layer_copies_it(by_position, watched):
+    q, k = (torch.randn(2, 9, heads, 16).transpose(1, 2) for heads in (4, 2))
+    leaves = [(x if by_position else x.contiguous()).requires_grad_() for x in (q, k)]
+    operands = dict(zip(("q", "k", "cos", "sin"), [*leaves, *torch.randn(2, 1, 1, 9, 16)], strict=True))
+    found = []
+    with torch.profiler.profile() if watched else contextlib.nullcontext():
+        for kernel in ("compiled.rope", ""):
+            outputs = perform("rope", operands, {}, kernel)
+            grads = torch.autograd.grad(outputs, leaves, [torch.ones_like(x) for x in outputs])
+            found.append((*outputs, *grads))
+    assert [x.stride() for x in found[0]] == [x.stride() for x in (*leaves, *leaves)]
+    for x, y in zip(*found, strict=True):
         torch.testing.assert_close(x, y)
 
 

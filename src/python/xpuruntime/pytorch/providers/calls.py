@@ -13,7 +13,7 @@ import torch
 from xpuruntime.ops.torch_kernels import Saved
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.providers.bound import call_of, dense_like
-from xpuruntime.pytorch.providers.operations import OPERATIONS
+from xpuruntime.pytorch.providers.operations import OPERATIONS, laid_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +28,7 @@ __all__ = [
     "CallPlan",
     "call_by",
     "call_text",
+    "gradients_like",
     "options_of",
     "outputs_like",
     "reference",
@@ -94,7 +95,10 @@ class CallPlan:
         """Return the gradients of the inputs, in their order."""
         n = self.operation.results
         saved = Saved(tuple(tensors), tuple(kept[:n]), tuple(kept[n:]))
-        return self.place.run_backward(self.backward_call, saved, grads, self.grads)  # which may use autograd itself
+        like = self.grads
+        if self.operation.linear and not self.place.kernel.alone:
+            like = gradients_like(self.operation, tensors, self.names, self.attributes, grads)
+        return self.place.run_backward(self.backward_call, saved, grads, like)  # which may use autograd itself
 
 
 def reference(
@@ -115,16 +119,34 @@ def outputs_like(op: str, tensors: Sequence[Tensor], names: str, attributes: str
         known = _outputs_like if _private_api.dispatch_modes() == 0 else _outputs_like.__wrapped__
         return list(known(op, tuple((x.shape, x.stride(), x.dtype) for x in tensors), names, attributes))
     with torch.no_grad():
-        results = reference(op, tensors, names, attributes)
-        return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in results]
+        return _formed(op, tensors, names, attributes)
 
 
 @functools.lru_cache(maxsize=4096)
 def _outputs_like(op: str, kinds: tuple[Any, ...], names: str, attributes: str) -> tuple[Tensor, ...]:
     with torch.no_grad():
         metas = [torch.empty_strided(shape, stride, dtype=dtype, device="meta") for shape, stride, dtype in kinds]
-        results = reference(op, metas, names, attributes)
-        return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in results)
+        return tuple(_formed(op, metas, names, attributes))
+
+
+def _formed(op: str, tensors: Sequence[Tensor], names: str, attributes: str) -> list[Tensor]:
+    results = reference(op, tensors, names, attributes)
+    if OPERATIONS[op].linear:
+        named = dict(zip(names.split(","), tensors, strict=True))
+        return [laid_out(x, named[name]) for x, name in zip(results, OPERATIONS[op].linear, strict=True)]
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in results]
+
+
+def gradients_like(
+    operation: Operation, tensors: Sequence[Tensor], names: str, attributes: str, grads: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Return the gradients of operands without data: dense, or as those of the outputs lie of what is linear."""
+    wanted = zip(tensors, names.split(","), with_gradient(operation, names, attributes), strict=True)
+    of_outputs = dict(zip(operation.linear, grads, strict=False))
+    return [
+        None if not has else laid_out(dense_like(x), of_outputs[name]) if name in of_outputs else dense_like(x)
+        for x, name, has in wanted
+    ]
 
 
 def call_by(bound: BoundKernel, phase: str, tensors: Sequence[Tensor], names: str, attributes: str) -> Any:

@@ -29,7 +29,7 @@ from xpuruntime.pytorch.dispatch import context, tuning
 from xpuruntime.pytorch.dispatch.context import thread_policy
 from xpuruntime.pytorch.dispatch.tuning import as_tuning, measuring
 from xpuruntime.pytorch.providers.canary_cases import CASES, order_of, own_kind, own_sizes
-from xpuruntime.pytorch.providers.operations import OPERATIONS
+from xpuruntime.pytorch.providers.operations import OPERATIONS, laid_out
 from xpuruntime.pytorch.providers.process_state import watched
 
 if TYPE_CHECKING:
@@ -242,8 +242,10 @@ def _compare(
         expected, outputs = tuple(exact[:writes]), inputs[:writes]
     if len(outputs) != len(expected):
         return f"it returned {len(outputs)} outputs instead of {len(expected)}"
-    for x, y in zip(outputs, expected, strict=True):
+    linear = OPERATIONS[call.op].linear if call.op in OPERATIONS else ()
+    for number, (x, y) in enumerate(zip(outputs, expected, strict=True)):
         like = y.contiguous() if dense else inputs[0] if x.shape == inputs[0].shape else None
+        like = laid_out(y, inputs[number]) if linear else like
         if wrong := _difference("the output", x, y, like, rounded, _rounding_of_output(call.op, case, attributes)):
             return wrong
     if written := _written(case, before, writes):
@@ -256,6 +258,8 @@ def _compare(
     if not learns:
         return ""
     grads = tuple(torch.linspace(-1, 1, x.numel(), dtype=torch.float64).view(x.shape).to(x) for x in outputs)
+    if linear:
+        grads = tuple(map(laid_out, grads, outputs))
     upstream = [grad.clone() for grad in grads]
     wanted = [x for x in exact if x.requires_grad]
     exact_grads = torch.autograd.grad(expected, wanted, [grad.double() for grad in grads], allow_unused=True)
@@ -271,8 +275,10 @@ def _compare(
         least = _rounding_of_norm(call.op, case, attributes, grads[0])
     elif call.op == "cross_entropy":
         least = {"logits": _rounding_of_loss(case, attributes) * float(grads[0].abs().max())}
+    of_outputs = dict(zip(linear, grads, strict=False))
     for name, x, y in zip(case.operands, gradients, of_inputs, strict=False):
         like = case.operands[name].contiguous() if dense else case.operands[name]
+        like = laid_out(like, of_outputs[name]) if name in of_outputs else like
         if y is None or x is None:
             continue
         if wrong := _difference(f"the gradient of {name}", x, y, like, rounded, least.get(name, _LEAST)):

@@ -22,7 +22,7 @@ from xpuruntime.ops.torch_kernels import TorchKernel
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch.context import thread_policy
 from xpuruntime.pytorch.providers.chunked import is_loss_of_rows, loss_in_parts, scaled_gradients, unsaved_gradients
-from xpuruntime.pytorch.providers.operations import geglu, rope, swiglu
+from xpuruntime.pytorch.providers.operations import geglu, laid_out, rope, swiglu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -45,8 +45,9 @@ _MOST_KEPT = 4096
 #: Largest index that code for 32 bits reaches.
 _MOST_INDEX = (1 << 31) - 1
 _code: dict[Any, Callable[..., Any]] = {}
-#: By the identity of a call: the call, which keeps that from another, the switches, and its code.
-_by_call: dict[int, tuple[Any, Any, Callable[..., Any]]] = {}
+#: By the identity of a call and the strides of its gradients: the call, which keeps its identity from another, the
+#: switches, and its code.
+_by_call: dict[tuple[Any, ...], tuple[Any, Any, Callable[..., Any]]] = {}
 _layouts: dict[Any, set[Any]] = {}
 
 
@@ -82,26 +83,26 @@ def _inside(device: str) -> Iterator[None]:
         yield
 
 
-def _run(call: TorchCall | None, function: Any, *tensors: Tensor, **options: Any) -> Any:
+def _run(
+    call: TorchCall | None, function: Any, *tensors: Tensor, grads: Sequence[Tensor] = (), **options: Any
+) -> Any:
     """Run a function compiled for tensors of these layouts, the number of rows apart, which is that of dimension 0.
 
-    For one `call`, whose tensors lie alike each time, the code is looked up once.
+    For one `call`, whose tensors lie alike each time, the code is looked up once. Behind them it takes its `grads`,
+    which may lie in another way than before.
     """
     switches = _switches(tensors[0])
-    known = _by_call.get(id(call))
+    key = (id(call), *[grad.stride() for grad in grads])
+    tensors = (*tensors, *grads)
+    known = _by_call.get(key)
     if known is not None and known[1] == switches:
         return known[2](*tensors, **options)
     code = _find(function, tensors, options, switches)
     if call is not None:
         if len(_by_call) >= _MOST_KEPT:
             _by_call.clear()
-        _by_call[id(call)] = call, switches, code
+        _by_call[key] = call, switches, code
     return code(*tensors, **options)
-
-
-def _with(call: TorchCall, grads: Sequence[Tensor]) -> TorchCall | None:
-    """Return a call if it says how its gradients lie, too, which are dense."""
-    return call if all(grad.is_contiguous() for grad in grads) else None
 
 
 def _find(function: Any, tensors: Sequence[Tensor], options: dict[str, Any], switches: Any) -> Callable[..., Any]:
@@ -243,8 +244,8 @@ class _Unit(_CompiledKernel):
         return (_run(call, _FORWARD[self.op], *_rows(tensors), **self._options(call)).view(tensors[0].shape),), ()
 
     def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
-        rows = _rows((*saved.inputs, grads[0]))
-        gradients = _run(_with(call, grads), _BACKWARD[self.op], *rows, **self._options(call))
+        *rows, grad = _rows((*saved.inputs, grads[0]))
+        gradients = _run(call, _BACKWARD[self.op], *rows, grads=[grad], **self._options(call))
         return [gradient.view(grads[0].shape) for gradient in gradients]
 
 
@@ -279,7 +280,7 @@ class _Rope(_CompiledKernel):
     def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
         q, k, cos, sin = saved.inputs
         types = {"of_q": q.dtype, "of_k": k.dtype}
-        return *_run(_with(call, grads), _backward_of_rope, cos, sin, *grads, **types), None, None
+        return *_run(call, _backward_of_rope, cos, sin, grads=grads, **types), None, None
 
 
 class _CrossEntropy(_CompiledKernel):
@@ -301,7 +302,7 @@ class _CrossEntropy(_CompiledKernel):
 
     def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
         stated = {name: call.attributes[name] for name in ("ignore_index", "reduction")}
-        return _run(_with(call, grads), _backward_of_loss, *saved.inputs, *saved.extra, grads[0], **stated), None
+        return _run(call, _backward_of_loss, *saved.inputs, *saved.extra, grads=grads, **stated), None
 
     def saved_like(self, call: TorchCall, *tensors: Any) -> Sequence[Any]:
         del call
@@ -337,7 +338,7 @@ class _LinearCrossEntropy(_CompiledKernel):
         return unsaved_gradients(call, tensors)
 
 
-# --- what is compiled; results are dense
+# --- what is compiled; results are dense, or as `laid_out` has them
 
 
 def _forward_of_swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -370,13 +371,13 @@ def _backward_of_geglu(gate: Tensor, up: Tensor, grad: Tensor, *, approximate: s
 
 def _forward_of_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     of_q, of_k = rope(q, k, cos, sin)
-    return of_q.contiguous(), of_k.contiguous()
+    return laid_out(of_q, q), laid_out(of_k, k)
 
 
 def _backward_of_rope(
     cos: Tensor, sin: Tensor, q: Tensor, k: Tensor, *, of_q: torch.dtype, of_k: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    return _turned_back(q, cos, sin).to(of_q).contiguous(), _turned_back(k, cos, sin).to(of_k).contiguous()
+    return laid_out(_turned_back(q, cos, sin).to(of_q), q), laid_out(_turned_back(k, cos, sin).to(of_k), k)
 
 
 def _turned_back(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

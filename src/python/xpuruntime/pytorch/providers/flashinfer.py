@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.ops.torch_kernels import TorchKernel
-from xpuruntime.pytorch.providers.operations import is_rotation
+from xpuruntime.pytorch.providers.operations import is_rotation, laid_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,7 +139,8 @@ class _Rope(FlashInferKernel):
         rotated = apply_rope_with_cos_sin_cache(
             positions, *(x.transpose(1, 2).reshape(batch * length, -1) for x in (q, k)), columns, rows
         )
-        return [x.view(batch, length, -1, columns).transpose(1, 2).contiguous() for x in rotated], ()
+        by_head = [x.view(batch, length, -1, columns).transpose(1, 2) for x in rotated]
+        return [laid_out(x, like) for x, like in zip(by_head, (q, k), strict=True)], ()
 
 
 class _Decode(FlashInferKernel):

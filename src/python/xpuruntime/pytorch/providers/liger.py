@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.ops.torch_kernels import TorchKernel
 from xpuruntime.pytorch.providers.chunked import is_loss_of_rows, scaled_gradients, unsaved_gradients
-from xpuruntime.pytorch.providers.operations import is_rotation
+from xpuruntime.pytorch.providers.operations import is_rotation, laid_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,7 +100,7 @@ class _Rope(LigerKernel):
     id = "liger.rope"
     op = "rope"
     description = "Liger's rotary embedding, in Triton"
-    limits = "fp32, fp16 and bf16; halves of cos and sin that repeat; it rotates copies, which come back dense"
+    limits = "fp32, fp16 and bf16; halves of cos and sin that repeat; it rotates copies"
     device_kernels = ("_triton_rope",)
 
     def supports(self, call: TorchCall) -> tuple[bool, str]:
@@ -112,14 +112,15 @@ class _Rope(LigerKernel):
         from liger_kernel.ops.rope import rope_forward
 
         q, k, cos, sin = tensors
-        return [x.contiguous() for x in rope_forward(_by_position(q), _by_position(k), cos, sin)[:2]], ()
+        rotated = rope_forward(_by_position(q), _by_position(k), cos, sin)
+        return [laid_out(x, like) for x, like in zip(rotated, (q, k), strict=False)], ()
 
     def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
         del call
         from liger_kernel.ops.rope import rope_backward
 
         gradients = rope_backward(*map(_by_position, grads), *saved.inputs[2:])
-        return [*(x.contiguous() for x in gradients), None, None]
+        return [*(laid_out(x, grad) for x, grad in zip(gradients, grads, strict=True)), None, None]
 
 
 class _GatedUnit(LigerKernel):

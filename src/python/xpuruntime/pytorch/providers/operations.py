@@ -25,6 +25,7 @@ __all__ = [
     "geglu",
     "grouped_matmul",
     "is_rotation",
+    "laid_out",
     "linear_cross_entropy",
     "rms_norm",
     "rope",
@@ -44,7 +45,8 @@ class Operation(NamedTuple):
     `reference` is called with the tensors, then with the attributes by name, of which `defaults` are added where a call
     states none. `without_gradient` names operands such as labels, of which kernels compute no gradient. With `large`, a
     call whose gradient is wanted of some operands alone says so to the kernel, by the attribute ``needs``, as others
-    are too large to be computed in vain. `linear` are operands whose gradient depends on none of them, nor on outputs.
+    are too large to be computed in vain. `linear` are operands whose gradient depends on none of them, nor on outputs:
+    these lie in memory as they do, and gradients as those of outputs.
     `part` names an operation of the table that is a part of it: `reference` takes the function for it by that name.
     `results` is the number of its outputs.
     """
@@ -109,6 +111,13 @@ def is_rotation(call: TorchCall) -> tuple[bool, str]:
     if cos.shape not in ((1, 1, length, columns), (batch, 1, length, columns)):
         return False, f"cos is {list(cos.shape)}, and it is used for one row a position, of all sequences or of each"
     return True, ""
+
+
+def laid_out(x: Tensor, like: Tensor) -> Tensor:
+    """Return queries or keys without gaps, the heads of a position beside each other where those of `like` are."""
+    if like.dim() == 4 and like.stride(1) < like.stride(2):
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    return x.contiguous()
 
 
 def _rotated(x: Tensor) -> Tensor:

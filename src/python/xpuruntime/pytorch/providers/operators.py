@@ -30,7 +30,6 @@ from xpuruntime.pytorch.providers.bound import (
     automatic_kernels,
     bound_kernel,
     call_of,
-    dense_like,
     rejection_of_word,
 )
 from xpuruntime.pytorch.providers.calls import (
@@ -38,6 +37,7 @@ from xpuruntime.pytorch.providers.calls import (
     CallPlan,
     call_by,
     call_text,
+    gradients_like,
     options_of,
     outputs_like,
     reference,
@@ -46,7 +46,7 @@ from xpuruntime.pytorch.providers.calls import (
     without_data,
 )
 from xpuruntime.pytorch.providers.canary import COMPARISON_ENDED
-from xpuruntime.pytorch.providers.operations import OPERATIONS, rms_norm
+from xpuruntime.pytorch.providers.operations import OPERATIONS, laid_out, rms_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -411,7 +411,7 @@ class _Served(Recorded):
         if CONTEXT.lags and not torch.compiler.is_compiling() and not context.capturing():
             CONTEXT.observe_device(tensors[0].device)
         of_outputs = [
-            torch.zeros_like(x) if grad is None else grad.contiguous()
+            torch.zeros_like(x) if grad is None else laid_out(grad, grad) if operation.linear else grad.contiguous()
             for grad, x in zip(grads[: operation.results], kept, strict=False)
         ]
         if torch.is_grad_enabled():
@@ -464,10 +464,7 @@ def define(operation: Operation) -> None:
 
         def run(*inputs: Tensor) -> list[Tensor]:
             call = call_by(bound, "backward", inputs, names, attributes)
-            like = [
-                dense_like(x) if wanted else None
-                for x, wanted in zip(inputs, with_gradient(operation, names, attributes), strict=True)
-            ]
+            like = gradients_like(operation, inputs, names, attributes, grads)
             gradients = bound.backward(call, Saved(tuple(inputs), tuple(kept[:n]), tuple(kept[n:])), tuple(grads), like)
             return [x for x in gradients if x is not None]
 
@@ -477,12 +474,10 @@ def define(operation: Operation) -> None:
     def fake_backward(
         grads: Any, tensors: Sequence[Tensor], kept: Any, names: str, attributes: str, *_: Any
     ) -> list[Tensor]:
-        del grads, kept
-        return [
-            torch.empty_like(x, memory_format=torch.contiguous_format)
-            for x, wanted in zip(tensors, with_gradient(operation, names, attributes), strict=True)
-            if wanted
-        ]
+        del kept
+        like = gradients_like(operation, tensors, names, attributes, grads)
+        pairs = zip(tensors, like, strict=True)
+        return [x.new_empty_strided(y.shape, y.stride()) for x, y in pairs if y is not None]
 
     _library.define(f"{op}.decided(Tensor[] tensors, str names, str attributes, str kernel) -> Tensor[]")
     _library.define(f"{op}.served(Tensor[] tensors, str names, str attributes, str kernel, str phase) -> Tensor[]")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.ops.torch_kernels import Operand, TorchKernel
 from xpuruntime.pytorch.providers.chunked import is_loss_of_rows, loss_in_parts, scaled_gradients, unsaved_gradients
-from xpuruntime.pytorch.providers.operations import is_rotation
+from xpuruntime.pytorch.providers.operations import is_rotation, laid_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -280,7 +280,7 @@ def _starts(offsets: Any) -> Any:
 
 
 def _rotated(x: Any, cos: Any, sin: Any, *, back: bool) -> Any:
-    """Return queries or keys rotated, dense; or rotated back, as gradients are."""
+    """Return queries or keys rotated; or rotated back, as gradients are."""
     from quack.rotary import apply_rotary
 
     angles = [rows.chunk(2, -1)[0].flatten(0, -2) for rows in (cos, sin)]
@@ -288,7 +288,7 @@ def _rotated(x: Any, cos: Any, sin: Any, *, back: bool) -> Any:
     if cos.shape[0] > 1:  # a row for each position of each sequence
         rows = rows.reshape(1, -1, *rows.shape[2:])
     rotated = apply_rotary(rows, *angles, conjugate=back).view(x.shape[0], x.shape[2], x.shape[1], x.shape[3])
-    return rotated.transpose(1, 2).contiguous()
+    return laid_out(rotated.transpose(1, 2), x)
 
 
 def _unaligned(call: TorchCall, names: Sequence[str], *, dense: bool = True) -> str:
