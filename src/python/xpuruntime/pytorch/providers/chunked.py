@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     #: those of the losses are.
     LossesOf = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 
-__all__ = ["KERNELS", "is_loss_of_rows", "loss_in_parts", "needed", "scaled_gradients", "unsaved_gradients"]
+__all__ = ["KERNELS", "is_loss_of_rows", "loss_in_parts", "needed", "padded", "scaled_gradients", "unsaved_gradients"]
 
 _LEAST_ROWS = 128
 #: Bytes of logits and of their gradient that are in memory at a time, and the most parts: a gradient is rounded once
 #: for each.
-_PART_BYTES, _MOST_PARTS = 256 << 20, 8
+_PART_BYTES, _MOST_PARTS = 512 << 20, 8
+_VECTOR = 16
 
 
 def is_loss_of_rows(call: TorchCall, *, reduced: bool = False) -> tuple[bool, str]:
@@ -142,11 +143,18 @@ def scaled_gradients(call: TorchCall, saved: Saved, grad: Any) -> list[Any]:
 def loss_in_parts(
     call: TorchCall, tensors: Sequence[Any], losses_of: LossesOf, *, held: int
 ) -> tuple[tuple[Tensor], list[Any]]:
-    """Return the loss, and the gradients, of the logits of some rows at a time, of which there are `held` alike."""
+    """Return the loss, and the gradients, of the logits of some rows at a time, of which there are `held` alike.
+
+    Logits have rows in whole vectors, since products of others take several times as long. No class has what is added.
+    """
     x, weight, target, *bias = tensors
+    classes = len(weight)
+    added = padded(classes, x.element_size()) - classes
+    if added:
+        weight, bias = functional.pad(weight, (0, 0, 0, added)), [functional.pad(one, (0, added)) for one in bias]
     count = (target != call.attributes["ignore_index"]).sum().float()
     factor = count.reciprocal() if call.attributes["reduction"] == "mean" else torch.ones_like(count)
-    gradients = unsaved_gradients(call, tensors)
+    gradients = unsaved_gradients(call, (x, weight, target, *bias))
     named = dict(zip([name for name in ("x", "weight", "bias") if name in needed(call, bias)], gradients, strict=False))
     losses = torch.empty(target.shape, dtype=torch.float32, device=x.device)
     if not len(x):
@@ -157,6 +165,8 @@ def loss_in_parts(
     for first in range(0, len(x), max(1, rows)):
         part = slice(first, first + rows)
         logits = functional.linear(x[part], weight, *bias)
+        if added:
+            logits[:, classes:] = -torch.inf
         losses[part], step = losses_of(logits, target[part], factor.expand(len(logits)) if named else None)
         if step is None:
             continue
@@ -167,7 +177,13 @@ def loss_in_parts(
         if "bias" in named:
             of_part = step.sum(0)
             named["bias"] = named["bias"].add_(of_part) if first else named["bias"].copy_(of_part)
-    return (losses.sum() * factor,), gradients
+    return (losses.sum() * factor,), [named[name][:classes] if name != "x" else named[name] for name in named]
+
+
+def padded(classes: int, bytes_of_one: int) -> int:
+    """Return the columns of rows in whole vectors."""
+    vector = _VECTOR // bytes_of_one
+    return -(-classes // vector) * vector
 
 
 class _TorchChunked(TorchKernel):

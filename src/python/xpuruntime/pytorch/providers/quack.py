@@ -8,7 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.ops.torch_kernels import Operand, TorchKernel
-from xpuruntime.pytorch.providers.chunked import is_loss_of_rows, loss_in_parts, scaled_gradients, unsaved_gradients
+from xpuruntime.pytorch.providers.chunked import (
+    is_loss_of_rows,
+    loss_in_parts,
+    padded,
+    scaled_gradients,
+    unsaved_gradients,
+)
 from xpuruntime.pytorch.providers.operations import is_rotation, laid_out
 
 if TYPE_CHECKING:
@@ -172,13 +178,14 @@ class _LinearCrossEntropy(_CrossEntropy):
     id = "quack.linear_cross_entropy"
     op = "linear_cross_entropy"
     description = "the logits of some rows at a time, their loss by quack, and the gradient in the forward"
-    limits = "sm_90 and later; fp32, fp16 and bf16; classes in whole vectors of 16 bytes; a mean or a sum"
+    limits = "sm_90 and later; fp32, fp16 and bf16; a mean or a sum"
 
     def supports(self, call: TorchCall) -> tuple[bool, str]:
         fits, why = is_loss_of_rows(call, reduced=True)
         if not fits:
             return fits, why
-        x, classes = call.operands["x"], call.operands["weight"].shape[0]
+        x = call.operands["x"]
+        classes = padded(call.operands["weight"].shape[0], _BITS.get(x.dtype, 64) // 8)
         logits = Operand(x.dtype, (x.shape[0], classes), (classes, 1))
         return super().supports(replace(call, operands={"logits": logits, "target": call.operands["target"]}))
 
