@@ -15,7 +15,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime.errors import UnsupportedOperationError
-from xpuruntime.measuring.rounds import KernelTiming, replacing
+from xpuruntime.measuring.rounds import KernelTiming, by_memory, replacing
 from xpuruntime.measuring.tuning_watch import watch_tuning
 from xpuruntime.ops import tuned_records
 from xpuruntime.policies import TuningPolicy
@@ -366,12 +366,25 @@ def test_a_gain_on_the_device_is_worth_a_part_of_the_time_of_the_host():
     by_device = times(torch=110.0, own=36.0, package=35.0)
     assert by_device.chosen.kernel == "package"
     for host, kernel in ((60.0, "package"), (400.0, "own")):
-        chosen = tuning._on_device(times(torch=40.0, own=60.0, package=host), by_device)
+        chosen = tuning._on_device(times(torch=40.0, own=60.0, package=host), by_device, TuningPolicy())
         assert chosen.chosen.kernel == kernel
         assert {candidate.kernel for candidate in chosen.candidates} == {"torch", "own", "package"}
-    assert (
-        tuning._on_device(times(torch=40.0, package=2000.0), times(torch=110.0, package=35.0)).chosen.kernel == "torch"
-    )
+    found = tuning._on_device(times(torch=40.0, package=2000.0), times(torch=110.0, package=35.0), TuningPolicy())
+    assert found.chosen.kernel == "torch"
+
+
+@pytest.mark.parametrize(("objective", "peak", "kernel"), [
+    ("time", 90, "less"), ("time", 99, "torch"), ("memory", 90, "least"),
+])  # fmt: skip
+def test_where_the_device_is_behind_memory_decides_as_it_does_elsewhere(objective, peak, kernel):
+    timings = [
+        KernelTiming("torch", "", 100.0),
+        KernelTiming("less", "", 101.0, 1.01, 1.0, 1.015, "tied"),
+        KernelTiming("least", "", 150.0, 1.5, 1.4, 1.6, "slower"),
+    ]
+    rule, peaks = TuningPolicy(objective=objective), {"torch": 100, "less": peak, "least": 10}
+    by_device = by_memory(replacing(timings, rounds=9, seconds=1.0), peaks, rule)
+    assert tuning._on_device(by_device, by_device, rule).chosen.kernel == kernel
 
 
 def test_what_follows_on_a_preparation_does_not_decide(device_that_waits):

@@ -44,7 +44,7 @@ class _CastRows:
     def _state(rows: Tensor) -> tuple[Any, ...]:
         """Return what a copy holds for: the numbers of the rows, a type, and calls that run after it."""
         kind = rows.device.type
-        stream = torch.cuda.current_stream(rows.device) if kind == "cuda" else None
+        stream = _private_api.current_stream(rows.device.index) if kind == "cuda" else None
         numbers = rows.data_ptr(), _private_api.tensor_version(rows)
         return numbers, torch.get_autocast_dtype(kind), stream, capturing()
 

@@ -204,7 +204,7 @@ def pick(
     if lags := _lags(mark, device, rule):
         CONTEXT.observe_device(device)
         if any(lag.behind for lag in lags):
-            times = _on_device(times, CONTEXT.times[*mark[:2], False])
+            times = _on_device(times, CONTEXT.times[*mark[:2], False], rule)
     can = {name for name, _ in candidates}  # another process may have had more
     return next((candidate.kernel for candidate in times.candidates if candidate.kernel in can), candidates[0][0])
 
@@ -219,7 +219,7 @@ def _lags(mark: tuple[str, str, bool], device: Any, rule: TuningPolicy) -> tuple
         return ()
     times, other = CONTEXT.times.get(mark), (*mark[:2], False)
     by_device = CONTEXT.times.get(other) or tuned_records.recall(_text(other), held_by(mark[0], device.type), rule)
-    if times is None or by_device is None or _on_device(times, by_device).chosen.kernel == times.chosen.kernel:
+    if times is None or by_device is None or _on_device(times, by_device, rule).chosen.kernel == times.chosen.kernel:
         return ()
     CONTEXT.times[other] = by_device
     index, in_backward = device.index or 0, _private_api.running_backward() != -1
@@ -227,7 +227,7 @@ def _lags(mark: tuple[str, str, bool], device: Any, rule: TuningPolicy) -> tuple
     return tuple(lags) if _WITH_GRADIENT in mark[1] else (lags[in_backward],)
 
 
-def _on_device(times: Replacement, by_device: Replacement) -> Replacement:
+def _on_device(times: Replacement, by_device: Replacement, rule: TuningPolicy) -> Replacement:
     """Return times on the device, the kernel first that is to run in steps that wait for it.
 
     The host has some time to spare there, of which a call takes its share: a kernel that needs far more of the host
@@ -238,7 +238,8 @@ def _on_device(times: Replacement, by_device: Replacement) -> Replacement:
     if not surely:
         return times
     chosen = min(surely, key=lambda candidate: candidate.microseconds + _HOST_SHARE * costs[candidate.kernel])
-    return by_device._replace(candidates=(chosen, *(c for c in by_device.candidates if c is not chosen)))
+    ordered = by_device._replace(candidates=(chosen, *(c for c in by_device.candidates if c is not chosen)))
+    return by_memory(ordered, {c.kernel: c.peak_bytes for c in ordered.candidates if c.peak_bytes}, rule)
 
 
 def _known(replacement: Replacement | None, rule: TuningPolicy) -> Replacement | None:
@@ -341,7 +342,7 @@ def measured(op: str, key: str, device: Any, *, active: CompiledPolicy | None = 
     mark = _mark(op, key, device, rule)
     times = CONTEXT.times.get(mark)
     if times is not None and any(lag.behind for lag in _lags(mark, device, rule)):
-        times = _on_device(times, CONTEXT.times[*mark[:2], False])
+        times = _on_device(times, CONTEXT.times[*mark[:2], False], rule)
     return (
         ()
         if times is None
