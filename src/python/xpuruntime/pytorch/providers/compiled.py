@@ -83,9 +83,7 @@ def _inside(device: str) -> Iterator[None]:
         yield
 
 
-def _run(
-    call: TorchCall | None, function: Any, *tensors: Tensor, grads: Sequence[Tensor] = (), **options: Any
-) -> Any:
+def _run(call: TorchCall | None, function: Any, *tensors: Tensor, grads: Sequence[Tensor] = (), **options: Any) -> Any:
     """Run a function compiled for tensors of these layouts, the number of rows apart, which is that of dimension 0.
 
     For one `call`, whose tensors lie alike each time, the code is looked up once. Behind them it takes its `grads`,
