@@ -133,6 +133,19 @@ def test_the_action_fails_with_annotations(reader_folder: Path):
     assert (code, "::error file=policy.yaml,line=1," in printed) == (1, True), printed
 
 
+def test_the_action_names_the_line_of_the_lock_that_drifted(reader_folder: Path):
+    xrt.lock(reader_folder / "model.onnx", reader_folder / "policy.yaml", reader_folder / "model.lock")
+    (reader_folder / "retrained.onnx").replace(reader_folder / "model.onnx")
+    code, printed = run_action(
+        reader_folder, model="model.onnx", policy="policy.yaml", lock="model.lock", arguments="--only evidence"
+    )
+    found = re.findall(r"^::error file=model\.lock,line=(\d+),col=1,title=evidence\.lock\.(\w+)::", printed, re.M)
+    lines = (reader_folder / "model.lock").read_text().splitlines()
+    assert (code, {name for _, name in found}) == (1, {"model", "output"}), printed
+    assert all("sha256" in lines[int(line) - 1] for line, _ in found)
+    assert "| `evidence.lock.model` |" in (reader_folder / "summary.md").read_text()
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_the_jobs_of_the_repository_run_targets_that_exist(path: Path):
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
