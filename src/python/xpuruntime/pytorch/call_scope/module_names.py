@@ -71,8 +71,8 @@ class _Root(NamedTuple):
 
 
 _MOST = 4096
-#: Roots that are gone and are kept; with one more, all are named anew.
-_MOST_DEAD = 64
+#: Roots that are gone and are kept; with one more, all of them are dropped.
+_MOST_DEAD = 16
 _inner_names: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 
 
@@ -131,7 +131,7 @@ class ModuleNames:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        #: By `id`; another dict with each change, which is read without the lock.
+        #: By `id`; read without the lock, iterated with it.
         self._known: dict[int, Known] = {}
         self._seen: dict[int, _Root] = {}
         #: Roots that policies name, and whether those come first.
@@ -248,29 +248,34 @@ class ModuleNames:
         """Name the modules of a new root alone, such as a new loss of each step; not where roots share some."""
         roots = [root.module() for root in self._seen.values()]
         if roots.count(None) > _MOST_DEAD:
-            return False
+            self._drop_dead()
         own = dict(_named_in(module, self._seen[id(module)].path))
-        known = (self._known.get(number) for number in own)
-        if any(entry is not None and entry.module() is not None for entry in known):
-            return False
+        for number in own:
+            entry = self._known.get(number)
+            if entry is not None and entry.module() is not None:
+                return False
         roots += [root for _, root in self._named]
-        if type(module) not in self._apart:  # of some ways into another module PyTorch tells nothing
+        new = type(module) not in self._apart
+        if new:  # of some ways into another module PyTorch tells nothing
             self._kept_members = {}
-        others = [root for root in roots if root is not None and root is not module]
-        if any(id(module) in self._members_of(root, self._kept_members) for root in others):
-            return False
-        holds = next(module.parameters(recurse=False), None) is not None
-        if not (holds and type(module).__module__.startswith("torch.")):
+        for root in roots:
+            if root is not None and root is not module and id(module) in self._members_of(root, self._kept_members):
+                return False
+        holds = new and next(module.parameters(recurse=False), None) is not None
+        if new and not (holds and type(module).__module__.startswith("torch.")):
             self._apart.add(type(module))
-        self._known = {**self._known, **own}
+        self._known.update(own)
         return True
+
+    def _drop_dead(self) -> None:
+        self._seen = {number: root for number, root in self._seen.items() if root.module() is not None}
+        self._known = {number: entry for number, entry in self._known.items() if entry.module() is not None}
 
     def _name_all(self) -> None:
         """Name all modules anew, of the roots that count most first."""
         if len(self._shared) > _MOST:
             self._shared.clear()
-        for number in [number for number, entry in self._seen.items() if entry.module() is None]:
-            del self._seen[number]
+        self._drop_dead()
         known_by_id: dict[int, Known] = {}
         named = [(root, "") for first in (True, False) for is_first, root in self._named if is_first is first]
         seen = [(module, root.path) for root in self._seen.values() if (module := root.module()) is not None]
