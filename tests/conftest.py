@@ -31,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _WITHOUT_ENGINES = (
     *(f"tests/unit/{name}/" for name in ("evidence", "files", "fuzz", "ops", "policies", "serving", "tools")),
     *(f"tests/unit/cli/test_{name}.py" for name in ("process", "streams", "terminations", "tune_command")),
+    "tests/unit/distributed/test_rendezvous.py",
     "tests/unit/interruption/test_process_life.py",
     "tests/unit/interruption/test_session_interruptions.py",
     "tests/unit/runtime/test_tensor_dlpack.py",

@@ -68,9 +68,9 @@ def predicted_share(chance: float, looks: tuple[int, ...], level: float = 0.01) 
 
 def test_no_more_than_one_in_a_hundred_unchanged_things_is_called_slower_or_faster():
     rng = np.random.default_rng(20)
-    verdicts = Counter(verify(rng, 0.0).verdict for _ in range(2000))
-    assert verdicts[RatioVerdict.SLOWER] + verdicts[RatioVerdict.FASTER] <= 20, verdicts
-    assert verdicts[RatioVerdict.TIED] >= 1980, "and it says so, instead of leaving all undecided"
+    verdicts = Counter(verify(rng, 0.0).verdict for _ in range(1000))
+    assert verdicts[RatioVerdict.SLOWER] + verdicts[RatioVerdict.FASTER] <= 10, verdicts
+    assert verdicts[RatioVerdict.TIED] >= 990, "and it says so, instead of leaving all undecided"
 
 
 def test_family_wise_error_rate_of_unchanged_claims_is_one_percent():
@@ -78,7 +78,7 @@ def test_family_wise_error_rate_of_unchanged_claims_is_one_percent():
     looks = look_rounds(9, 61, family=5)
     wrong = sum(
         any(verify(rng, 0.0, looks=looks, family=5).verdict in {"slower", "faster"} for _ in range(5))
-        for _ in range(120)
+        for _ in range(60)
     )
     assert wrong <= 1
 
@@ -93,8 +93,8 @@ def test_a_change_as_large_as_the_margin_is_the_worst_case_and_still_bounded():
 @pytest.mark.parametrize(("effect", "expected"), [(0.10, "slower"), (-0.10, "faster")])
 def test_a_planted_tenth_is_found(effect, expected):
     rng = np.random.default_rng(23)
-    verdicts = Counter(verify(rng, effect).verdict for _ in range(500))
-    assert verdicts[RatioVerdict(expected)] >= 495, verdicts
+    verdicts = Counter(verify(rng, effect).verdict for _ in range(200))
+    assert verdicts[RatioVerdict(expected)] >= 198, verdicts
 
 
 @pytest.mark.parametrize("margin", [0.035, 0.04])
