@@ -168,7 +168,7 @@ def _of_layout(function: Any, tensors: list[Tensor], options: dict[str, Any]) ->
     code, single = inner[0], isinstance(expected, torch.Tensor)
 
     def run(*tensors: Tensor, **_: Any) -> Any:
-        outputs = code([len(tensors[at]) if rows else tensors[at] for rows, at in arguments])
+        outputs = code([tensors[at].shape[0] if rows else tensors[at] for rows, at in arguments])
         return outputs[0] if single else outputs
 
     outputs = run(*tensors)
