@@ -133,6 +133,17 @@ class TestChanges:
         self.same(captured, llama)
         assert captured.report.captures == 4 * captures
 
+    def test_a_switch_of_the_configuration(self, llama: Any) -> None:
+        captured = on_stand_in(llama)
+        self.same(captured, llama)
+        captures = captured.report.captures
+        for count, attention in enumerate(("eager", "sdpa"), start=2):
+            llama.set_attn_implementation(attention)
+            with xt.explain(root=llama) as report:
+                self.same(captured, llama)
+            assert captured.report.captures == count * captures
+            assert any("attention" in row.operator for row in report.rows) == (attention == "sdpa")
+
     def test_training_mode_is_refused_each_time(self, llama: Any) -> None:
         captured = on_stand_in(llama)
         self.same(captured, llama)

@@ -251,7 +251,7 @@ class Lane:
 
 
 class ModelFacts:
-    """What of a model a graph freezes: places of tensors, switches of modules, and which hooks there are.
+    """What of a model a graph freezes: places of tensors, switches of modules and configurations, and which hooks.
 
     Modules are compared as they are, attribute by attribute; only where one differs are the facts made anew, since
     models may keep their last results.
@@ -280,12 +280,16 @@ class ModelFacts:
             for name, part in own.items()
             if name not in _TENSORS and isinstance(part, (dict, list))
         ]
-        self._parts: list[Any] = owned + [part for part in parts if part]
+        # Forwards read them, such as how attention is computed; modules share them.
+        shared = {id(config): config for own in owned if hasattr(config := own.get("config"), "__dict__")}
+        configs = [vars(config) for config in shared.values()]
+        self._parts: list[Any] = owned + configs + [part for part in parts if part]
         #: Most are, such as those of hooks.
         self._empty = [part for part in parts if not part]
         self._kept = [dict(part) if isinstance(part, dict) else list(part) for part in self._parts]
         self._places = self._now()
-        return self._places, [_facts_of(module) for module in self._modules]
+        switches = [[(name, _switch(value)) for name, value in config.items()] for config in configs]
+        return self._places, switches, [_facts_of(module) for module in self._modules]
 
     def _now(self) -> list[Any]:
         return [
