@@ -75,6 +75,7 @@ CHANGES = {
     "file not there": decoder(filename="other.onnx"),
     "file no graph": decoder(filename="tokenizer.json"),
     "names a list": decoder(inputs=["input_ids"]),
+    "a name of nothing": decoder(inputs={"attention_mask": ""}),
     "other input": decoder(inputs={"input_ids": "ids"}),
     "other output": decoder(outputs={"logits": "scores"}),
     "a name printed as text": decoder(inputs={"past_key_names": "past_key_values.%s.key"}),

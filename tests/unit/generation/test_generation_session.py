@@ -58,6 +58,15 @@ def test_tokens_are_those_of_the_engine(session: Any, folder: Path):
     )
 
 
+def test_a_last_token_that_is_the_padding_counts(folder: Path, copy_of: Callable[[Path], Path], session: Any):
+    other = copy_of(folder)
+    change_config(other, lambda config: config["model"].update(pad_token_id=PROMPT[-1]))
+    with xrt.GenerationSession(other) as padded:
+        alone, *several = padded.generate(PROMPT, 6), *padded.generate([PROMPT, PROMPT[:1]], 6)
+        assert alone.tokens == several[0].tokens == session.generate(PROMPT, 6).tokens
+        np.testing.assert_array_equal(padded.logprobs(PROMPT), session.logprobs(PROMPT))
+
+
 @pytest.mark.parametrize("kind", [list, tuple, np.array, lambda ids: np.array(ids, np.int32)])
 def test_prompts_of_every_kind_give_the_same(session: Any, kind: Callable[[list[int]], Any]):
     assert session.generate(kind(PROMPT), max_new_tokens=5) is not None

@@ -120,7 +120,7 @@ def inspect_folder(folder: Path) -> ModelInfo:
 def _names(file: ConfigFile, decoder: dict[str, Any], part: str) -> dict[str, str]:
     """Return the names of a decoder's inputs or outputs by role; those of the engine where none are stated."""
     stated = decoder.get(part, {})
-    if not isinstance(stated, dict) or not all(isinstance(name, str) for name in stated.values()):
+    if not isinstance(stated, dict) or not all(isinstance(name, str) and name for name in stated.values()):
         raise file.wrong(f"model.decoder.{part}", "an object of names", stated)
     for role, name in stated.items():
         # The engine prints the number of a layer into it as C does, and would read memory for other directives.

@@ -86,7 +86,9 @@ def _open(folder: GenAiFolder, settings: GenAiSettings, device: str, extra: Mapp
             config.set_provider_option("cuda", "device_id", str(settings.device_id))
             if not settings.allow_cpu_ops:
                 options[NO_CPU] = "1"
-        config.overlay(json.dumps({"model": {"decoder": {"session_options": {**options, **extra}}}}))
+        # Each token of a prompt counts: the engine would mask last ones that are the padding, often the end of a text.
+        overlay = {"pad_token_id": -1, "decoder": {"session_options": {**options, **extra}}}
+        config.overlay(json.dumps({"model": overlay}))
         return engine.Model(config)
     except Exception as error:
         raise _failure(error, f"loading {folder.folder}", device) from None
