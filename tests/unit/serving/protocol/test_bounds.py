@@ -123,6 +123,78 @@ def test_a_gate_has_long_decoding_done_in_another_thread():
     asyncio.run(both())
 
 
+def test_one_request_is_decoded_in_a_thread_at_a_time():
+    began: list[int] = []
+    go_on = threading.Event()
+
+    def read(value: int, *, inline: bool = False) -> int:
+        if inline:
+            raise NotInline
+        began.append(value)
+        assert go_on.wait(60)
+        return value
+
+    async def several() -> None:
+        gate = Gate(1)
+        tasks = [asyncio.ensure_future(gate.decoded(read, value)) for value in range(4)]
+        while not began:
+            await asyncio.sleep(0.001)
+        turn = await gate.compressed(lambda: list(began))  # in another thread, as a second decoder would be
+        assert turn == [0]
+        go_on.set()
+        assert await asyncio.gather(*tasks) == [0, 1, 2, 3]
+
+    asyncio.run(several())
+
+
+def test_what_a_refused_request_was_decoded_to_is_let_go_of_in_its_thread():
+    class Made:
+        """Says in which thread it is freed."""
+
+        def __del__(self) -> None:
+            freed.append(threading.current_thread())
+
+    freed: list[threading.Thread] = []
+
+    def read(*, inline: bool = False) -> None:
+        if inline:
+            raise NotInline
+        made = Made()
+        raise ServingError(Status.INVALID_ARGUMENT, f"it is wrong, as {bool(made)}. Fix: correct it")
+
+    with pytest.raises(ServingError, match="it is wrong"):
+        asyncio.run(Gate(1).decoded(read))
+    assert len(freed) == 1
+    assert freed[0] is not threading.current_thread()
+
+
+def test_long_outputs_are_beside_short_and_binary_ones():
+    long, short = np.arange(90_000, dtype="f4").reshape(300, 300), np.arange(3, dtype="i4")
+    outputs = [
+        InferTensor(name, {"f": "FP32", "i": "INT32"}[made.dtype.kind], made.shape, made)
+        for name, made in (("a", long), ("b", short), ("c", short), ("d", -long))
+    ]
+    written = write_response(InferResponse("m", "1", outputs, "\0"), RestRequest(None, frozenset("b")))
+    joined = b"".join(written.chunks)
+    read = json.loads(joined[: written.json_length])
+    assert (read["id"], [output["name"] for output in read["outputs"]]) == ("\0", ["a", "b", "c", "d"])
+    assert read["outputs"][0]["data"] == long.ravel().tolist()
+    assert read["outputs"][2]["data"] == [0, 1, 2]
+    assert read["outputs"][3]["data"] == (-long).ravel().tolist()
+    assert joined[written.json_length :] == short.tobytes()
+    assert max(map(len, written.chunks)) < 128 << 10
+
+
+def test_json_of_a_response_is_bounded():
+    response = InferResponse("m", "1", [InferTensor("y", "FP32", (90_000,), np.ones(90_000, np.float32))])
+    assert write_response(response, RestRequest(None, most=400_000)).length < 400_000
+    with pytest.raises(
+        ServingError, match=r"longer than 300000 bytes\. Fix: ask for it with the parameter binary_data"
+    ):
+        write_response(response, RestRequest(None, most=300_000))
+    assert write_response(response, RestRequest(None, binary_by_default=True, most=1000)).length > 360_000
+
+
 @pytest.mark.parametrize("shape", [(90_000,), (300, 300), (300, 1, 300)])
 @pytest.mark.parametrize("datatype", ["FP32", "INT16", "UINT64", "BOOL"])
 def test_long_data_are_decoded_and_encoded_in_pieces(datatype, shape):

@@ -17,14 +17,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving_clients import kill_a_client, until
+from serving_clients import Client, kill_a_client, until
 
 import xpuruntime as xrt
 from xpuruntime.serving.messages import InferRequest, InferTensor, RequestedOutput
 from xpuruntime.serving.protocol.rest import write_request
 from xpuruntime.serving.server import Server
+from xpuruntime.serving.transport.gate import Access
 from xpuruntime.serving.transport.options import Tls, TransportOptions
 
+TWO_WORDS = "/v2/models/two.words-x_1/infer"
 REQUEST = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}).encode()
 
 
@@ -97,6 +99,69 @@ def test_a_length_beyond_the_limit_is_refused_before_the_body(served):
     assert b"longer than 4194304 bytes" in answer
     assert b"connection: close" in answer
     alive(served)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"Inference_Header_Content_Length": "1500000"}, {"Content_Encoding": "gzip"}],
+    ids=["json", "json before tensors", "compressed"],
+)
+def test_json_beyond_its_limit_is_refused_before_the_body(own, more):
+    """The limit is that of the JSON alone: what is behind it counts for the body."""
+    options = TransportOptions(max_json=1 << 20)
+    with Server(own, http="127.0.0.1:0", options=options) as server:
+        client = Client(server.http_address)
+        with socket.create_connection((client.host, client.port), timeout=20) as sock:
+            sock.sendall(head(2_000_000, **more))
+            answer = read_all(sock)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert b"longer than 1048576 bytes. Fix: send tensors as binary data behind the JSON" in answer
+        assert b"or raise http.max_json" in answer
+        assert not own.requests
+        tensor = InferTensor("x", "FP32", (500_000,), np.ones(500_000, np.float32))
+        body, length = write_request(InferRequest("two.words-x_1", [tensor]), binary=True)
+        found = client.post(TWO_WORDS, body, **{"Inference-Header-Content-Length": str(length)})
+        assert (found.status, len(found.body) > 2_000_000) == (200, True)
+
+
+def test_compressed_json_beyond_its_limit_is_refused(own):
+    with Server(own, http="127.0.0.1:0", options=TransportOptions(max_json=1 << 20)) as server:
+        body = gzip.compress(REQUEST + bytes(np.random.default_rng(3).integers(32, 34, 2 << 20, np.uint8)))
+        found = Client(server.http_address).post(TWO_WORDS, body, **{"Content-Encoding": "gzip"})
+    assert found.status == 413
+    assert "over 1048576 bytes as gzip is undone. Fix: send tensors as binary data" in found.error
+    assert not own.requests
+
+
+@pytest.mark.parametrize("more", [{}, {"Authorization": "Bearer 0123456789abcdeX"}], ids=["none", "wrong"])
+@pytest.mark.parametrize("binary", [False, True])
+def test_without_the_token_nothing_of_a_body_is_waited_for(own, more, binary):
+    options = TransportOptions(access=Access(token="0123456789abcdef"))
+    if binary:
+        more = {**more, "Inference_Header_Content_Length": "100"}
+    with Server(own, http="127.0.0.1:0", options=options) as server:
+        client = Client(server.http_address)
+        with socket.create_connection((client.host, client.port), timeout=20) as sock:
+            sock.sendall(head(5_000_000, **more))
+            assert read_all(sock).startswith(b"HTTP/1.1 401 ")
+
+
+@pytest.mark.parametrize("binary", [True, False], ids=["direct", "application"])
+def test_a_response_beyond_what_is_held_is_refused(own, binary):
+    """Numbers that are sent in 4 or in 2 bytes are 19 or 4 in JSON."""
+    if binary:
+        x = {"name": "x", "shape": [60_000], "datatype": "FP32", "parameters": {"binary_data_size": 240_000}}
+        stated = json.dumps({"inputs": [x]}).encode()
+        body = stated + np.full(60_000, 0.1, "f4").tobytes()
+        more = {"Inference-Header-Content-Length": str(len(stated))}
+    else:
+        body = json.dumps({"inputs": [{"name": "x", "shape": [600_000], "datatype": "FP32", "data": [1] * 600_000}]})
+        body, more = body.replace(" ", "").encode(), {}
+    with Server(own, http="127.0.0.1:0", options=TransportOptions(max_buffered=len(body) + 1000)) as server:
+        client = Client(server.http_address)
+        found = client.post(TWO_WORDS, body, **more)
+        assert (found.status, "retry-after" in found.headers, len(own.requests)) == (429, True, 1)
+        assert client.post(TWO_WORDS, REQUEST).status == 200
 
 
 def test_chunks_beyond_the_limit_are_refused(served):
@@ -201,7 +266,7 @@ def test_little_is_parsed_of_one_connection_before_others_have_their_turn(served
 
 
 def test_a_large_body_is_not_parsed_and_what_follows_is(served, fed):
-    count = 300_000
+    count = 200_000
     x = {"name": "BYTES", "shape": [count], "datatype": "BYTES", "parameters": {"binary_data_size": 4 * count}}
     stated = json.dumps({"inputs": [x]}).encode()
     body = stated + bytes(4 * count)

@@ -17,6 +17,7 @@ from xpuruntime.serving.http.bodies import (
     CLOSE,
     JSON,
     ONE_WRITE,
+    SEND_LESS,
     Answer,
     WrongMethodError,
     compress,
@@ -30,7 +31,13 @@ from xpuruntime.serving.messages import InferRequest
 from xpuruntime.serving.monitoring.pages import pages_of
 from xpuruntime.serving.monitoring.records import TRACE_HEADERS
 from xpuruntime.serving.protocol.rest import write_response
-from xpuruntime.serving.protocol.rest_request import RestRequest, header_length, read_raw_request, read_request
+from xpuruntime.serving.protocol.rest_request import (
+    RestRequest,
+    check_json,
+    header_length,
+    read_raw_request,
+    read_request,
+)
 from xpuruntime.serving.status import ServingError, Status, failure_of
 from xpuruntime.serving.transport.gate import (
     ClientGone,
@@ -54,6 +61,11 @@ __all__ = ["Application", "Endpoint", "asgi_app", "route_of"]
 #: Longer responses are compressed in a thread: others are answered meanwhile.
 _SHORT_COMPRESSED = 64 << 10
 _PAUSE = 0.05
+#: What helps where JSON is too long.
+_SEND_BINARY = (
+    "send tensors as binary data behind the JSON (binary_data_size, with Inference-Header-Content-Length), or raise "
+    "http.max_json of the server"
+)
 #: Bytes of a body that is not for inference.
 _LONGEST_CONTROL = 256 << 10
 #: Seconds and bytes of a refused body that are still taken.
@@ -162,7 +174,10 @@ class Application:
         except Exception as error:
             answer = failed_answer(failure_of(error), closing=self.gate.closed)
         with HeldBytes(self.gate.budget) as held:
-            held.keep(answer.length)
+            try:
+                held.take(answer.length)
+            except ServingError as error:
+                answer = failed_answer(error, closing=self.gate.closed)
             if CLOSE in answer.headers and b"expect" not in headers:
                 await _send(send, answer, functools.partial(_discard, receive))
             else:
@@ -263,12 +278,18 @@ class Application:
         self, route: Endpoint, headers: _Headers, receive: Callable[[], Awaitable[Any]], held: HeldBytes
     ) -> RestRequest:
         arrived = time.monotonic()
-        body = await self._body(headers, receive, held, self.options.max_body)
-        length = header_length(headers.find(b"inference-header-content-length"), len(body))
+        options, stated = self.options, headers.find(b"inference-header-content-length")
+        if stated is None and options.max_json < options.max_body:
+            body = await self._body(headers, receive, held, options.max_json, _SEND_BINARY)
+        else:
+            check_json(stated, options.max_json, _SEND_BINARY)
+            body = await self._body(headers, receive, held, options.max_body)
+        length = header_length(stated, len(body))
         if length == 0:
             rest_request = self._raw(route, body)
         else:
             rest_request = await self.gate.decoded(read_request, body, route.model, route.version, length, arrived)
+        rest_request.most = options.max_body
         rest_request.request.trace = headers.trace()
         return rest_request
 
@@ -290,7 +311,7 @@ class Application:
         if encoding:
             answer.headers.append((b"content-encoding", encoding.encode()))
             if written.length > _SHORT_COMPRESSED:
-                answer.chunks = [await self.gate.apart(compress, written.chunks, encoding)]
+                answer.chunks = [await self.gate.compressed(compress, written.chunks, encoding)]
             else:
                 answer.chunks = [compress(written.chunks, encoding)]
         return answer
@@ -301,18 +322,23 @@ class Application:
         return read_raw_request(body, self._service.model_metadata(model, version), model, version, batched=batched)
 
     async def _body(
-        self, headers: _Headers, receive: Callable[[], Awaitable[Any]], held: HeldBytes, limit: int
+        self,
+        headers: _Headers,
+        receive: Callable[[], Awaitable[Any]],
+        held: HeldBytes,
+        limit: int,
+        fix: str = SEND_LESS,
     ) -> bytes:
         stated = headers.find(b"content-length")
         length = int(stated) if stated is not None and stated.isascii() and stated.isdecimal() else None
-        body = await read_body(receive, length, limit, self.options.body_seconds, held)
+        body = await read_body(receive, length, limit, self.options.body_seconds, held, fix)
         encoding = headers.get(b"content-encoding")
         if not encoding:
             return body
         if len(body) < _SHORT_COMPRESSED // 16:
-            plain = decompress(body, encoding, limit)
+            plain = decompress(body, encoding, limit, fix)
         else:
-            plain = await self.gate.apart(decompress, body, encoding, limit)
+            plain = await self.gate.compressed(decompress, body, encoding, limit, fix)
         held.take(len(plain))
         return plain
 

@@ -31,6 +31,7 @@ __all__ = [
     "JSON",
     "MAX_RATIO",
     "ONE_WRITE",
+    "SEND_LESS",
     "SLOWEST",
     "Answer",
     "BodyReceiver",
@@ -54,7 +55,11 @@ _SMALL = 1 << 20
 _GZIP = 16 + zlib.MAX_WBITS
 
 
-def decompress(body: bytes, encoding: str, limit: int) -> bytes:
+#: What helps where a body is too long.
+SEND_LESS = "send less, or raise max_body of the server for inference"
+
+
+def decompress(body: bytes, encoding: str, limit: int, fix: str = SEND_LESS) -> bytes:
     """Return a body without its ``Content-Encoding``."""
     name = encoding.strip().lower()
     if name in ("", "identity"):
@@ -71,9 +76,8 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
         raise _corrupt(name, str(error)) from None
     if len(decompressed) > most:
         reason = f"over {limit} bytes" if most == limit else f"over {MAX_RATIO} times as long"
-        raise ServingError(
-            Status.TOO_LARGE, f"the body grows to {reason} as {name} is undone. Fix: send it in parts, or plain"
-        )
+        fix = fix if most == limit else "send it plain"
+        raise ServingError(Status.TOO_LARGE, f"the body grows to {reason} as {name} is undone. Fix: {fix}")
     if not reader.eof:
         raise _corrupt(name, "the data are truncated")
     if reader.unused_data:
@@ -106,17 +110,23 @@ SLOWEST = 16 * 1024
 
 
 async def read_body(
-    receive: Callable[[], Awaitable[Any]], length: int | None, limit: int, patience: float, held: HeldBytes
+    receive: Callable[[], Awaitable[Any]],
+    length: int | None,
+    limit: int,
+    patience: float,
+    held: HeldBytes,
+    fix: str = SEND_LESS,
 ) -> bytes:
     """Return the body of a request."""
+    too_large = ServingError(Status.TOO_LARGE, f"the body is longer than {limit} bytes. Fix: {fix}")
     if length is not None and length > limit:
-        raise _too_large(limit)
+        raise too_large
     with _Patience(patience) as watch:
         message = await receive()
         if message["type"] == "http.request" and not message.get("more_body", False):
             body: bytes = message.get("body", b"")
             if len(body) > limit:
-                raise _too_large(limit)
+                raise too_large
             held.take(len(body))
             return body
         parts: list[bytes] = []
@@ -126,18 +136,11 @@ async def read_body(
             parts.append(message.get("body", b""))
             watch.received += len(parts[-1])
             if watch.received > limit:
-                raise _too_large(limit)
+                raise too_large
             held.take(len(parts[-1]))
             if not message.get("more_body", False):
                 return b"".join(parts)
             message = await receive()
-
-
-def _too_large(limit: int) -> ServingError:
-    return ServingError(
-        Status.TOO_LARGE,
-        f"the body is longer than {limit} bytes. Fix: send less, or raise max_body of the server for inference",
-    )
 
 
 def seconds_left(seconds: float, received: int, elapsed: float) -> float:

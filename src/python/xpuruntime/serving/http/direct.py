@@ -78,6 +78,7 @@ class DirectInfer:
 
     def __init__(self, application: Application) -> None:
         self._access, self._limit = application.options.access, application.options.max_body
+        self._most_json = min(application.options.max_json, INLINE_BYTES)
         self._gate, self._budget, self._respond = application.gate, application.gate.budget, application.respond
         self._refused = application.refused
         self._heads: dict[bytes, Head | None] = {}
@@ -87,7 +88,7 @@ class DirectInfer:
         try:
             return self._heads[head]
         except KeyError:
-            parsed_head = _read(head, self._limit)
+            parsed_head = _read(head, self._limit, self._most_json)
         if len(head) <= _LONGEST_HEAD:
             if len(self._heads) >= _MOST_HEADS:
                 self._heads.clear()
@@ -129,6 +130,7 @@ class DirectInfer:
                 self._gate.__enter__()
                 entered = True
             rest_request = read_request(body, head.model, head.version, head.json_length, time.monotonic(), inline=True)
+            rest_request.most = self._limit
             rest_request.request.trace = head.trace
             rest_request.request.write = partial(write_response, rest_request=rest_request)
             outcome = self._respond(rest_request.request)
@@ -144,7 +146,9 @@ class DirectInfer:
                     waiting = True
                     return Waiting(rest_request, outcome, held)
                 outcome = outcome.result()
-            return _good(outcome, rest_request, line)
+            if held is not None:
+                held.__exit__()
+            return self._good(outcome, rest_request, line)
         except NotInline:
             return None
         except Exception as error:
@@ -165,7 +169,7 @@ class DirectInfer:
         self._leave(waiting.held)
         waiting.asked.request.write = None
         try:
-            return _good(waiting.future.result(), waiting.asked, line)
+            return self._good(waiting.future.result(), waiting.asked, line)
         except BaseException as error:
             return failed_answer(failure_of(error), closing=self._gate.closed)
 
@@ -174,6 +178,21 @@ class DirectInfer:
         waiting.future.cancel()
         waiting.asked.request.write = None
         return self.refuse(waiting.held, stopped())
+
+    def _good(self, response: InferResponse, rest_request: RestRequest, line: bytes) -> bytes | Answer:
+        written: RestResponse = response.written or write_response(response, rest_request)
+        length = written.length
+        if length > ONE_WRITE:
+            self._budget.check(length)
+            return outputs_answer(written)
+        if written.json_length is None:
+            head = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % length
+        else:
+            head = (
+                b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
+                b"content-length: %d\r\n\r\n" % (written.json_length, length)
+            )
+        return b"".join((line, head, *written.chunks))
 
     def _leave(self, held: HeldBytes) -> None:
         held.__exit__()
@@ -185,22 +204,7 @@ def stopped() -> ServingError:
     return ServingError(Status.UNAVAILABLE, "the server has stopped. Fix: send the request to another one")
 
 
-def _good(response: InferResponse, rest_request: RestRequest, line: bytes) -> bytes | Answer:
-    written: RestResponse = response.written or write_response(response, rest_request)
-    length = written.length
-    if length > ONE_WRITE:
-        return outputs_answer(written)
-    if written.json_length is None:
-        head = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % length
-    else:
-        head = (
-            b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
-            b"content-length: %d\r\n\r\n" % (written.json_length, length)
-        )
-    return b"".join((line, head, *written.chunks))
-
-
-def _read(head: bytes, most: int) -> Head | None:
+def _read(head: bytes, most: int, most_json: int) -> Head | None:
     first, *rest = head.split(b"\r\n")
     line = _LINE.fullmatch(first)
     if line is None or line[1] in (b".", b"..") or line[2] in (b".", b".."):
@@ -223,7 +227,7 @@ def _read(head: bytes, most: int) -> Head | None:
         json_length = _number(stated)
         if not json_length or json_length > length:
             return None
-    if (json_length or length) > INLINE_BYTES:
+    if (json_length or length) > most_json:
         return None
     trace = None
     if b"traceparent" in headers:

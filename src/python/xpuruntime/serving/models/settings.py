@@ -92,10 +92,14 @@ class _Address(Text):
 
 
 class HttpSettings(PolicyValue, frozen=True, kw_only=True):
-    """The HTTP listener: its address, ``None`` for no listener, the largest body, and threads that receive bodies."""
+    """The HTTP listener: its address, ``None`` for none, the largest body and JSON, and threads that receive bodies."""
 
     listen: str | None = field(_Address("Address of the HTTP listener, or false."), default="127.0.0.1:8000")
     max_body: int = field(ByteSize("Largest body of a request, such as '64MiB'."), default=64 << 20)
+    max_json: int = field(
+        ByteSize("Largest JSON of an inference request, without the tensors behind it, such as '8MiB'."),
+        default=8 << 20,
+    )
     body_threads: int | None = field(
         Integer(
             0,

@@ -134,7 +134,7 @@ def _structure_of(shape: Sequence[int], length: int) -> bytes:
 
 
 #: Bytes of JSON that are decoded at a time, and what its structure is without.
-_PIECE_BYTES = 128 << 10
+_PIECE_BYTES = 32 << 10
 _NO_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
 _FORMS = {"b": "true or false", "i": "whole numbers", "u": "whole numbers", "f": "numbers", "O": "strings"}
 _TYPES: dict[str, Any] = {"b": bool, "i": int, "u": int, "f": float, "O": str}
@@ -201,7 +201,8 @@ def reason_of(error: BaseException) -> str:
 
 
 _ENCODER = msgspec.json.Encoder()
-_PIECE_ELEMENTS = 16 << 10
+#: Elements of an output that are encoded at a time: between them, other threads run.
+_PIECE_ELEMENTS = 4 << 10
 
 
 @dataclass(slots=True)
@@ -220,17 +221,22 @@ class RestResponse:
 def write_response(response: InferResponse, rest_request: RestRequest) -> RestResponse:
     """Return a response as bytes, with the outputs in binary that were asked for so."""
     outputs: list[dict[str, Any]] = []
-    chunks: list[bytes | memoryview] = [b""]
+    raws: list[bytes | memoryview] = []
+    long: list[InferTensor] = []
     for tensor in response.outputs:
         entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         if rest_request.binary_by_default or tensor.name in rest_request.binary:
             raw = raw_of(tensor)
-            chunks.append(raw)
+            raws.append(raw)
             entry["parameters"] = {**tensor.parameters, "binary_data_size": len(raw)}
         else:
             if tensor.parameters:
                 entry["parameters"] = tensor.parameters
-            entry["data"] = _data(tensor)
+            if tensor.data.size > _PIECE_ELEMENTS:
+                long.append(tensor)
+                entry["data"] = _LONG
+            else:
+                entry["data"] = elements_of(tensor)
         outputs.append(entry)
     written: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     if response.id:
@@ -238,17 +244,29 @@ def write_response(response: InferResponse, rest_request: RestRequest) -> RestRe
     if response.parameters:
         written["parameters"] = response.parameters
     written["outputs"] = outputs
-    chunks[0] = _ENCODER.encode(written)
-    return RestResponse(chunks, len(chunks[0]) if len(chunks) > 1 else None)
+    head = _ENCODER.encode(written)
+    chunks = _with_data(head, long, rest_request.most) if long else [head]
+    return RestResponse([*chunks, *raws], sum(map(len, chunks)) if raws else None)
 
 
-def _data(tensor: InferTensor) -> list[Any] | msgspec.Raw:
-    """Return the elements of an output, of which many are encoded in pieces, between which other threads run."""
-    if tensor.data.size <= _PIECE_ELEMENTS:
-        return elements_of(tensor)
-    flat = tensor.data.ravel()
-    pieces = (replace(tensor, data=flat[at : at + _PIECE_ELEMENTS]) for at in range(0, flat.size, _PIECE_ELEMENTS))
-    return msgspec.Raw(b"[" + b",".join(_ENCODER.encode(elements_of(piece))[1:-1] for piece in pieces) + b"]")
+#: Stands for the data of a long output; JSON has no such byte.
+_LONG = msgspec.Raw(b"\0")
+
+
+def _with_data(head: bytes, tensors: Sequence[InferTensor], most: int) -> list[bytes]:
+    """Return the JSON of a response with the data of its long outputs, which are encoded in pieces and never joined."""
+    begin, *parts = head.split(b"\0")
+    chunks, length = [begin], len(head)
+    for tensor, rest in zip(tensors, parts, strict=True):
+        flat = tensor.data.ravel()
+        for at in range(0, flat.size, _PIECE_ELEMENTS):
+            piece = _ENCODER.encode(elements_of(replace(tensor, data=flat[at : at + _PIECE_ELEMENTS])))
+            chunks.append((b"," if at else b"[") + piece[1:-1])
+            length += len(chunks[-1])
+            if length > most:
+                raise _only_binary(tensor, f"makes the JSON of the response longer than {most} bytes")
+        chunks.append(b"]" + rest)
+    return chunks
 
 
 def error_body(message: str) -> bytes:

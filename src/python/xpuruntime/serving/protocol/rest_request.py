@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.serving.messages import Parameter
 
-__all__ = ["RestRequest", "header_length", "read_raw_request", "read_request"]
+__all__ = ["RestRequest", "check_json", "header_length", "read_raw_request", "read_request"]
 
 #: Optional keys and values of parameters may be null, as other servers and clients of the protocol write them.
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ class RestRequest:
     request: InferRequest
     binary: frozenset[str] = frozenset()
     binary_by_default: bool = False
+    #: Bytes of JSON that the response may have.
+    most: int = sys.maxsize
 
 
 def header_length(stated: str | None, body: int) -> int | None:
@@ -142,6 +145,12 @@ def header_length(stated: str | None, body: int) -> int | None:
             "Fix: state the length of the JSON alone, not compressed",
         )
     return length
+
+
+def check_json(stated: str | None, most: int, fix: str) -> None:
+    """Raise where the stated length of the JSON that a body begins with is more than it may be."""
+    if stated is not None and stated.isascii() and stated.isdecimal() and int(stated[:19]) > most:
+        raise ServingError(Status.TOO_LARGE, f"the JSON of the request is longer than {most} bytes. Fix: {fix}")
 
 
 def read_request(

@@ -120,6 +120,16 @@ class BodyBudget:
     def __init__(self, limit: int) -> None:
         self.limit, self.used = limit, 0
 
+    def check(self, size: int) -> None:
+        """Raise where all requests together would hold too much with so many bytes more."""
+        if self.used + size > self.limit:
+            raise ServingError(
+                Status.RESOURCE_EXHAUSTED,
+                f"the bodies and messages of all requests together have more than {self.limit} bytes. "
+                "Fix: send fewer at a time, or raise max_buffered of the server",
+                retry_after=1.0,
+            )
+
 
 class HeldBytes:
     """The bytes that one request holds; a context manager that gives them back."""
@@ -130,19 +140,12 @@ class HeldBytes:
         self._budget, self._size = budget, 0
 
     def take(self, size: int) -> None:
-        """Hold more. Raises where all requests together would hold too much."""
-        budget = self._budget
-        if budget.used + size > budget.limit:
-            raise ServingError(
-                Status.RESOURCE_EXHAUSTED,
-                f"the bodies and messages of all requests together have more than {budget.limit} bytes. "
-                "Fix: send fewer at a time, or raise max_buffered of the server",
-                retry_after=1.0,
-            )
+        """Hold more. Raises as `BodyBudget.check`."""
+        self._budget.check(size)
         self.keep(size)
 
     def keep(self, size: int) -> None:
-        """Hold more, which is there already, such as a response."""
+        """Hold more, which is there already."""
         self._budget.used += size
         self._size += size
 
@@ -167,7 +170,7 @@ class Gate:
         self.active = 0
         self.closed = False
         self._empty: asyncio.Event | None = None
-        self._apart = asyncio.Semaphore(2)
+        self._decoding, self._compressing = asyncio.Semaphore(1), asyncio.Semaphore(2)
 
     def __enter__(self) -> None:
         if self.closed:
@@ -187,29 +190,11 @@ class Gate:
         """Return what a decoder makes of its arguments: at once where that takes no time, else in a thread."""
         with contextlib.suppress(NotInline):  # no error is raised beside it, which would hold it and so the arguments
             return read(*args, inline=True)
-        return await self.apart(read, *args)
+        return await _in_thread(self._decoding, read, *args)
 
-    async def apart(self, call: Callable[..., _Read], *args: Any) -> _Read:
-        """Return what a function returns that takes long, in a thread.
-
-        Two run at a time: each may have the interpreter for milliseconds before the event loop has its turn. Futures of
-        executors are in a cycle with what they have: what is made of a body, or is raised while it is read, is passed
-        beside them, and so is gone with the request.
-        """
-        results: list[_Read] = []
-        errors: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                results.append(call(*args))
-            except BaseException as error:
-                errors.append(error)
-
-        async with self._apart:
-            await asyncio.get_running_loop().run_in_executor(None, run)
-        if errors:
-            raise errors.pop()
-        return results.pop()
+    async def compressed(self, call: Callable[..., _Read], *args: Any) -> _Read:
+        """Return what compression or its inverse makes of its arguments, in a thread."""
+        return await _in_thread(self._compressing, call, *args)
 
     async def drain(self, seconds: float) -> bool:
         """Refuse new requests, and wait for those that were accepted; return whether all were answered in time."""
@@ -222,6 +207,32 @@ class Gate:
         except TimeoutError:
             return False
         return True
+
+
+async def _in_thread(turns: asyncio.Semaphore, call: Callable[..., _Read], *args: Any) -> _Read:
+    """Return what a function returns that takes long, in a thread, when it has its turn.
+
+    One decoder runs at a time: it may have the interpreter for milliseconds before the event loop has its turn, and
+    several of them that long each. Futures of executors are in a cycle with what they have: what is made of a body, or
+    is raised while it is read, is passed beside them, and so is gone with the request. What was made of a refused body
+    is freed in the thread.
+    """
+    results: list[_Read] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call(*args))
+        except ServingError as error:
+            errors.append(error.with_traceback(None))
+        except BaseException as error:
+            errors.append(error)
+
+    async with turns:
+        await asyncio.get_running_loop().run_in_executor(None, run)
+    if errors:
+        raise errors.pop()
+    return results.pop()
 
 
 #: How long a request is waited for before its connection is watched: most are answered by then.

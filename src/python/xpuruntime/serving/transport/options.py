@@ -204,9 +204,12 @@ class TransportOptions:
     access : Access
     max_body : int
         Largest body of an HTTP request, compressed and not, in bytes.
+    max_json : int
+        Largest JSON of an inference request over HTTP, in bytes; tensors behind it, as the binary extension has them,
+        are not of it. `max_body` bounds that of a response.
     max_buffered : int
         Bytes that the bodies of HTTP requests, the messages of gRPC calls and their responses together may have at a
-        time; one more request is answered with 429, or RESOURCE_EXHAUSTED.
+        time; one more request or response is refused with 429, or RESOURCE_EXHAUSTED.
     max_message : int
         Largest message of a gRPC request, in bytes.
     max_header : int
@@ -231,6 +234,7 @@ class TransportOptions:
 
     access: Access = field(default_factory=Access)
     max_body: int = 64 << 20
+    max_json: int = 8 << 20
     max_buffered: int = 1 << 30
     max_message: int = 64 << 20
     max_header: int = 64 << 10
@@ -256,6 +260,7 @@ class TransportOptions:
         return cls(
             access=Access(token, key, admin.repository),
             max_body=settings.http.max_body,
+            max_json=settings.http.max_json,
             body_threads=settings.http.body_threads,
             max_message=settings.grpc.max_message,
             drain_seconds=drain_seconds,
