@@ -289,7 +289,7 @@ def test_a_client_that_takes_nothing_is_closed_and_what_it_holds_counts():
     head = b"".join(b"\0%c%b%c%b" % (len(key), key.encode(), len(one), one.encode()) for key, one in fields.items())
     window = (2**31 - 1).to_bytes(4, "big")
     message = b"\0" + len(sent).to_bytes(4, "big") + sent
-    own, options = Wide(), TransportOptions(max_buffered=20 << 20, response_seconds=1.0)
+    own, options = Wide(), TransportOptions(max_buffered=40 << 20, response_seconds=1.0)
     with (
         contextlib.closing(own),
         Server(own, http=None, grpc="127.0.0.1:0", options=options) as server,
@@ -319,6 +319,36 @@ def test_many_calls_at_once(channel):
     call = channel.unary_unary(f"{SERVICE}ModelInfer")
     futures = [call.future(sent, timeout=60) for _ in range(500)]
     assert all(read_infer_response(future.result()).outputs[0].data.tolist() == [1.0] for future in futures)
+
+
+def test_messages_that_do_not_come_make_others_wait_for_a_turn_only(service, monkeypatch):
+    """Beyond some such calls further ones are refused: what has come of their messages is counted nowhere."""
+    from xpuruntime.serving.transport import grpc_handlers
+
+    monkeypatch.setattr(grpc_handlers, "_MOST_LATE", 3)
+    sent, end = write_infer_request(InferRequest("echo", [ONE])), threading.Event()
+
+    def nothing():
+        end.wait(60)
+        yield from ()
+
+    with (
+        Server(service, http=None, grpc="127.0.0.1:0") as server,
+        grpc.insecure_channel(server.grpc_address) as channel,
+    ):
+        silent = channel.stream_unary(f"{SERVICE}ModelInfer")
+        waiting = [silent.future(nothing(), timeout=60) for _ in range(5)]
+        assert until(lambda: sum(call.done() for call in waiting) == 2)
+        codes = [call.code().name for call in waiting if call.done()]
+        assert codes == ["RESOURCE_EXHAUSTED"] * 2
+        assert "messages of 3 calls are slow to come" in next(call for call in waiting if call.done()).details()
+        for _ in range(20):
+            assert infer(channel, InferRequest("echo", [ONE])).outputs[0].data.tolist() == [1.0]
+        end.set()
+        empty = next(call for call in waiting if call.code().name != codes[0])
+        refused(empty.result, "INVALID_ARGUMENT", "no message")
+        again = [silent.future(iter([sent]), timeout=60) for _ in range(5)]
+        assert all(read_infer_response(call.result()).outputs[0].data.tolist() == [1.0] for call in again)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,10 @@ _INFER, _STREAM = f"{_SERVICE}ModelInfer", f"{_SERVICE}ModelStreamInfer"
 _OPEN = {_HEALTH, f"{_SERVICE}ServerLive", f"{_SERVICE}ServerReady"}
 #: Requests of one stream that are being answered at a time; its responses come in the order of its requests.
 _IN_FLIGHT = 64
+#: Calls whose message is read at a time, and seconds after which a call leaves its turn to others and reads on.
+_AT_A_TIME, _TURN = 2, 0.05
+#: Calls that read on so, at most.
+_MOST_LATE = 64
 #: Longer messages do not fit into the trailers of a response.
 _LONGEST = 4000
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -56,6 +60,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._access = options.access
         self._options = options
         self._gate = gate
+        self._turns, self._late = asyncio.Semaphore(_AT_A_TIME), 0
         self._traced = getattr(service, "traced", False)
         self._handlers: dict[str, Any] = {
             f"{_SERVICE}{name}": self._unary(name, method) for name, method in self._methods().items()
@@ -63,9 +68,9 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._handlers |= {
             f"{_SERVICE}{name}": _unread(name, method) for name, method in self._health_methods().items()
         }
-        self._handlers[_INFER] = grpc.unary_unary_rpc_method_handler(self._infer)
+        self._handlers[_INFER] = grpc.stream_unary_rpc_method_handler(self._infer)
         self._handlers[_STREAM] = grpc.stream_stream_rpc_method_handler(self._stream)
-        self._handlers[_HEALTH] = grpc.unary_unary_rpc_method_handler(self._health)
+        self._handlers[_HEALTH] = grpc.stream_unary_rpc_method_handler(self._health)
         for name, reason in _NOT_SERVED.items():
             error = ServingError(Status.UNIMPLEMENTED, f"{name} is not served: {reason}")
             self._handlers[f"{_SERVICE}{name}"] = _ending(error)
@@ -118,9 +123,11 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     def _unary(self, name: str, method: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Any:
         changes = name.startswith("Repository")
 
-        async def handler(message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        async def handler(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+            del messages
+            message = b""
             try:
-                self._hold(message, context)
+                message = await self._received(context)
                 fields = decode(f"{name}Request", message)
                 if changes:
                     answer = await asyncio.get_running_loop().run_in_executor(None, method, fields)
@@ -132,7 +139,46 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             del message
             return await _abort(context, failed)
 
-        return grpc.unary_unary_rpc_method_handler(handler)
+        return grpc.stream_unary_rpc_method_handler(handler)
+
+    async def _received(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        """Return the one message of a call, which comes once it is asked for, and count it until the call has ended.
+
+        A message that has come is copied in the event loop, so few are asked for at a time.
+        """
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        late = refused = False
+
+        def end_turn() -> None:
+            nonlocal late, refused
+            late, refused = True, self._late >= _MOST_LATE
+            self._late += 1
+            self._turns.release()
+            if refused and task is not None:
+                task.cancel()
+
+        await self._turns.acquire()
+        timer = loop.call_later(_TURN, end_turn)
+        try:
+            message = await context.read()
+        except asyncio.CancelledError:
+            if not refused or task is None or task.uncancel():
+                raise
+            raise ServingError(
+                Status.RESOURCE_EXHAUSTED,
+                f"the messages of {_MOST_LATE} calls are slow to come. Fix: send fewer at a time, or less in each",
+                retry_after=1.0,
+            ) from None
+        finally:
+            timer.cancel()
+            if late:
+                self._late -= 1
+            else:
+                self._turns.release()
+        if not isinstance(message, bytes):
+            raise ServingError(Status.INVALID_ARGUMENT, "the call has no message. Fix: send one")
+        self._hold(message, context)
+        return message
 
     def _hold(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> HeldBytes:
         """Count a message until its call has ended."""
@@ -141,14 +187,16 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         context.add_done_callback(held.__exit__)
         return held
 
-    async def _infer(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def _infer(self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        del messages
+        message = b""
         request: InferRequest | None = None
         try:
-            held = self._hold(message, context)
+            message = await self._received(context)
             with self._gate:
                 request = await self._read(message)
                 response = await self._respond(request, context)
-            held.keep(len(response))
+            self._hold(response, context)
             return response
         except Exception as error:
             failed = failure_of(error)
@@ -222,9 +270,11 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         held.keep(len(answer))
         return answer, size + len(answer)
 
-    async def _health(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def _health(self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        del messages
+        message = b""
         try:
-            self._hold(message, context)
+            message = await self._received(context)
             service = decode("HealthCheckRequest", message).get("service", "")
             if service in ("", _SERVICE.strip("/")):
                 ready = self._service.ready()[0] and not self._gate.closed
