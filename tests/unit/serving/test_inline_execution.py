@@ -20,6 +20,7 @@ import xpuruntime as xrt
 from xpuruntime.errors import EngineFailed
 from xpuruntime.serving.batching.execution import ShortRuns
 from xpuruntime.serving.messages import InferResponse
+from xpuruntime.serving.protocol.datatypes import INLINE_BYTES
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
@@ -130,6 +131,19 @@ def test_where_values_of_a_request_say_how_much_is_computed_nothing_is_inline(
         if isinstance(found[-1], Future):
             found[-1].result(WAIT)
     assert any(isinstance(one, InferResponse) for one in found) == (sizes != "a request's")
+
+
+def test_a_request_with_large_outputs_is_queued_however_short(mlp: Path, serve: Serve) -> None:
+    """Its thread encodes them, which takes longer."""
+    service = serve({"m": {"source": str(mlp), "batching": AMPLE}})
+    short = service.slots["m"].version().batcher.short
+    assert short is not None
+    short.limit = WAIT
+    inline(service)
+    for _ in range(5):
+        found = service.respond(ask("m", {"x": rows_of(1, INLINE_BYTES // 256 + 1)}))
+        assert isinstance(found, Future)
+        found.result(WAIT)
 
 
 def test_a_request_larger_than_a_batch_is_split_and_so_queued(mlp: Path, serve: Serve) -> None:

@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 __all__ = ["Server"]
 
 
+#: Connections that are accepted in one turn of the event loop: uvloop accepts one for each socket, and turns are long
+#: beside a thread that has Python to itself.
+_ACCEPTED = 8
 _TLS = ArgumentType("a Tls, such as xpuruntime.serving.Tls(certificate, key)", lambda value: isinstance(value, Tls))
 _TYPES = {"options": TRANSPORT_OPTIONS, "tls": _TLS, "pages": PAGES}
 _SERVED = ArgumentType(f"a mapping of name to InferenceSession, or {SERVICE.words}", SERVICE.fits)
@@ -282,7 +285,8 @@ class Server:
             from xpuruntime.serving.http.connections import close_stuck
 
             http_server = self._uvicorn(threads)
-            serving = asyncio.ensure_future(http_server.serve(sockets=[listener]))
+            sockets = [listener, *(listener.dup() for _ in range(_ACCEPTED - 1))]
+            serving = asyncio.ensure_future(http_server.serve(sockets=sockets))
             while not http_server.started and not serving.done():
                 await asyncio.sleep(0.001)
             if serving.done():

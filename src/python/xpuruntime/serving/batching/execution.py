@@ -18,6 +18,7 @@ from xpuruntime.runtime.session_registry import reset_in_child
 from xpuruntime.serving.batching.requests import Execution, Job, failure_of_run
 from xpuruntime.serving.batching.settings import batch_sizes
 from xpuruntime.serving.messages import InferTensor
+from xpuruntime.serving.protocol.datatypes import INLINE_BYTES
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
@@ -364,7 +365,9 @@ class BatchExecutor:
             execution.error = failure_of_run(error, self._name)
         else:
             if self._short is not None and batch.reason != "inline":
-                self._short.queued(feed.shapes, execution.compute_ns * 1e-9)
+                arrays = (array for job in jobs for outputs in job.pieces.values() for array in outputs.values())
+                if sum(array.nbytes for array in arrays) <= INLINE_BYTES:  # they are encoded where it ran
+                    self._short.queued(feed.shapes, execution.compute_ns * 1e-9)
         return execution
 
     def probe(self, feeds: Mapping[str, Any]) -> None:
@@ -411,6 +414,7 @@ class ShortRuns:
     """Which requests are short enough to run in the thread that received them, by the shapes of their inputs.
 
     The shortest execution of a shape decides, because waiting for a processor or for the interpreter only adds to it.
+    Those with large outputs are not noted: to encode them takes long, however short the execution.
     """
 
     def __init__(self, limit: float) -> None:

@@ -214,8 +214,8 @@ async def _in_thread(turns: asyncio.Semaphore, call: Callable[..., _Read], *args
 
     One decoder runs at a time: it may have the interpreter for milliseconds before the event loop has its turn, and
     several of them that long each. Futures of executors are in a cycle with what they have: what is made of a body, or
-    is raised while it is read, is passed beside them, and so is gone with the request. What was made of a refused body
-    is freed in the thread.
+    is raised while it is read, is passed beside them, and so is gone with the request. Parts of a refused body are
+    freed in the thread.
     """
     results: list[_Read] = []
     errors: list[BaseException] = []
