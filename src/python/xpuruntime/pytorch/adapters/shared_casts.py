@@ -46,7 +46,7 @@ class _CastRows:
         kind = rows.device.type
         stream = _private_api.current_stream(rows.device.index) if kind == "cuda" else None
         numbers = rows.data_ptr(), _private_api.tensor_version(rows)
-        return numbers, torch.get_autocast_dtype(kind), stream, capturing()
+        return numbers, torch.get_autocast_dtype(kind), stream, stream is not None and capturing()
 
     def read(self, rows: Tensor) -> Tensor:
         """Return the copy as what is computed of the rows, whose gradient autograd casts to the type of the rows."""
@@ -56,8 +56,8 @@ class _CastRows:
         shared.data = self.cast
         return shared
 
-    def holds_for(self, rows: Any) -> bool:
-        return rows is self.rows() and torch.is_grad_enabled() and _is_cast(rows) and self.made_in == self._state(rows)
+    def holds_for(self, rows: Tensor, weight: Tensor) -> bool:
+        return torch.is_grad_enabled() and _is_cast(rows, weight) and self.made_in == self._state(rows)
 
 
 def _forget(cast_rows: weakref.ref[_CastRows], _: object) -> None:
@@ -73,10 +73,10 @@ class _Latest(threading.local):
 _latest = _Latest()
 
 
-def _is_cast(rows: Tensor) -> bool:
-    """Say whether autocast casts rows for linear layers, and keeps what it has cast."""
-    wide = rows.dtype is torch.float32 and torch.is_autocast_enabled(rows.device.type)
-    return wide and torch.is_autocast_cache_enabled() and is_usual(rows) and _private_api.dispatch_modes() == 0
+def _is_cast(*tensors: Tensor) -> bool:
+    """Say whether autocast casts rows, the first ones, for linear layers, and keeps what it has cast."""
+    wide = tensors[0].dtype is torch.float32 and torch.is_autocast_enabled(tensors[0].device.type)
+    return wide and torch.is_autocast_cache_enabled() and is_usual(*tensors) and _private_api.dispatch_modes() == 0
 
 
 def offer(rows: Tensor) -> None:
@@ -99,10 +99,10 @@ def sharing(original: FunctionType) -> Callable[..., Any]:
     @functools.wraps(original)
     def linear(self: Any, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not torch.compiler.is_compiling():
-            latest = _latest.rows
+            latest, rows = _latest.rows, args[0]
             # A weight of another class, such as a quantized one, gets the rows before autocast.
-            if latest is not None and latest.holds_for(args[0]) and is_usual(self.weight):
-                return original(self, latest.read(args[0]))
+            if latest is not None and rows is latest.rows() and latest.holds_for(rows, self.weight):
+                return original(self, latest.read(rows))
         return original(self, *args, **kwargs)
 
     return linear  # exported programs keep frames called `forward`, and this is none of theirs
