@@ -84,6 +84,7 @@ template <typename Call>
 void expect_refused(Call call, const std::string& said) {
   const std::string text = refusal(call);
   EXPECT_NE(text.find(said), std::string::npos) << "expected: " << said << "\nsaid: " << text;
+  EXPECT_NE(text.find(". Fix: "), std::string::npos) << "said: " << text;
 }
 
 inline std::string dims(const TensorDesc& tensor) {

@@ -165,7 +165,7 @@ BAD_INPUTS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "number": (lambda a: 3.0, "'a': an object of type float is no DLPack array"),
     "none": (lambda a: None, "the argument 'a' is missing"),
     "vector": (lambda a: a[0], "'a' [6] float32 on cpu has fewer than 2 dimensions"),
-    "integers": (lambda a: a.astype(np.int64), "'a' [4, 6] int64 on cpu has a dtype that is not multiplied here: use"),
+    "integers": (lambda a: a.astype(np.int64), "'a' [4, 6] int64 on cpu has a dtype that is not multiplied here"),
     "complex": (lambda a: a.astype(np.complex64), "'a' [4, 6] complex64 on cpu has a dtype"),
     "objects": (lambda a: a.astype(object), "'a': array type '|O' cannot be shared"),
     "other byte order": (lambda a: a.astype(">f4"), "'a': array type '>f4' cannot be shared"),
@@ -184,7 +184,7 @@ BAD_OUTPUTS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda out: out.astype(np.float64),
         "'out' [4, 5] float64 on cpu has the wrong dtype: the result is float32",
     ),
-    "read-only": (frozen, "'out' [4, 5] float32 on cpu is read-only: pass one to write to"),
+    "read-only": (frozen, "'out' [4, 5] float32 on cpu is read-only"),
     "read-only, by DLPack": (lambda out: Shared(frozen(out)), "'out' [4, 5] float32 on cpu is read-only"),
     "repeated": (
         lambda out: np.lib.stride_tricks.as_strided(out, (4, 5), (4, 0)),

@@ -215,7 +215,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "causal number": (lambda: ops.attention(Q, K, K, is_causal=2), "is_causal is 2; expected"),  # type: ignore[arg-type]
     "scale": (lambda: ops.attention(Q, K, K, scale=float("inf")), "scale is inf; expected a finite number"),
     "no scale": (lambda: ops.attention(Q, K, K, scale="x"), "scale is 'x'; expected a number"),  # type: ignore[arg-type]
-    "dropout": (lambda: ops.attention(Q, K, K, dropout_p=0.1), "dropout_p is given without 'rng': pass int64"),
+    "dropout": (lambda: ops.attention(Q, K, K, dropout_p=0.1), "dropout_p is given without 'rng'"),
     "all dropped": (lambda: ops.attention(Q, K, K, dropout_p=1), "dropout_p is 1.0.*expected 0 <= dropout_p < 1"),
     "rng": (lambda: ops.attention(Q, K, K, dropout_p=0.1, rng=np.ones(2)), r"'rng'.*must be contiguous int64 \[2\]"),
     "out": (lambda: ops.attention(Q, K, K, out=np.zeros_like(K)), r"'out'.*the result is \[2, 4, 5, 8\]"),

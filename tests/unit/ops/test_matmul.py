@@ -137,7 +137,7 @@ def test_a_dimension_of_one_has_the_stride_of_a_plain_array(recorder: Callable[[
 
 def test_batches_that_do_not_join_are_refused() -> None:
     a = randn(2, 3, 4, 5).transpose(1, 0, 2, 3)
-    with pytest.raises(InputError, match=r"'a' \[3, 2, 4, 5\].*cannot be joined without a copy: make it contiguous"):
+    with pytest.raises(InputError, match=r"'a' \[3, 2, 4, 5\].*cannot be joined without a copy"):
         ops.matmul(a, randn(3, 2, 5, 6))
     out = np.zeros((3, 2, 4, 6), F32).transpose(1, 0, 2, 3)
     with pytest.raises(InputError, match=r"'out'.*cannot be joined"):
@@ -225,7 +225,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "scale": (lambda: ops.matmul(A, B, scale_a=np.ones(1, F32)), "'scale_a'.*only float8 inputs have scales"),
     "out_dtype": (lambda: ops.matmul(A, B, out_dtype="float16"), "out_dtype float16 is not possible.*leave it out"),
     "no out_dtype": (lambda: ops.matmul(A, B, out_dtype="floaty"), "out_dtype: dtype 'floaty' is not known"),
-    "activation": (lambda: ops.matmul(A, B, activation="swish"), "activation 'swish' is not known: choose one of none"),
+    "activation": (lambda: ops.matmul(A, B, activation="swish"), "activation 'swish' is not known"),
     "no activation": (lambda: ops.matmul(A, B, activation=3), "activation is 3; expected a name"),
     "phase": (
         lambda: ops.matmul(A, B, phase="test"),
@@ -233,7 +233,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "out is an input": (
         lambda: ops.matmul(SQUARE, SQUARE, out=SQUARE),
-        r"'out'.*shares memory with 'a', which would be overwritten while it is read: pass another array",
+        r"'out'.*shares memory with 'a', which would be overwritten while it is read",
     ),
     "out within an input": (lambda: ops.matmul(A, SQUARE[:5], out=SQUARE[2:]), "'out'.*shares memory with 'b'"),
     "out crosses an input": (lambda: ops.matmul(SQUARE[:4, :5], B, out=SQUARE.T[:4]), "'out'.*shares memory with 'a'"),

@@ -135,7 +135,7 @@ def test_parts_of_arrays_are_not_copied(recorder: Callable[[str], Recorder]) -> 
     assert kernel.seen["y"][:2] == ((6, 8), (8, 1))
     assert kernel.seen["mean"][:2] == ((6,), (1,))
     assert out.shape == x.shape
-    with pytest.raises(InputError, match=r"'x' \[3, 2, 8\].*cannot be joined without a copy: make it contiguous"):
+    with pytest.raises(InputError, match=r"'x' \[3, 2, 8\].*cannot be joined without a copy"):
         ops.layer_norm(randn(2, 3, 8).transpose(1, 0, 2))
 
 

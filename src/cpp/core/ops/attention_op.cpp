@@ -17,7 +17,8 @@ void require_size(const Operand& operand, std::size_t dimension, std::int64_t si
                   const char* what) {
   if (operand.shape[dimension] == size) return;
   throw InputError(describe(operand) + " does not fit: its dimension " + std::to_string(dimension) +
-                   " must be " + std::to_string(size) + ", the " + what);
+                   " must be " + std::to_string(size) + ", the " + what +
+                   ". Fix: reshape or cut it");
 }
 
 void check_mask(const AttentionInputs& inputs) {
@@ -28,7 +29,7 @@ void check_mask(const AttentionInputs& inputs) {
   if (!is_bool && mask.dtype != inputs.q.dtype && mask.dtype != kFloat32) {
     throw InputError(describe(mask) +
                      " must be bool (true: attend), or to be added of float32 or of the dtype of "
-                     "'q'");
+                     "'q'. Fix: convert it");
   }
   if (mask.rank > 4) require_rank(mask, 4, "at most [batch, heads, q_length, kv_length]");
   const std::int64_t full[4] = {inputs.q.shape[0], inputs.q.shape[1], inputs.q.shape[2],
@@ -38,7 +39,8 @@ void check_mask(const AttentionInputs& inputs) {
     if (mask.shape[i] != wanted && mask.shape[i] != 1) {
       throw InputError(describe(mask) + " does not broadcast to [" + std::to_string(full[0]) +
                        ", " + std::to_string(full[1]) + ", " + std::to_string(full[2]) + ", " +
-                       std::to_string(full[3]) + "], [batch, heads, q_length, kv_length]");
+                       std::to_string(full[3]) +
+                       "], [batch, heads, q_length, kv_length]. Fix: reshape it");
     }
   }
 }
@@ -53,7 +55,7 @@ void check_inputs(const AttentionInputs& inputs, const AttentionOptions& options
   }
   if (!is_real(q.dtype)) {
     throw InputError(describe(q) +
-                     " has a dtype without attention here: use float16, bfloat16, float32 or "
+                     " has a dtype without attention here. Fix: use float16, bfloat16, float32 or "
                      "float64");
   }
   require_size(inputs.k, 0, q.shape[0], "batch of 'q'");
@@ -67,27 +69,30 @@ void check_inputs(const AttentionInputs& inputs, const AttentionOptions& options
   if (kv_heads == 0 ? heads != 0 : heads % kv_heads != 0) {
     throw InputError(describe(q) + " has " + std::to_string(heads) +
                      " heads, which is no multiple of the " + std::to_string(kv_heads) +
-                     " heads of 'k'");
+                     " heads of 'k'. Fix: pass as many heads of 'k' and 'v', or a divisor");
   }
   check_mask(inputs);
   if (!(options.dropout_p >= 0.0F && options.dropout_p < 1.0F)) {
     throw InputError("dropout_p is " + std::to_string(options.dropout_p) +
-                     "; expected 0 <= dropout_p < 1");
+                     "; expected 0 <= dropout_p < 1. Fix: give 0.0");
   }
   const Operand& rng = inputs.rng;
   if (options.dropout_p > 0.0F && rng.absent) {
     throw InputError(
-        "dropout_p is given without 'rng': pass int64 [2] with seed and offset on the device of "
+        "dropout_p is given without 'rng'. Fix: pass int64 [2] with seed and offset on the device "
+        "of "
         "'q', so that the same elements can be dropped again in the backward");
   }
   if (!rng.absent) {
     require_same_device(q, rng);
     if (rng.dtype != DType{0, 64, 1} || rng.rank != 1 || rng.shape[0] != 2 || rng.strides[0] != 1) {
-      throw InputError(describe(rng) + " must be contiguous int64 [2]: seed and offset");
+      throw InputError(describe(rng) +
+                       " must be contiguous int64 [2]. Fix: pass seed and offset in one");
     }
   }
   if (options.scale && !std::isfinite(in_precision_of(inputs.q.dtype, *options.scale))) {
-    throw InputError("scale is " + std::to_string(*options.scale) + "; expected a finite number");
+    throw InputError("scale is " + std::to_string(*options.scale) +
+                     "; expected a finite number. Fix: leave it out");
   }
 }
 
@@ -156,7 +161,8 @@ OpCall make_attention_backward(const Operand& grad_out, const AttentionInputs& i
   require_rank(lse, 3, "[batch, heads, q_length]");
   require_same_device(inputs.q, lse);
   for (std::size_t i = 0; i < 3; ++i) require_size(lse, i, inputs.q.shape[i], "same as of 'q'");
-  if (lse.dtype != kFloat32) throw InputError(describe(lse) + " must be float32");
+  if (lse.dtype != kFloat32)
+    throw InputError(describe(lse) + " must be float32. Fix: pass that of the forward");
   OpCall call;
   call.begin(OpKind::kAttentionBackward, Slot::kCount, inputs.q.device);
   call.desc.phase = Phase::kBackward;

@@ -14,7 +14,7 @@ namespace {
 void require_positive(std::int32_t value, const char* name) {
   if (value >= 1) return;
   throw InputError(std::string(name) + " has " + std::to_string(value) +
-                   "; expected numbers from 1 on");
+                   "; expected numbers from 1 on. Fix: give 1");
 }
 
 void check_options(const ConvOptions& options) {
@@ -24,7 +24,7 @@ void check_options(const ConvOptions& options) {
   for (const std::int32_t value : options.padding) {
     if (value < 0) {
       throw InputError("padding has " + std::to_string(value) +
-                       "; expected numbers that are not negative");
+                       "; expected numbers that are not negative. Fix: give 0");
     }
   }
 }
@@ -32,7 +32,7 @@ void check_options(const ConvOptions& options) {
 void require_dtype(const Operand& operand) {
   if (is_real(operand.dtype)) return;
   throw InputError(describe(operand) +
-                   " has a dtype without convolution here: use float16, bfloat16, float32 or "
+                   " has a dtype without convolution here. Fix: use float16, bfloat16, float32 or "
                    "float64");
 }
 
@@ -50,15 +50,17 @@ void check_inputs(const ConvInputs& inputs, const ConvOptions& options) {
   if (x.shape[1] % options.groups != 0 || weight.shape[0] % options.groups != 0) {
     throw InputError("groups is " + std::to_string(options.groups) +
                      ", which divides not both the channels of " + describe(x) +
-                     " and the out_channels of " + describe(weight));
+                     " and the out_channels of " + describe(weight) +
+                     ". Fix: give 1, or a divisor of both");
   }
   if (weight.shape[1] != x.shape[1] / options.groups) {
     throw InputError(describe(weight) + " does not fit " + describe(x) + " in " +
                      std::to_string(options.groups) + " groups: its dimension 1 must be " +
-                     std::to_string(x.shape[1] / options.groups));
+                     std::to_string(x.shape[1] / options.groups) +
+                     ". Fix: give other groups, or cut the channels");
   }
   if (weight.shape[2] < 1 || weight.shape[3] < 1) {
-    throw InputError(describe(weight) + " has an empty kernel");
+    throw InputError(describe(weight) + " has an empty kernel. Fix: pass one of 1x1 or more");
   }
   const Operand& bias = inputs.bias;
   if (!bias.absent) {
@@ -66,7 +68,7 @@ void check_inputs(const ConvInputs& inputs, const ConvOptions& options) {
     require_same_dtype(x, bias);
     if (bias.rank != 1 || bias.shape[0] != weight.shape[0]) {
       throw InputError(describe(bias) + " must be [" + std::to_string(weight.shape[0]) +
-                       "], one for each output channel");
+                       "], one for each output channel. Fix: reshape or cut it");
     }
   }
 }
@@ -93,14 +95,15 @@ void check_gradient(const Operand& grad_out, const Operand& other, const char* f
   if (options.activation != Activation::kNone) {
     throw InputError("a gradient of a convolution with the activation '" +
                      std::string(to_string(options.activation)) +
-                     "' is asked for: take that of the activation first");
+                     "' is asked for. Fix: take that of the activation first");
   }
 }
 
 void require_size(std::int32_t value, std::int32_t least, const char* name) {
   if (value >= least) return;
   throw InputError(std::string(name) + " has " + std::to_string(value) +
-                   "; expected numbers from " + std::to_string(least) + " on");
+                   "; expected numbers from " + std::to_string(least) + " on. Fix: give " +
+                   std::to_string(least));
 }
 
 /// Height and width of grad_out must be those of the convolution of `x` with `kernel`.
@@ -112,7 +115,8 @@ void require_result_size(const Operand& grad_out, std::array<std::int64_t, 2> x,
     const std::string what = std::string(i == 0 ? "height " : "width ") + std::to_string(x[i]) +
                              " with a kernel of " + std::to_string(kernel[i]);
     throw InputError(describe(grad_out) + " is not the gradient of such a convolution: " + what +
-                     (size ? " gives " + std::to_string(*size) : " gives nothing"));
+                     (size ? " gives " + std::to_string(*size) : " gives nothing") +
+                     ". Fix: pass the gradient of what the forward gave, and its options");
   }
 }
 
@@ -120,7 +124,7 @@ void require_groups(const Operand& operand, std::size_t dimension, const ConvOpt
   if (operand.shape[dimension] % options.groups == 0) return;
   throw InputError("groups is " + std::to_string(options.groups) +
                    ", which does not divide dimension " + std::to_string(dimension) + " of " +
-                   describe(operand));
+                   describe(operand) + ". Fix: give 1, or a divisor of it");
 }
 
 OpCall begin(OpKind kind, std::size_t slots, const Operand& first, Phase phase,
@@ -171,7 +175,7 @@ OpCall make_conv(const ConvInputs& inputs, const ConvOptions& options) {
       const std::int64_t reach = (weight.shape[2 + i] - 1) * options.dilation[i] + 1;
       throw InputError(describe(weight) + " with dilation reaches over " + std::to_string(reach) +
                        " elements, more than the " + std::to_string(padded) + " of " + describe(x) +
-                       " with padding");
+                       " with padding. Fix: pad more, or use a smaller kernel");
     }
     shape[2 + i] = *size;
   }
@@ -193,10 +197,11 @@ OpCall make_conv_input_gradient(const Operand& grad_out, const Operand& weight,
   require_groups(weight, 0, options);
   if (grad_out.shape[1] != weight.shape[0]) {
     throw InputError(describe(grad_out) + " does not fit " + describe(weight) +
-                     ": its dimension 1 must be " + std::to_string(weight.shape[0]));
+                     ": its dimension 1 must be " + std::to_string(weight.shape[0]) +
+                     ". Fix: pass the gradient of what the forward gave");
   }
   if (weight.shape[2] < 1 || weight.shape[3] < 1) {
-    throw InputError(describe(weight) + " has an empty kernel");
+    throw InputError(describe(weight) + " has an empty kernel. Fix: pass one of 1x1 or more");
   }
   require_result_size(grad_out, {size[0], size[1]}, {weight.shape[2], weight.shape[3]}, options);
   OpCall call =
@@ -219,7 +224,8 @@ OpCall make_conv_weight_gradient(const Operand& grad_out, const Operand& x,
   require_groups(x, 1, options);
   if (grad_out.shape[0] != x.shape[0]) {
     throw InputError(describe(grad_out) + " does not fit " + describe(x) +
-                     ": its dimension 0 must be " + std::to_string(x.shape[0]));
+                     ": its dimension 0 must be " + std::to_string(x.shape[0]) +
+                     ". Fix: pass the gradient of what the forward gave");
   }
   require_result_size(grad_out, {x.shape[2], x.shape[3]}, {size[0], size[1]}, options);
   OpCall call =

@@ -22,13 +22,14 @@ void check_inputs(const MatmulInputs& inputs) {
   for (const Operand* operand : {&a, &b}) {
     if (operand->rank < 2) {
       throw InputError(describe(*operand) +
-                       " has fewer than 2 dimensions: a vector is a matrix of one row or column, "
-                       "so reshape it");
+                       " has fewer than 2 dimensions: a vector is a matrix of one row or column. "
+                       "Fix: reshape it");
     }
     if (!is_real(operand->dtype) && !is_fp8(operand->dtype)) {
-      throw InputError(describe(*operand) +
-                       " has a dtype that is not multiplied here: use float16, bfloat16, float32, "
-                       "float64 or float8_e4m3fn");
+      throw InputError(
+          describe(*operand) +
+          " has a dtype that is not multiplied here. Fix: use float16, bfloat16, float32, "
+          "float64 or float8_e4m3fn");
     }
   }
   require_same_device(a, b);
@@ -36,7 +37,9 @@ void check_inputs(const MatmulInputs& inputs) {
   if (a.size(0) != b.size(1)) {
     throw InputError(describe(a) + " and " + describe(b) +
                      " do not fit: the last dimension of 'a' (" + std::to_string(a.size(0)) +
-                     ") must be the last but one of 'b' (" + std::to_string(b.size(1)) + ")");
+                     ") must be the last but one of 'b' (" + std::to_string(b.size(1)) +
+                     "). Fix: transpose one of them, or pass 'b' with " +
+                     std::to_string(a.size(0)) + " rows");
   }
   const Operand& bias = inputs.bias;
   if (!bias.absent) {
@@ -45,7 +48,7 @@ void check_inputs(const MatmulInputs& inputs) {
     require_rank(bias, 1, "[n]");
     if (bias.size(0) != b.size(0)) {
       throw InputError(describe(bias) + " does not fit " + describe(b) + ": it needs " +
-                       std::to_string(b.size(0)) + " elements");
+                       std::to_string(b.size(0)) + " elements. Fix: pass one a column of 'b'");
     }
   }
   for (const Operand* scale : {&inputs.scale_a, &inputs.scale_b}) {
@@ -53,10 +56,10 @@ void check_inputs(const MatmulInputs& inputs) {
     require_same_device(a, *scale);
     if (!is_fp8(a.dtype)) {
       throw InputError(describe(*scale) + " is given for inputs of " + to_string(a.dtype) +
-                       ": only float8 inputs have scales");
+                       ", and only float8 inputs have scales. Fix: leave it out");
     }
     if (!is_float(scale->dtype, 32) || scale->elements() != 1) {
-      throw InputError(describe(*scale) + " must be one float32 element");
+      throw InputError(describe(*scale) + " must be one float32 element. Fix: pass [1.0]");
     }
   }
 }
@@ -69,7 +72,7 @@ DType result_dtype(const MatmulInputs& inputs, const MatmulOptions& options) {
                               : dtype == a || (a.bits == 16 && is_float(dtype, 32));
   if (!fits) {
     throw InputError("out_dtype " + to_string(dtype) + " is not possible for inputs of " +
-                     to_string(a) + ": leave it out" +
+                     to_string(a) + ". Fix: leave it out" +
                      (a.bits <= 16 ? std::string(", or ask for float32") : std::string()));
   }
   return dtype;
@@ -86,7 +89,7 @@ std::size_t broadcast_batch(const Operand& a, const Operand& b,
     const std::int64_t from_b = i < rank_b ? b.shape[rank_b - 1 - i] : 1;
     if (from_a != from_b && from_a != 1 && from_b != 1) {
       throw InputError(describe(a) + " and " + describe(b) +
-                       " have batch dimensions that do not broadcast");
+                       " have batch dimensions that do not broadcast. Fix: make them equal, or 1");
     }
     shape[rank - 1 - i] = from_a == 1 ? from_b : from_a;
   }
@@ -163,7 +166,7 @@ OpCall make_matmul(const MatmulInputs& inputs, const MatmulOptions& options) {
       } else {
         throw InputError(describe(*operand) +
                          " would have to be repeated along some of its batch dimensions: only a "
-                         "whole batch is broadcast; expand it and make it contiguous first");
+                         "whole batch is broadcast. Fix: expand it and make it contiguous first");
       }
     }
     call.add_output(out, 2, true);

@@ -20,12 +20,14 @@ void check_x(const Operand& x) {
   require_present(x);
   if (x.rank < 1) require_rank(x, 1, "[.., columns]");
   if (!is_real(x.dtype)) {
-    throw InputError(describe(x) +
-                     " has a dtype that is not normalized here: use float16, bfloat16, float32 or "
-                     "float64");
+    throw InputError(
+        describe(x) +
+        " has a dtype that is not normalized here. Fix: use float16, bfloat16, float32 or "
+        "float64");
   }
   if (x.size(0) == 0) {
-    throw InputError(describe(x) + " has no columns to normalize over");
+    throw InputError(describe(x) +
+                     " has no columns to normalize over. Fix: pass rows that are not empty");
   }
 }
 
@@ -35,7 +37,8 @@ void require_like(const Operand& x, const Operand& operand) {
   require_same_dtype(x, operand);
   if (operand.rank != x.rank ||
       !std::equal(x.shape.begin(), x.shape.begin() + x.rank, operand.shape.begin())) {
-    throw InputError(describe(operand) + " has another shape than " + describe(x));
+    throw InputError(describe(operand) + " has another shape than " + describe(x) +
+                     ". Fix: reshape it");
   }
 }
 
@@ -44,11 +47,11 @@ void require_columns(const Operand& x, const Operand& operand) {
   require_same_device(x, operand);
   if (operand.dtype != x.dtype && operand.dtype != kFloat32) {
     throw InputError(describe(operand) + " must be float32 or " + to_string(x.dtype) +
-                     ", the dtype of " + describe(x));
+                     ", the dtype of " + describe(x) + ". Fix: convert it");
   }
   if (operand.rank != 1 || operand.shape[0] != x.size(0)) {
     throw InputError(describe(operand) + " must be [" + std::to_string(x.size(0)) +
-                     "], one for each column of " + describe(x));
+                     "], one for each column of " + describe(x) + ". Fix: reshape or cut it");
   }
 }
 
@@ -59,7 +62,7 @@ void require_rows(const Operand& x, const Operand& operand) {
       !std::equal(operand.shape.begin(), operand.shape.begin() + operand.rank, x.shape.begin())) {
     throw InputError(describe(operand) + " must be " + to_string(stats_dtype(x)) +
                      " in the shape of " + describe(x) +
-                     " without its last dimension, as the forward gave it");
+                     " without its last dimension. Fix: pass what the forward gave");
   }
 }
 
@@ -96,15 +99,17 @@ OpCall make_norm(const NormInputs& inputs, const NormOptions& options) {
   require_columns(x, inputs.bias);
   if (!inputs.weight.absent) require_same_dtype(inputs.weight, inputs.bias);
   if (options.rms && !inputs.bias.absent) {
-    throw InputError(describe(inputs.bias) + " is given to rms_norm, which has no bias");
+    throw InputError(describe(inputs.bias) +
+                     " is given to rms_norm, which has no bias. Fix: leave it out");
   }
   if (options.want_sum && inputs.residual.absent) {
-    throw InputError("the sum is asked for without 'residual': it would be 'x' itself");
+    throw InputError(
+        "the sum is asked for without 'residual': it would be 'x' itself. Fix: leave it out");
   }
   const double epsilon = in_precision_of(x.dtype, options.epsilon);
   if (!(epsilon >= 0.0) || !std::isfinite(epsilon)) {
     throw InputError("eps is " + std::to_string(options.epsilon) +
-                     "; expected a finite number that is not negative");
+                     "; expected a finite number that is not negative. Fix: give 1e-5");
   }
   OpCall call;
   call.begin(options.rms ? OpKind::kRmsNorm : OpKind::kLayerNorm, Slot::kCount, x.device);
@@ -136,15 +141,17 @@ OpCall make_norm_backward(const NormBackwardInputs& inputs, const NormBackwardOp
   require_rows(x, inputs.rstd);
   if (options.rms) {
     if (!inputs.mean.absent) {
-      throw InputError(describe(inputs.mean) + " is given to rms_norm, which has no mean");
+      throw InputError(describe(inputs.mean) +
+                       " is given to rms_norm, which has no mean. Fix: leave it out");
     }
-    if (options.want_bias) throw InputError("grad_bias is asked of rms_norm, which has no bias");
+    if (options.want_bias)
+      throw InputError("grad_bias is asked of rms_norm, which has no bias. Fix: leave it out");
   } else {
     require_present(inputs.mean);
     require_rows(x, inputs.mean);
   }
   if (options.want_weight && inputs.weight.absent) {
-    throw InputError("grad_weight is asked for without 'weight'");
+    throw InputError("grad_weight is asked for without 'weight'. Fix: pass weight");
   }
   OpCall call;
   call.begin(options.rms ? OpKind::kRmsNormBackward : OpKind::kLayerNormBackward, Slot::kCount,

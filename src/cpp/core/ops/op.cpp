@@ -112,7 +112,8 @@ OpKind parse_op_kind(std::string_view name) {
     if (kOps[i].name == name) return static_cast<OpKind>(i);
     names.append(names.empty() ? "" : ", ").append(kOps[i].name);
   }
-  throw InputError("operation '" + std::string(name) + "' is not known: choose one of " + names);
+  throw InputError("operation '" + std::string(name) + "' is not known. Fix: choose one of " +
+                   names);
 }
 
 bool is_conv(OpKind kind) noexcept {
@@ -151,7 +152,7 @@ Activation parse_activation(std::string_view name) {
   for (std::size_t i = 0; i < kActivations.size(); ++i) {
     if (kActivations[i] == name) return static_cast<Activation>(i);
   }
-  throw InputError("activation '" + std::string(name) + "' is not known: choose one of " +
+  throw InputError("activation '" + std::string(name) + "' is not known. Fix: choose one of " +
                    join(kActivations));
 }
 

@@ -126,7 +126,8 @@ void OpCall::set(std::size_t slot, const Operand& operand, std::span<const std::
                  std::span<const std::int64_t> strides) {
   if (reinterpret_cast<std::uintptr_t>(operand.data) % operand.dtype.itemsize() != 0) {
     throw InputError(describe(operand) + " lies at an address that is no multiple of its " +
-                     std::to_string(operand.dtype.itemsize()) + " bytes an element: copy it first");
+                     std::to_string(operand.dtype.itemsize()) +
+                     " bytes an element. Fix: copy it first");
   }
   TensorDesc& tensor = desc.tensors[slot];
   tensor.dtype = operand.dtype;
@@ -145,7 +146,7 @@ void OpCall::set(std::size_t slot, const Operand& operand) {
   if (operand.rank > TensorDesc::kMaxRank) {
     throw InputError(describe(operand) + " has " + std::to_string(operand.rank) +
                      " dimensions, and at most " + std::to_string(TensorDesc::kMaxRank) +
-                     " are possible here");
+                     " are possible here. Fix: reshape it");
   }
   set(slot, operand, {operand.shape.data(), operand.rank}, {operand.strides.data(), operand.rank});
 }
@@ -160,20 +161,23 @@ void OpCall::set_output(const OutputSpec& spec, const Operand& operand) {
   if (operand.rank != spec.rank ||
       !std::equal(spec.shape.begin(), spec.shape.begin() + spec.rank, operand.shape.begin())) {
     throw InputError(describe(operand) + " has the wrong shape: the result is " +
-                     list(spec.dims()));
+                     list(spec.dims()) + ". Fix: leave it out, or pass an array of that shape");
   }
   if (operand.dtype != spec.dtype) {
     throw InputError(describe(operand) + " has the wrong dtype: the result is " +
-                     to_string(spec.dtype));
+                     to_string(spec.dtype) + ". Fix: leave it out, or pass an array of that dtype");
   }
   if (operand.device != desc.device) {
     throw InputError(describe(operand) + " is on another device than the inputs, which are on " +
-                     to_string(desc.device));
+                     to_string(desc.device) + ". Fix: leave it out, or pass one on that device");
   }
-  if (operand.readonly) throw InputError(describe(operand) + " is read-only: pass one to write to");
+  if (operand.readonly) {
+    throw InputError(describe(operand) + " is read-only. Fix: pass one to write to");
+  }
   if (!is_free_of_overlap(operand)) {
-    throw InputError(describe(operand) +
-                     " has elements that share memory (a broadcast view?): pass a plain array");
+    throw InputError(
+        describe(operand) +
+        " has elements that share memory (a broadcast view?). Fix: pass a plain array");
   }
   const Shaping shaping = shaping_[static_cast<std::size_t>(
       std::find_if(outputs().begin(), outputs().end(),
@@ -197,12 +201,12 @@ void OpCall::require_own_memory(std::size_t slot, const Operand& operand) const 
     const std::string name = quoted(names_[other]);
     if (is_output(desc.kind, other)) {
       throw InputError(describe(operand) + " shares memory with the result " + name +
-                       ": pass another array");
+                       ". Fix: pass another array");
     }
     // Norms read each element before they write it.
     if (is_norm(desc.kind) && data[other] == operand.data && same_place(mine, theirs)) continue;
     throw InputError(describe(operand) + " shares memory with " + name +
-                     ", which would be overwritten while it is read: pass another array");
+                     ", which would be overwritten while it is read. Fix: pass another array");
   }
 }
 
@@ -222,7 +226,7 @@ Operand join_leading(const Operand& operand, std::size_t keep) {
     const std::int64_t size = operand.shape[i];
     if (size != 1 && known && length != 0 && operand.strides[i] != stride * length) {
       throw InputError(describe(operand) +
-                       " has leading dimensions that cannot be joined without a copy: make it "
+                       " has leading dimensions that cannot be joined without a copy. Fix: make it "
                        "contiguous first");
     }
     if (size != 1 && !known) {
@@ -242,25 +246,26 @@ Operand join_leading(const Operand& operand, std::size_t keep) {
 }
 
 void require_present(const Operand& operand) {
-  if (operand.absent) throw InputError("the argument " + quoted(operand.name) + " is missing");
+  if (operand.absent)
+    throw InputError("the argument " + quoted(operand.name) + " is missing. Fix: pass it");
 }
 
 void require_same_device(const Operand& first, const Operand& second) {
   if (second.absent || first.device == second.device) return;
   throw InputError(describe(second) + " is on another device than " + describe(first) +
-                   ": move one of them first");
+                   ". Fix: move one of them first");
 }
 
 void require_same_dtype(const Operand& first, const Operand& second) {
   if (second.absent || first.dtype == second.dtype) return;
   throw InputError(describe(second) + " has another dtype than " + describe(first) +
-                   ": nothing is converted silently; convert one of them first");
+                   ": nothing is converted silently. Fix: convert one of them first");
 }
 
 void require_rank(const Operand& operand, std::size_t rank, const char* form) {
   if (operand.rank == rank) return;
   throw InputError(describe(operand) + " has " + std::to_string(operand.rank) +
-                   " dimensions; expected " + form);
+                   " dimensions; expected " + form + ". Fix: reshape it");
 }
 
 bool is_real(DType dtype) noexcept {

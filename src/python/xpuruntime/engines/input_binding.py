@@ -52,8 +52,8 @@ def wrong_type(name: str, dtype: str, wanted: str) -> InputError:
     elif wanted == "bfloat16":
         convert = "NumPy: x.astype(ml_dtypes.bfloat16), torch: x.to(torch.bfloat16)"
     msg = (
-        f"input {name!r} has dtype {dtype}, the model expects {wanted}; convert it first ({convert}). "
-        "Nothing is converted silently"
+        f"input {name!r} has dtype {dtype}, the model expects {wanted}; nothing is converted silently. "
+        f"Fix: convert it first ({convert})"
     )
     return InputError(msg)
 
@@ -230,7 +230,7 @@ class InputValidator:
         if len(shape) != len(info.shape):
             msg = (
                 f"input {name!r} has rank {len(shape)} (shape {list(shape)}), the model expects rank "
-                f"{len(info.shape)}: {expected}"
+                f"{len(info.shape)}: {expected}. Fix: pass an array of that shape"
             )
             raise InputError(msg)
         for axis, (got, limit) in enumerate(zip(shape, info.limits, strict=False)):
@@ -238,14 +238,14 @@ class InputValidator:
                 size = str(limit[0]) if limit[0] == limit[1] else f"from {limit[0]} to {limit[1]}"
                 msg = (
                     f"input {name!r} has shape {list(shape)}, but execution.shapes states that axis {axis} is {size}, "
-                    f"got {got}"
+                    f"got {got}. Fix: pass such an array, or state {got} there"
                 )
                 raise InputError(msg)
         for axis, (got, want) in enumerate(zip(shape, info.shape, strict=True)):
             if isinstance(want, int) and got != want:
                 msg = (
                     f"input {name!r} has shape {list(shape)}, the model expects {expected}: axis {axis} must be "
-                    f"{want}, got {got}"
+                    f"{want}, got {got}. Fix: pass an array of that shape"
                 )
                 raise InputError(msg)
 
