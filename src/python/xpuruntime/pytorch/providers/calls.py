@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PLAIN",
     "CallPlan",
+    "are_plain",
     "call_by",
     "call_text",
     "gradients_like",
@@ -38,6 +39,14 @@ __all__ = [
 ]
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def are_plain(tensors: Sequence[Tensor]) -> bool:
+    """Say whether tensors are nothing but tensors. A loop, since a generator costs more than what it asks."""
+    for x in tensors:  # noqa: SIM110
+        if type(x) not in PLAIN:
+            return False
+    return True
 
 
 def text_of(op: str, attributes: Mapping[str, Any]) -> str:
@@ -105,17 +114,24 @@ def reference(
     op: str, tensors: Sequence[Tensor], names: str, attributes: str, part: Callable[..., Any] | None = None
 ) -> list[Tensor]:
     """Return an operation by PyTorch's own ones, a part of it by another function where there is one for it."""
-    operands = dict(zip(names.split(","), tensors, strict=True))
-    options = {name: value for name, value in options_of(attributes).items() if name != "needs"}
+    places, options = _arguments_of(op, names, attributes)
     if part is not None:
-        options[OPERATIONS[op].part] = part
-    results = OPERATIONS[op].reference(*(operands.get(name) for name in OPERATIONS[op].operands), **options)
+        options = {**options, OPERATIONS[op].part: part}
+    results = OPERATIONS[op].reference(*[None if at is None else tensors[at] for at in places], **options)
     return [results] if isinstance(results, torch.Tensor) else list(results or ())
+
+
+@functools.lru_cache(maxsize=1024)
+def _arguments_of(op: str, names: str, attributes: str) -> tuple[list[int | None], dict[str, Any]]:
+    """Return where each operand is among the tensors of a call, and the options of a reference."""
+    present = names.split(",")
+    places = [present.index(name) if name in present else None for name in OPERATIONS[op].operands]
+    return places, {name: value for name, value in options_of(attributes).items() if name != "needs"}
 
 
 def outputs_like(op: str, tensors: Sequence[Tensor], names: str, attributes: str) -> list[Tensor]:
     """Return the outputs of an operation without data, all of them dense."""
-    if all(type(x) in PLAIN for x in tensors):
+    if are_plain(tensors):
         known = _outputs_like if _private_api.dispatch_modes() == 0 else _outputs_like.__wrapped__
         return list(known(op, tuple((x.shape, x.stride(), x.dtype) for x in tensors), names, attributes))
     with torch.no_grad():

@@ -33,8 +33,8 @@ from xpuruntime.pytorch.providers.bound import (
     rejection_of_word,
 )
 from xpuruntime.pytorch.providers.calls import (
-    PLAIN,
     CallPlan,
+    are_plain,
     call_by,
     call_text,
     gradients_like,
@@ -146,7 +146,7 @@ def _is_unwatched(op: str, tensors: Sequence[Tensor]) -> bool:
     """Say whether nobody would see that a call goes past the dispatcher, which costs more than most kernels' host."""
     if OPERATIONS[op].writes or CONTEXT.observer is not None or is_watched() or _private_api.profiler_enabled():
         return False
-    plain = all(type(x) in PLAIN and not x.is_meta for x in tensors) and not is_put_off(tensors)
+    plain = are_plain(tensors) and not tensors[0].is_meta and not is_put_off(tensors)
     return plain and not torch.compiler.is_compiling()
 
 
@@ -194,7 +194,7 @@ def _route_of(
     phase = context.phase()
     module = (module_paths.traced() or module_paths.current()) if active.by_module else ""
     exact = torch.are_deterministic_algorithms_enabled() or active.policy.execution.deterministic
-    traced = torch.compiler.is_compiling() or any(type(x) not in PLAIN for x in tensors)
+    traced = torch.compiler.is_compiling() or not are_plain(tensors)
     known = (
         op, names, attributes, records, phase, module, exact, context.capturing(), traced,
         *_private_api.compile_stance(), transforms_and_tangents(tuple(tensors)), *map(alignment_of, tensors),
