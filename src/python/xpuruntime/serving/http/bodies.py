@@ -36,7 +36,7 @@ __all__ = [
     "Answer",
     "BodyReceiver",
     "BodyThreads",
-    "ShortReads",
+    "Forwarding",
     "WrongMethodError",
     "compress",
     "decompress",
@@ -244,8 +244,6 @@ def failed_answer(error: ServingError, *, closing: bool) -> Answer:
 
 #: Bytes to which the tensors behind the JSON are aligned, so that engines can take them as they are.
 _ALIGNMENT = 64
-#: Bytes that are read at a time where a large body may begin: those of it that come with the head are copied.
-_SHORT = 16 << 10
 #: Threads by default, at most; one for so many processors.
 _MOST_THREADS, _PROCESSORS = 4, 4
 #: Seconds after which the event loop receives what threads have not; the bodies that threads are given are longer, and
@@ -267,7 +265,7 @@ class _Connection(Protocol):
     def connection_lost(self, exc: Exception | None) -> None: ...
 
 
-class _Forwarding(asyncio.BufferedProtocol):
+class Forwarding(asyncio.BufferedProtocol):
     """A protocol that passes on what it does not treat itself."""
 
     def __init__(self, connection: _Connection) -> None:
@@ -290,30 +288,7 @@ class _Forwarding(asyncio.BufferedProtocol):
         self.connection.connection_lost(exc)
 
 
-class ShortReads(_Forwarding):
-    """Reads little at a time, and no more in one turn of the event loop: others would wait for all that is parsed.
-
-    Most of a large body is left for its `BodyReceiver`.
-    """
-
-    def __init__(self, connection: _Connection) -> None:
-        super().__init__(connection)
-        self._buffer = memoryview(bytearray())
-
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - of asyncio
-        """Return where what comes goes."""
-        if not self._buffer:
-            self._buffer = memoryview(bytearray(_SHORT))
-        return self._buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Pass on what has come."""
-        self.connection.data_received(bytes(self._buffer[:nbytes]))
-        if nbytes == _SHORT:
-            self.connection.give_way()
-
-
-class BodyReceiver(_Forwarding):
+class BodyReceiver(Forwarding):
     """Receives the rest of one body. What follows it stays in the socket."""
 
     def __init__(

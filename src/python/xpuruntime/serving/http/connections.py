@@ -13,7 +13,7 @@ from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from xpuruntime.runtime.telemetry import named_logger
-from xpuruntime.serving.http.bodies import CLOSE, SLOWEST, BodyReceiver, ShortReads
+from xpuruntime.serving.http.bodies import CLOSE, SLOWEST, BodyReceiver, Forwarding
 from xpuruntime.serving.http.direct import DirectInfer, Waiting, stopped
 from xpuruntime.serving.protocol.rest import error_body
 from xpuruntime.serving.status import Status
@@ -40,8 +40,33 @@ _logger.setLevel(logging.ERROR)
 
 #: Bytes behind a request that is being answered which are kept before the socket is read no more.
 _LONGEST_KEPT = 64 << 10
+#: Bytes that are read at a time where a large body may begin: those of it that come with the head are copied.
+_SHORT = 16 << 10
 #: Requests of one connection that are answered before others have their turn.
 _IN_A_ROW = 16
+
+
+class ShortReads(Forwarding):
+    """Reads little at a time, and no more in one turn of the event loop: others would wait for all that is parsed.
+
+    Most of a large body is left for its `BodyReceiver`.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._buffer = memoryview(bytearray())
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - of asyncio
+        """Return where what comes goes."""
+        if not self._buffer:
+            self._buffer = memoryview(bytearray(_SHORT))
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Pass on what has come."""
+        self.connection.data_received(bytes(self._buffer[:nbytes]))
+        if nbytes == _SHORT:
+            self.connection.give_way()
 
 
 class _Parser(HttpRequestParser):

@@ -29,10 +29,10 @@ __all__ = [
     "Datatype",
     "Items",
     "NotInline",
-    "array_at",
     "array_of_elements",
     "array_of_pieces",
     "array_of_raw",
+    "check_bools",
     "checked_shape",
     "datatype_named",
     "deadline_of",
@@ -180,17 +180,8 @@ def array_of_raw(
             "Fix: send the elements of that shape, or correct it",
         )
     if datatype.name == "BOOL":
-        _check_bools(raw, tensor)
+        check_bools(raw, tensor)
     return np.frombuffer(raw, datatype.dtype).reshape(shape)
-
-
-def array_at(
-    datatype: Datatype, shape: tuple[int, ...], body: bytes | memoryview, count: int, at: int, tensor: str
-) -> NDArray[Any]:
-    """Return so many elements of a body, which are there, as `array_of_raw` does; not for BYTES."""
-    if datatype.name == "BOOL":
-        _check_bools(memoryview(body)[at : at + count], tensor)
-    return np.frombuffer(body, datatype.dtype, count, at).reshape(shape)
 
 
 def array_of_elements(
@@ -302,7 +293,8 @@ def _wrong_bytes(tensor: str, reason: str) -> ServingError:
     )
 
 
-def _check_bools(raw: memoryview, tensor: str) -> None:
+def check_bools(raw: memoryview, tensor: str) -> None:
+    """Raise where a byte of raw BOOL is neither 0 nor 1."""
     bits = np.frombuffer(raw, np.uint8)
     if bits.size and int(bits.max()) > 1:
         raise ServingError(

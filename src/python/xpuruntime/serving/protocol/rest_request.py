@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
+import numpy as np
 
 from xpuruntime.serving.messages import InferRequest, InferTensor, RequestedOutput
 from xpuruntime.serving.protocol.datatypes import (
     DATATYPES,
     Datatype,
     Items,
-    array_at,
     array_of_raw,
+    check_bools,
     checked_shape,
     datatype_named,
     deadline_of,
@@ -149,7 +150,7 @@ def header_length(stated: str | None, body: int) -> int | None:
 
 def check_json(stated: str | None, most: int, fix: str) -> None:
     """Raise where the stated length of the JSON that a body begins with is more than it may be."""
-    if stated is not None and stated.isascii() and stated.isdecimal() and int(stated[:19]) > most:
+    if stated is not None and stated.isascii() and stated.isdecimal() and len(stated) <= 18 and int(stated) > most:
         raise ServingError(Status.TOO_LARGE, f"the JSON of the request is longer than {most} bytes. Fix: {fix}")
 
 
@@ -231,16 +232,12 @@ class _Form:
         """Return the request with the values of a body, which are behind its JSON."""
         rest_request = self._asked
         old = rest_request.request
-        inputs = [
-            InferTensor(
-                tensor.name,
-                tensor.datatype,
-                tensor.shape,
-                array_at(datatype, tensor.shape, body, count, begin + at, tensor.name),
-                tensor.parameters,
-            )
-            for tensor, datatype, count, at in self._tensors
-        ]
+        inputs = []
+        for tensor, datatype, count, at in self._tensors:
+            if datatype.name == "BOOL":
+                check_bools(memoryview(body)[begin + at : begin + at + count], tensor.name)
+            array = np.frombuffer(body, datatype.dtype, count, begin + at).reshape(tensor.shape)
+            inputs.append(InferTensor(tensor.name, tensor.datatype, tensor.shape, array, tensor.parameters))
         deadline = deadline_of(old.parameters, now) if old.parameters else None
         request = InferRequest(
             old.model, inputs, old.version, old.id, old.outputs, old.parameters, deadline, old.priority
