@@ -28,7 +28,7 @@ struct Slot {
 };
 
 // Never destroyed: an engine may free while the process ends.
-std::array<Slot, kEngineAllocatorSlots>& slots() {
+std::array<Slot, kEngineAllocatorSlots>& kept_slots() {
   static auto* const all = new std::array<Slot, kEngineAllocatorSlots>;
   return *all;
 }
@@ -109,9 +109,9 @@ void empty_cache(Slot& slot) noexcept {
 // One set of C functions a slot, since they get no user data.
 template <std::size_t kSlot>
 struct Entry {
-  static void* alloc(std::size_t bytes) { return allocate(slots()[kSlot], bytes); }
-  static void free(void* pointer) { deallocate(slots()[kSlot], pointer); }
-  static void empty() { empty_cache(slots()[kSlot]); }
+  static void* alloc(std::size_t bytes) { return allocate(kept_slots()[kSlot], bytes); }
+  static void free(void* pointer) { deallocate(kept_slots()[kSlot], pointer); }
+  static void empty() { empty_cache(kept_slots()[kSlot]); }
 };
 
 struct Functions {
@@ -133,7 +133,7 @@ EngineAllocator::EngineAllocator(std::shared_ptr<MemoryPool> pool, StreamHandle 
     : pool_(std::move(pool)), stream_(checked_stream(stream)), slot_(kEngineAllocatorSlots) {
   if (pool_ == nullptr) throw InputError("an engine allocator needs a pool");
   for (std::size_t i = 0; i < kEngineAllocatorSlots; ++i) {
-    Slot& slot = slots()[i];
+    Slot& slot = kept_slots()[i];
     const std::lock_guard lock(slot.mutex);
     if (slot.taken) continue;
     slot.taken = slot.open = true;
@@ -153,7 +153,7 @@ EngineAllocator::EngineAllocator(std::shared_ptr<MemoryPool> pool, StreamHandle 
 }
 
 EngineAllocator::~EngineAllocator() {
-  Slot& slot = slots()[slot_];
+  Slot& slot = kept_slots()[slot_];
   const std::lock_guard lock(slot.mutex);
   slot.open = false;
   if (!slot.buffers.empty()) return;
@@ -174,20 +174,20 @@ std::uintptr_t EngineAllocator::empty_cache_address() const noexcept {
 }
 
 EngineAllocatorStats EngineAllocator::stats() const {
-  Slot& slot = slots()[slot_];
+  Slot& slot = kept_slots()[slot_];
   const std::lock_guard lock(slot.mutex);
   return slot.stats;
 }
 
 EngineAllocator::Failure EngineAllocator::take_failure() {
-  Slot& slot = slots()[slot_];
+  Slot& slot = kept_slots()[slot_];
   const std::lock_guard lock(slot.mutex);
   return std::exchange(slot.failure, {});
 }
 
 std::size_t EngineAllocator::available() {
   std::size_t free = 0;
-  for (Slot& slot : slots()) {
+  for (Slot& slot : kept_slots()) {
     const std::lock_guard lock(slot.mutex);
     free += slot.taken ? 0 : 1;
   }

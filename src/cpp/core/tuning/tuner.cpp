@@ -122,7 +122,7 @@ class Runner {
   Graph graph_;
 };
 
-struct Candidate {
+struct Entrant {
   std::unique_ptr<Runner> runner;
   std::vector<double> times;
 };
@@ -146,7 +146,7 @@ std::size_t count_sets(std::size_t one, std::size_t cache, std::size_t room) {
 // The candidates in rounds, against the first of them that works.
 class Race {
  public:
-  Race(std::vector<Candidate>& candidates, TunerResult& result, const TunerOptions& options,
+  Race(std::vector<Entrant>& candidates, TunerResult& result, const TunerOptions& options,
        std::string_view op, Clock::time_point start)
       : candidates_(candidates), result_(result), options_(options), op_(op), start_(start) {}
 
@@ -154,7 +154,7 @@ class Race {
     while (const std::optional<std::size_t> first = first_working()) {
       control_ = *first;
       if (run_against_control()) return;
-      for (Candidate& one : candidates_) one.times.clear();  // the control failed: another is that
+      for (Entrant& one : candidates_) one.times.clear();  // the control failed: another is that
     }
   }
 
@@ -169,7 +169,7 @@ class Race {
   std::size_t working() const {
     return static_cast<std::size_t>(
         std::count_if(candidates_.begin(), candidates_.end(),
-                      [](const Candidate& one) { return one.runner != nullptr; }));
+                      [](const Entrant& one) { return one.runner != nullptr; }));
   }
 
   // False when the control failed.
@@ -208,7 +208,7 @@ class Race {
     if (result_.rounds % 2 == 1) std::reverse(turns.begin(), turns.end());
     for (const std::size_t turn : turns) {
       const std::size_t i = turn == again ? control_ : turn;
-      Candidate& one = candidates_[i];
+      Entrant& one = candidates_[i];
       if (!one.runner) continue;
       std::vector<double>& times = turn == again ? twin_ : one.times;
       attempt(one.runner, result_.times[i], [&] { times.push_back(one.runner->run()); });
@@ -236,7 +236,7 @@ class Race {
     }
   }
 
-  PairedComparison compare(const Candidate& one) const {
+  PairedComparison compare(const Entrant& one) const {
     return compare_paired(one.times, candidates_[control_].times, twin_,
                           {options_.rule.min_effect, 0},
                           {options_.rule.confidence, looks_.size() + 1, family_});
@@ -271,7 +271,7 @@ class Race {
     result_.undecided = open && result_.best == control_;
   }
 
-  std::vector<Candidate>& candidates_;
+  std::vector<Entrant>& candidates_;
   TunerResult& result_;
   const TunerOptions& options_;
   const std::string_view op_;
@@ -315,7 +315,7 @@ TunerResult Tuner::measure(const OpDesc& op,
     result.sets = operands.sets();
     result.operand_bytes = plan.total * operands.sets();
 
-    std::vector<Candidate> running(candidates.size());
+    std::vector<Entrant> running(candidates.size());
     for (std::size_t i = 0; i < candidates.size(); ++i) {
       running[i].runner = std::make_unique<Runner>(*candidates[i], operands, stream);
       attempt(running[i].runner, result.times[i], [&] { running[i].runner->prepare(); });
