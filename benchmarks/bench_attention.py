@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import xpuruntime as xrt
 from gpu_timing import call_times, matmul_rate, medians
 from harness import write
-from xpuruntime.error_text import error_line
+from xpuruntime.printable import error_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -29,9 +29,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bench_attention import Shape
 from gpu_timing import graph_times, medians, sets_for
 from harness import write
-from xpuruntime.error_text import error_line
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.policies import KernelPolicy, Policy
+from xpuruntime.printable import error_line
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.policy_scope import install_policy

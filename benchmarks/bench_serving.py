@@ -37,8 +37,7 @@ import xpuruntime as xrt
 from harness import interleaved, table, write
 from soak import ALLOWANCE
 from xpuruntime.serving.messages import InferRequest, InferTensor
-from xpuruntime.serving.protocol.infer_decoding import read_infer_response
-from xpuruntime.serving.protocol.infer_encoding import write_infer_request
+from xpuruntime.serving.protocol.infer_messages import read_infer_response, write_infer_request
 from xpuruntime.serving.protocol.rest import read_response, write_request
 from xpuruntime.testing import models
 

@@ -48,11 +48,10 @@ import xpuruntime as xrt
 from harness import rate, write
 from http_load import load
 from onnx_models import encoder, resnet, rows_of
-from xpuruntime.serving.messages import InferRequest, InferTensor
+from xpuruntime.serving.messages import InferRequest, InferTensor, ServingError
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.protocol.rest import write_request
-from xpuruntime.serving.status import ServingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

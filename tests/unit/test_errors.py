@@ -18,11 +18,11 @@ import pytest
 import xpuruntime as xrt
 from xpuruntime import errors
 from xpuruntime.codes import Code
-from xpuruntime.error_text import error_line, first_line
 from xpuruntime.evidence.records import VerdictCode
 from xpuruntime.lockfile.drift import DriftCode, ValidatorKind
 from xpuruntime.locks.verification.claims import ClaimCode
 from xpuruntime.measuring.statistics import CandidateCode
+from xpuruntime.printable import error_line, first_line
 from xpuruntime.runtime.doctor.facts import FindingCode
 
 if TYPE_CHECKING:

@@ -49,7 +49,6 @@ ALLOWED["integrations"] = set(ORDER) - {"cli"} | {"ops", "pytorch"}
 SHARED = {
     "argument_types",
     "codes",
-    "error_text",
     "errors",
     "lazy_names",
     "notebook",
@@ -331,7 +330,7 @@ STEPS: dict[str, dict[str, set[str]]] = {
             *_ENGINES, "numpy", "rich", "yaml"
         },
         "import xpuruntime as xrt; xrt.serving.asgi_app\n"
-        "from xpuruntime.serving.protocol import grpc_messages, infer_decoding, infer_encoding": {
+        "from xpuruntime.serving.protocol import grpc_messages, infer_messages": {
             *_ENGINES, "uvicorn", "httptools", "grpc", "google.protobuf", "starlette", "pydantic"
         },
     },
@@ -452,7 +451,7 @@ SECTIONS = {"cuda_graphs", "determinism", "memory_over_time", "shape_coverage"}
 TOLD = {"records", "difference", "report", "report_comparison", "kernel_records", "documents", *SECTIONS}
 EVIDENCE = {
     "metadata": set(),
-    "trace_files": set(),
+    "profile": {"kernel_records"},
     "kernel_records": {"records"},
     **{name: {"records", "kernel_records", "documents"} for name in SECTIONS},
     "determinism": {"records", "documents", "render_text"},

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-r"""What is printed: bytes with their unit, and names of models, policies, reports and plugins, never obeyed.
+"""What is printed: bytes with their unit, texts of exceptions in one line, and names, never obeyed.
 
-C0 and C1 controls except tab and newline, the marks that reorder text (bidi controls) and lone surrogates
-become ``\uXXXX``, which is text for a terminal, for HTML and inside of JSON alike.
+Names are of models, policies, reports and plugins. C0 and C1 controls except tab and newline, the marks that reorder
+text (bidi controls) and lone surrogates become an escape such as u001b, text for a terminal, HTML and JSON alike.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderResult
     from rich.measure import Measurement
 
-__all__ = ["UNBOUNDED", "bytes_text", "escape_console", "printable"]
+__all__ = ["UNBOUNDED", "bytes_text", "error_line", "escape_console", "first_line", "printable"]
 
 #: Columns of what is no terminal, such as a pipe or the log of a job: no line of it is wrapped.
 UNBOUNDED = 100_000
@@ -77,3 +77,16 @@ class _Escaped:
                 yield Segment(printable(segment.text), segment.style)  # type: ignore[misc]
             else:
                 yield segment  # type: ignore[misc]
+
+
+def first_line(text: str) -> str:
+    """Return the first line of a text that is not blank; empty where there is none."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def error_line(error: BaseException, *, named: bool = False) -> str:
+    """Return the first line of an exception's text, or the name of its type where it has none."""
+    name, line = type(error).__name__, first_line(str(error))
+    if not line:
+        return name
+    return f"{name}: {line}" if named else line

@@ -16,7 +16,7 @@ import xpuruntime.pytorch as xt
 from xpuruntime.measuring.rounds import measure, timed
 from xpuruntime.measuring.statistics import Margin, RatioVerdict
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
-from xpuruntime.pytorch.dispatch.route_cost import route_cost
+from xpuruntime.pytorch.dispatch.step_cost import route_cost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

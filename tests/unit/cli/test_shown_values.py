@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from xpuruntime.cli.options import devices, engines, operations, precisions
-from xpuruntime.evidence.render_text.tables import duration_text
+from xpuruntime.evidence.render_text.changes import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,8 +20,8 @@ import pytest
 import xpuruntime as xrt
 from xpuruntime import distributed
 from xpuruntime.distributed import CollectivePolicy, Communicator
-from xpuruntime.distributed.call import Call, in_group, launch
 from xpuruntime.distributed.nccl import run_within, wait_for
+from xpuruntime.distributed.policy import Call, in_group, launch
 from xpuruntime.errors import CudaError, EngineError, InputError
 from xpuruntime.runtime.libraries.loading import find_library
 

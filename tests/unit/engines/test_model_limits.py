@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper, parser
 
 import xpuruntime as xrt
 from xpuruntime.engines.model import inspect_bytes
-from xpuruntime.engines.model.digests import MAX_DIMS, MAX_ELEMENTS, MAX_NODES, element_count
+from xpuruntime.engines.model.external import MAX_DIMS, MAX_ELEMENTS, MAX_NODES, element_count
 from xpuruntime.engines.precision import convert, probe_feeds
 from xpuruntime.errors import ModelError, OutOfMemoryError
 

@@ -17,7 +17,7 @@ from precision_models import run_ort, verify
 
 from xpuruntime.engines.model import inspect_bytes, inspect_model
 from xpuruntime.engines.precision import convert, probe_feeds
-from xpuruntime.engines.precision.judge import _library_block_list, library_block_list
+from xpuruntime.engines.precision.conversion import _library_block_list, library_block_list
 from xpuruntime.engines.precision.rewrite import round_tensor, round_values
 from xpuruntime.errors import ModelError
 from xpuruntime.evidence.tolerances import TOLERANCES

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from xpuruntime.errors import InputError
-from xpuruntime.evidence.profile import Profile
-from xpuruntime.evidence.trace_files import check_trace
+from xpuruntime.evidence.profile import Profile, check_trace
 from xpuruntime.runtime.profiler import DeviceRecording, DeviceWork, HostCall, Mark, Range
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from xpuruntime.files.cache_entries import CacheEntries
+from xpuruntime.files.digests import CacheEntries
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such permissions")
 
@@ -81,7 +81,7 @@ def test_the_oldest_go(folder: Path) -> None:
 
 def test_a_writer_that_is_killed_leaves_whole_entries_or_none(folder: Path) -> None:
     code = """
-from xpuruntime.files.cache_entries import CacheEntries
+from xpuruntime.files.digests import CacheEntries
 entries, number = CacheEntries("results", most=20, largest=100), 0
 while True:
     entries.write(f"{number % 3}", b"%d " % number * 10)

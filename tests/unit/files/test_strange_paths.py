@@ -19,7 +19,7 @@ from xpuruntime.cli.results import save_outputs
 from xpuruntime.distributed import read_choices
 from xpuruntime.engines.tensorrt.building import CacheFile
 from xpuruntime.evidence import Report, compare_reports
-from xpuruntime.evidence.trace_files import check_trace
+from xpuruntime.evidence.profile import check_trace
 from xpuruntime.files.paths import json_bytes, user_path
 from xpuruntime.ops.plugins import load_library
 from xpuruntime.ops.tuning_cache import TuningCache

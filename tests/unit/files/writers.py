@@ -24,7 +24,7 @@ from xpuruntime.artifacts.store import copy_artifact
 from xpuruntime.cli.results import save_outputs
 from xpuruntime.engines.tensorrt.building import CacheFile
 from xpuruntime.evidence import Report
-from xpuruntime.evidence.trace_files import write_trace
+from xpuruntime.evidence.profile import write_trace
 from xpuruntime.files import writing
 from xpuruntime.files.writing import check_writable, files_beside
 from xpuruntime.lockfile.canonical import load_lock, save_lock

@@ -24,8 +24,11 @@ import grpc  # noqa: E402
 import xpuruntime as xrt  # noqa: E402
 from xpuruntime.serving.messages import InferRequest, InferTensor, RequestedOutput  # noqa: E402
 from xpuruntime.serving.models.settings import ServeSettings  # noqa: E402
-from xpuruntime.serving.protocol.infer_decoding import read_infer_response, read_stream_response  # noqa: E402
-from xpuruntime.serving.protocol.infer_encoding import write_infer_request  # noqa: E402
+from xpuruntime.serving.protocol.infer_messages import (  # noqa: E402
+    read_infer_response,
+    read_stream_response,
+    write_infer_request,
+)
 from xpuruntime.serving.protocol.rest import read_response, write_request  # noqa: E402
 from xpuruntime.testing import models  # noqa: E402
 

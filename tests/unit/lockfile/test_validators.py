@@ -27,7 +27,7 @@ from xpuruntime.lockfile.records import CallEntry, Identity, LockedModel, UnitEn
 from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
 from xpuruntime.ops import plugins
 from xpuruntime.ops.torch_kernels import forget_torch_kernels
-from xpuruntime.runtime.libraries.identity import find_file, library_identity, mapped_libraries, path_in_packages
+from xpuruntime.runtime.libraries.loading import find_file, library_identity, mapped_libraries, path_in_packages
 from xpuruntime.runtime.libraries.search import read_elf
 from xpuruntime.runtime.machine import CpuFacts, EngineFacts, Machine
 
@@ -311,7 +311,7 @@ def test_a_library_is_found_before_it_is_mapped() -> None:
     assert path is not None
     assert library_identity(path)["build_id"] == one.expect["build_id"]
     code = (
-        "import sys; from xpuruntime.runtime.libraries.identity import *\n"
+        "import sys; from xpuruntime.runtime.libraries.loading import *\n"
         "print(library_identity(find_file(sys.argv[1], sys.argv[2], mapped_libraries()))['build_id'])\n"
         "assert 'onnxruntime' not in sys.modules"
     )

@@ -21,7 +21,7 @@ from torch.nn.attention import flex_attention as torch_flex  # noqa: E402
 
 from xpuruntime.pytorch.attention import flash_impl  # noqa: E402
 from xpuruntime.pytorch.dispatch.context import thread_policy  # noqa: E402
-from xpuruntime.pytorch.dispatch.overrides import flex_options, python_functions, registry  # noqa: E402
+from xpuruntime.pytorch.dispatch.overrides import flex_options, registry  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -358,7 +358,7 @@ def test_a_pytorch_without_the_place_for_options_is_said(x, monkeypatch):
     torch._dynamo.reset()
     (override,) = flex_options.OVERRIDES
     monkeypatch.setattr(flex_options, "OVERRIDES", (override._replace(name="_of_another_pytorch"),))
-    assert not python_functions.is_there(flex_options.OVERRIDES[0], "Python")
+    assert not registry.is_there(flex_options.OVERRIDES[0], "Python")
 
     def compile_it():
         with torch.no_grad():

@@ -16,7 +16,7 @@ from xpuruntime.errors import UnsupportedOperationError
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
 tuning = pytest.importorskip("xpuruntime.pytorch.dispatch.tuning")
-route_cost = pytest.importorskip("xpuruntime.pytorch.dispatch.route_cost")
+route_cost = pytest.importorskip("xpuruntime.pytorch.dispatch.step_cost")
 CONTEXT = pytest.importorskip("xpuruntime.pytorch.dispatch.context").CONTEXT
 active_policy = pytest.importorskip("xpuruntime.pytorch.dispatch.context").active_policy
 

@@ -20,7 +20,7 @@ from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy  # noqa: 
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy  # noqa: E402
 from xpuruntime.pytorch.dispatch.fast_path import fast_path  # noqa: E402
 from xpuruntime.pytorch.dispatch.overrides import attention as attention_override  # noqa: E402
-from xpuruntime.pytorch.dispatch.route_cost import RoutePin  # noqa: E402
+from xpuruntime.pytorch.dispatch.step_cost import RoutePin  # noqa: E402
 from xpuruntime.pytorch.ops import attention_operator  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_policy_of_attention_is_left")]

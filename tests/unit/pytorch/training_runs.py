@@ -101,7 +101,7 @@ def train_digits(
     device: str = "cpu", steps: int = 40, autocast: torch.dtype | None = None, seed: int = 0
 ) -> tuple[Losses, nn.Module]:
     """Return the loss of each step, and the network. The images are those that the package ships."""
-    from xpuruntime.demo.data import demo_images
+    from xpuruntime.demo.run import demo_images
 
     images, labels = demo_images()
     torch.manual_seed(seed)

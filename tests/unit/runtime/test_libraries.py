@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from xpuruntime.errors import EngineError, InputError
-from xpuruntime.runtime.libraries.identity import library_identity
 from xpuruntime.runtime.libraries.loading import (
     LibraryIndex,
     find_library,
     libraries_needed_by,
+    library_identity,
     loaded_libraries,
     preload,
 )

@@ -10,9 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import xpuruntime as xrt
-from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor
+from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, ServingError, Status
 from xpuruntime.serving.protocol.datatypes import DATATYPES
-from xpuruntime.serving.status import ServingError, Status
 
 
 def facts(name: str, inputs: list[dict], outputs: list[dict]) -> dict[str, Any]:

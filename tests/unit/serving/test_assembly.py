@@ -20,8 +20,7 @@ from xpuruntime.serving.batching.execution import Slice, assemble, joined, take_
 from xpuruntime.serving.batching.layout import DATATYPE_OF, Layout
 from xpuruntime.serving.batching.requests import check_request
 from xpuruntime.serving.batching.settings import BatchSettings
-from xpuruntime.serving.messages import InferRequest, InferTensor, RequestedOutput
-from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.serving.messages import InferRequest, InferTensor, RequestedOutput, ServingError, Status
 from xpuruntime.testing import models
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pytest
 from serving_models import WAIT, FaultyEngine, Gate, ask, eventually, rows_of, serve_gated, serve_hooked
 
 from xpuruntime.errors import EngineFailed, OutOfMemoryError
-from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.serving.messages import ServingError, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable

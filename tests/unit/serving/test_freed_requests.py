@@ -19,11 +19,9 @@ from serving_models import WAIT, ask, eventually, serve_gated, serve_hooked
 
 from xpuruntime.errors import EngineFailed
 from xpuruntime.serving.http.application import asgi_app
-from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor
-from xpuruntime.serving.protocol.infer_decoding import read_infer_request
-from xpuruntime.serving.protocol.infer_encoding import write_infer_request
+from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, ServingError
+from xpuruntime.serving.protocol.infer_messages import read_infer_request, write_infer_request
 from xpuruntime.serving.protocol.rest_request import read_request
-from xpuruntime.serving.status import ServingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

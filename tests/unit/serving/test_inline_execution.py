@@ -19,9 +19,8 @@ from serving_models import WAIT, FaultyEngine, Gate, ask, rows_of, serve_gated
 import xpuruntime as xrt
 from xpuruntime.errors import EngineFailed
 from xpuruntime.serving.batching.execution import ShortRuns
-from xpuruntime.serving.messages import InferResponse
+from xpuruntime.serving.messages import InferResponse, ServingError, Status
 from xpuruntime.serving.protocol.datatypes import INLINE_BYTES
-from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -299,7 +298,7 @@ def test_many_shapes_are_bounded() -> None:
 def test_one_client_is_served_inline(mlp: Path, serve: Serve, kind: str) -> None:
     pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")
     grpc = pytest.importorskip("grpc", reason="needs grpcio, of the extra serve")
-    from xpuruntime.serving.protocol.infer_encoding import write_infer_request
+    from xpuruntime.serving.protocol.infer_messages import write_infer_request
     from xpuruntime.serving.protocol.rest import write_request
     from xpuruntime.serving.server import Server
 

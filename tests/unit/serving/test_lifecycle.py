@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from serving_models import WAIT, FaultyEngine, Gate, ask, eventually, rows_of
 
+from xpuruntime.serving.messages import ServingError, Status
 from xpuruntime.serving.models.loading import find_versions
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.models.slot import Pending
-from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.testing import models
 
 if TYPE_CHECKING:

@@ -22,13 +22,13 @@ from serving_models import WAIT, ask, rows_of
 import xpuruntime as xrt
 from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.runtime.cpu_and_memory import process_memory
+from xpuruntime.serving.messages import ServingError, Status
 from xpuruntime.serving.models.loading import MemoryBudget
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import MemorySettings, ServeSettings
 from xpuruntime.serving.monitoring.pages import status_data, status_page
 from xpuruntime.serving.monitoring.records import AccessLog
-from xpuruntime.serving.protocol.infer_encoding import write_infer_request
-from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.serving.protocol.infer_messages import write_infer_request
 from xpuruntime.serving.transport.gate import Access
 from xpuruntime.serving.transport.options import TransportOptions
 

@@ -13,8 +13,8 @@ from serving_models import WAIT, FaultyEngine, ask, rows_of
 
 import xpuruntime as xrt
 from xpuruntime.lockfile.measured import BatchTime
+from xpuruntime.serving.messages import ServingError, Status
 from xpuruntime.serving.models.loading import choose_limits
-from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.testing import models
 
 if TYPE_CHECKING:

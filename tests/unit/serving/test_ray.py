@@ -25,8 +25,7 @@ from xpuruntime.demo import demo_images, demo_model_path
 from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.protocol.grpc_messages import decode, encode
-from xpuruntime.serving.protocol.infer_decoding import read_infer_response
-from xpuruntime.serving.protocol.infer_encoding import write_infer_request
+from xpuruntime.serving.protocol.infer_messages import read_infer_response, write_infer_request
 from xpuruntime.serving.ray import Predictor, check_replica, deployment
 
 CPU = {"execution": {"engine": "onnxruntime", "device": "cpu"}}

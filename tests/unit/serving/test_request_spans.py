@@ -14,10 +14,10 @@ import pytest
 from serving_models import WAIT, ask, rows_of
 
 import xpuruntime as xrt
+from xpuruntime.serving.messages import ServingError
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
-from xpuruntime.serving.protocol.infer_encoding import write_infer_request
-from xpuruntime.serving.status import ServingError
+from xpuruntime.serving.protocol.infer_messages import write_infer_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,8 @@ import pytest
 from serving_models import WAIT, FaultyEngine, Gate, ask, eventually, rows_of, serve_gated, serve_hooked, tokens
 
 import xpuruntime as xrt
+from xpuruntime.serving.messages import ServingError, Status
 from xpuruntime.serving.models.service import memory_usage_of
-from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.testing import models
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from typing import Any
 
 from xpuruntime.files.journal import Journal
 from xpuruntime.policies import Policy
-from xpuruntime.tuning.measurements import Measurements
 from xpuruntime.tuning.space import Planned, Rejected, Space
 from xpuruntime.tuning.spec.tune_spec import TuneSpec
-from xpuruntime.tuning.trial import Candidate, CandidateFailed, OutOfTime, Trial, TrialDevice
+from xpuruntime.tuning.trial import Candidate, CandidateFailed, Measurements, OutOfTime, Trial, TrialDevice
 from xpuruntime.tuning.trial_executors import Executor
 from xpuruntime.tuning.tune_result import TuneProgress
 from xpuruntime.tuning.tune_search import Outcome, Search

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from xpuruntime.artifacts.checks import compiled_keys, foreign_artifact, stale_artifact
 from xpuruntime.artifacts.manifest import (
     MANIFEST,
     PROBE,
@@ -23,13 +22,16 @@ from xpuruntime.artifacts.manifest import (
     Artifact,
     FileFacts,
     Manifest,
+    compiled_keys,
+    foreign_artifact,
     made_files,
     open_artifact,
     read_manifest,
+    stale_artifact,
 )
 from xpuruntime.engines.accuracy import check_accuracy, check_due, make_reference, write_reference
 from xpuruntime.engines.base import judge
-from xpuruntime.engines.model.digests import model_digest
+from xpuruntime.engines.model.external import model_digest
 from xpuruntime.engines.quantization.judge import calibration_digest
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
 from xpuruntime.files.digests import file_digest

@@ -43,7 +43,7 @@ def _prompt(feeds: Feeds, prompt: str | None) -> Any:
 def show_generation(session: InferenceSession, feeds: Feeds, new: int, prompt: str | None, *, as_json: bool) -> None:
     """Generate once and print it."""
     from xpuruntime.cli.output import console, print_json
-    from xpuruntime.evidence.render_text.tables import duration_text
+    from xpuruntime.evidence.render_text.changes import duration_text
     from xpuruntime.inference import GenerationSession
 
     result = GenerationSession.over(session).generate(_prompt(feeds, prompt), new)

@@ -8,7 +8,6 @@ The images are from the UCI data set "Optical Recognition of Handwritten Digits"
 
 from __future__ import annotations
 
-from xpuruntime.demo.data import demo_images, demo_model_path, write_demo_files
-from xpuruntime.demo.run import DemoResult, run_demo
+from xpuruntime.demo.run import DemoResult, demo_images, demo_model_path, run_demo, write_demo_files
 
 __all__ = ["DemoResult", "demo_images", "demo_model_path", "run_demo", "write_demo_files"]

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.distributed.call import group
 from xpuruntime.distributed.communicator import Communicator, init_from_env
-from xpuruntime.distributed.policy import CollectiveChoice, CollectivePolicy, read_choices
+from xpuruntime.distributed.policy import CollectiveChoice, CollectivePolicy, group, read_choices
 from xpuruntime.lazy_names import lazy as _lazy
 
 __all__ = ["CollectiveChoice", "CollectivePolicy", "Communicator", "group", "init_from_env", "read_choices"]

@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from xpuruntime._core import ArrayView, Stream
-from xpuruntime.distributed.call import Call, launch
 from xpuruntime.distributed.nccl import DTYPES, OPS, version_text
+from xpuruntime.distributed.policy import Call, launch
 from xpuruntime.errors import InputError, UnsupportedOperationError
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime._core import DeviceManager, DeviceScope, Event, Stream, Tensor
-from xpuruntime.distributed.call import group, in_group
 from xpuruntime.distributed.collectives import Collectives
 from xpuruntime.distributed.nccl import FIXES, IN_PROGRESS, SUCCESS, open_nccl, run_within, version_text, wait_for
-from xpuruntime.distributed.policy import CollectivePolicy, outer_environment, variables_set
+from xpuruntime.distributed.policy import CollectivePolicy, group, in_group, outer_environment, variables_set
 from xpuruntime.distributed.rendezvous import (
     Member,
     environment_number,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from xpuruntime.engines.model.digests import inline_functions
+from xpuruntime.engines.model.external import inline_functions
 from xpuruntime.engines.model.graph import inferred, normal_domain, subgraphs
 from xpuruntime.engines.saturation import saturates_on, saturating_nodes
 from xpuruntime.evidence.records import Control

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
-from xpuruntime.error_text import error_line
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.evidence.documents import Page
 from xpuruntime.evidence.tolerances import OutputFigures, Tolerance, compare_within
 from xpuruntime.inference.intermediates import Divergence, Inside
-from xpuruntime.printable import printable
+from xpuruntime.printable import error_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -127,7 +126,7 @@ class Comparison(Page, frozen=True, kw_only=True):
         from rich.console import Group
         from rich.text import Text
 
-        from xpuruntime.evidence.render_text.tables import duration_text
+        from xpuruntime.evidence.render_text.changes import duration_text
         from xpuruntime.tables import table
 
         shown = table(

@@ -12,9 +12,9 @@ import msgspec
 
 from xpuruntime.engines.base import judge
 from xpuruntime.engines.model.graph import reads
-from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.tolerances import compare_within
+from xpuruntime.printable import error_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

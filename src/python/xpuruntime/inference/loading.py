@@ -10,7 +10,7 @@ import msgspec
 
 from xpuruntime.engines.accuracy import check_accuracy, check_due, make_reference, read_reference, unconverted
 from xpuruntime.engines.base import judge
-from xpuruntime.engines.model.digests import model_digest
+from xpuruntime.engines.model.external import model_digest
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.records import Conversion
 from xpuruntime.runtime.telemetry import log_decision, traced

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from xpuruntime.artifacts.manifest import digest_of_files
-from xpuruntime.engines.model.digests import part_digests
+from xpuruntime.engines.model.external import part_digests
 from xpuruntime.engines.model.shapes import shape_fits
 from xpuruntime.errors import InputError, LockError, OutOfMemoryError, PolicyError
 from xpuruntime.evidence.difference import Difference
@@ -199,7 +199,7 @@ def _calibration_facts(calibration: Calibration) -> dict[str, Any]:
 
 def _locked_model(info: ModelInfo, like: LockedModel | None) -> LockedModel:
     """Return what a lock has of a model; see `surroundings`. Raises `ModelError` where a file is gone."""
-    from xpuruntime.engines.model.digests import external_digests
+    from xpuruntime.engines.model.external import external_digests
 
     sha256, external = info.sha256, external_digests(info)
     if like is not None and like.sha256 == sha256:

@@ -15,8 +15,7 @@ from xpuruntime.engines.base import LoadedModel, closed
 from xpuruntime.engines.observation import DeviceRecorder
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.memory_over_time import MemorySample
-from xpuruntime.evidence.profile import Profile
-from xpuruntime.evidence.trace_files import check_trace
+from xpuruntime.evidence.profile import Profile, check_trace
 from xpuruntime.runtime.cpu_and_memory import process_memory
 from xpuruntime.runtime.profiler import LIMIT, Mark, Marks, RecordedBlock, profiled, record_marks, tell, warn_beside
 from xpuruntime.runtime.session_registry import open_bindings, open_sessions, set_call_instrumentation, set_open_hook

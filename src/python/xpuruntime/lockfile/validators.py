@@ -45,7 +45,7 @@ from xpuruntime.ops.torch_kernels import (
 )
 from xpuruntime.policies.kernel_rules import SOURCE_PREFIXES
 from xpuruntime.runtime.cpu_and_memory import cpu_cores, cpu_quota
-from xpuruntime.runtime.libraries.identity import (
+from xpuruntime.runtime.libraries.loading import (
     find_file,
     library_identity,
     mapped_libraries,

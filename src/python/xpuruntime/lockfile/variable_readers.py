@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xpuruntime.errors import InputError
-from xpuruntime.runtime.libraries.identity import library_identity
+from xpuruntime.runtime.libraries.loading import library_identity
 from xpuruntime.runtime.libraries.search import dynamic_symbols
 
 if TYPE_CHECKING:

@@ -176,7 +176,7 @@ class FolderIndex(Page, frozen=True, kw_only=True):
 
     def _against(self) -> list[tuple[str, str, str, str]]:
         """Return the cells of the table that holds reports against the baseline."""
-        from xpuruntime.evidence.render_text.tables import duration_text
+        from xpuruntime.evidence.render_text.changes import duration_text
 
         return [
             (

@@ -84,7 +84,7 @@ class LockHistory(Document, frozen=True, kw_only=True):
         from rich.console import Group
         from rich.text import Text
 
-        from xpuruntime.evidence.render_text.tables import difference_table
+        from xpuruntime.evidence.render_text.changes import difference_table
 
         parts: list[RenderableType] = []
         for revision in self.revisions:

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from xpuruntime.ops.attention import attention, attention_backward
 from xpuruntime.ops.call_context import current_policy, use_policy
-from xpuruntime.ops.conv import conv2d, conv2d_input_gradient, conv2d_weight_gradient
 from xpuruntime.ops.decision_log import KernelInfo, clear_decisions, decisions, kernels
-from xpuruntime.ops.matmul import matmul
 from xpuruntime.ops.norms import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
+from xpuruntime.ops.products import conv2d, conv2d_input_gradient, conv2d_weight_gradient, matmul
 
 __all__ = [
     "KernelInfo",

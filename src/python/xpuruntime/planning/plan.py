@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from xpuruntime.argument_types import ArgumentType, check_types
-from xpuruntime.engines.model.digests import model_digest
+from xpuruntime.engines.model.external import model_digest
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.records import Control, Verdict, VerdictCode
 from xpuruntime.files.paths import json_bytes, json_text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from xpuruntime.artifacts.checks import artifact_controls, foreign_artifact, refuse_compiling, stale_artifact
+from xpuruntime.artifacts.manifest import artifact_controls, foreign_artifact, refuse_compiling, stale_artifact
 from xpuruntime.engines.base import Judgement, Refusal, judge
 from xpuruntime.engines.known_errors import control_of, not_swept, seen_on_simulator
 from xpuruntime.engines.quantization.judge import calibration_digest

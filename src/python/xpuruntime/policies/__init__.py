@@ -5,11 +5,10 @@
 Values here know nothing of machines and engines. They check form; planning checks what is there.
 """
 
-from xpuruntime.policies.device_spec import DeviceSpec
+from xpuruntime.policies.device_spec import ArtifactPolicy, DeviceSpec, MemoryPolicy
 from xpuruntime.policies.execution_policy import ExecutionPolicy, WeightsPolicy
 from xpuruntime.policies.kernel_policy import KernelPolicy
 from xpuruntime.policies.kernel_rules import KernelRule, RuleMatch, TuningPolicy
-from xpuruntime.policies.memory_and_artifacts import ArtifactPolicy, MemoryPolicy
 from xpuruntime.policies.policy import SCHEMA, Policy, policy_schema
 from xpuruntime.policies.verify_policy import (
     AccuracyPolicy,

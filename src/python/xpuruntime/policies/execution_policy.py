@@ -12,15 +12,16 @@ from xpuruntime.policies.compound_kinds import FrozenDict, InputShapes, Nested, 
 from xpuruntime.policies.device_spec import (
     DEVICE_PATTERN,
     ENGINE_PATTERN,
+    ArtifactPolicy,
     DeviceSpec,
     DeviceText,
+    MemoryPolicy,
     ProviderOptions,
     check_device,
     check_engine,
 )
 from xpuruntime.policies.document import Refused, quote
 from xpuruntime.policies.kinds import Choice, FilePath, Flag, Integer, Text
-from xpuruntime.policies.memory_and_artifacts import ArtifactPolicy, MemoryPolicy
 from xpuruntime.policies.value import Accepts, PolicySection, PolicyValue, field
 
 __all__ = [

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from xpuruntime.policies.compound_kinds import FrozenDict, MappingOf, Nested, OneOrMore
-from xpuruntime.policies.device_spec import check_device, check_engine
+from xpuruntime.policies.device_spec import ByteSize, check_device, check_engine
 from xpuruntime.policies.document import Node, Refused, describe_value, did_you_mean, quote
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES, Determinism
 from xpuruntime.policies.kinds import (
@@ -23,7 +23,6 @@ from xpuruntime.policies.kinds import (
     Text,
     refuse_control_characters,
 )
-from xpuruntime.policies.memory_and_artifacts import ByteSize
 from xpuruntime.policies.value import Accepts, PolicyValue, field
 
 __all__ = [

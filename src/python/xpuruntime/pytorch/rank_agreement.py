@@ -21,10 +21,9 @@ from torch import distributed
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from xpuruntime.argument_types import NUMBER, check_types
-from xpuruntime.error_text import error_line
 from xpuruntime.errors import EngineError, InputError
 from xpuruntime.ops import tuned_records
-from xpuruntime.printable import printable
+from xpuruntime.printable import error_line, printable
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch.context import CONTEXT, forget_tuned_routes
 from xpuruntime.pytorch.dispatch.tuning import may_measure

@@ -10,10 +10,10 @@ from xpuruntime.lazy_names import lazy as _lazy
 
 if TYPE_CHECKING:
     from xpuruntime.serving.http.application import asgi_app
+    from xpuruntime.serving.messages import ServingError, Status
     from xpuruntime.serving.models.service import Models
     from xpuruntime.serving.models.settings import ServeSettings
     from xpuruntime.serving.server import Server
-    from xpuruntime.serving.status import ServingError, Status
     from xpuruntime.serving.transport.gate import Access
     from xpuruntime.serving.transport.options import Tls, TransportOptions
 
@@ -27,8 +27,8 @@ _LAZY = {
     "Models": "models.service",
     "ServeSettings": "models.settings",
     "Server": "server",
-    "ServingError": "status",
-    "Status": "status",
+    "ServingError": "messages",
+    "Status": "messages",
     "Tls": "transport.options",
     "TransportOptions": "transport.options",
     "asgi_app": "http.application",

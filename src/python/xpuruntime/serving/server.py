@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
 from xpuruntime.argument_types import PAGES, SERVICE, TRANSPORT_OPTIONS, ArgumentType, check_types
-from xpuruntime.error_text import error_line
 from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
+from xpuruntime.printable import error_line
 from xpuruntime.runtime.interruptible_waits import BackgroundCall, Latch, uninterrupted
 from xpuruntime.runtime.packages import install_command
 from xpuruntime.serving.http.application import Application
 from xpuruntime.serving.http.bodies import BodyThreads, default_threads
+from xpuruntime.serving.messages import ServingError
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.monitoring.pages import pages_of
-from xpuruntime.serving.status import ServingError
 from xpuruntime.serving.transport.gate import Gate
 from xpuruntime.serving.transport.options import (
     Tls,

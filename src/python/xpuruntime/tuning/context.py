@@ -15,11 +15,11 @@ import numpy as np
 from xpuruntime.engines.accuracy import GENERATED, limits_of, make_references
 from xpuruntime.engines.arrays import digest_parts
 from xpuruntime.engines.input_binding import ConversionLog, InputValidator
-from xpuruntime.engines.model.digests import model_digest
+from xpuruntime.engines.model.external import model_digest
 from xpuruntime.engines.model.shapes import batch_axes
 from xpuruntime.engines.precision import probe_feeds, probing
 from xpuruntime.engines.quantization import uses_calibration
-from xpuruntime.engines.quantization.sample_sources import SampleError, open_source
+from xpuruntime.engines.quantization.calibration import SampleError, open_source
 from xpuruntime.errors import InputError, PlanError, PolicyError, UnsupportedOperationError
 from xpuruntime.evidence.tolerances import RANDOM_FIX, Tolerance, compare_within
 from xpuruntime.inference.plan_request import PlannedModel, plan_session

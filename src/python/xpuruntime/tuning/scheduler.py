@@ -24,9 +24,9 @@ from xpuruntime.tuning.tune_result import TuneProgress
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from xpuruntime.tuning.measurements import Measurements
     from xpuruntime.tuning.space import Planned, Point, Setting, Space
     from xpuruntime.tuning.spec.tune_spec import TuneSpec
+    from xpuruntime.tuning.trial import Measurements
     from xpuruntime.tuning.trial_executors import Executor
 
 __all__ = [

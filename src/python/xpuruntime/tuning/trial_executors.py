@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.error_text import error_line, first_line
 from xpuruntime.errors import AccuracyError, XpuRuntimeError
 from xpuruntime.measuring.statistics import CandidateCode
+from xpuruntime.printable import error_line, first_line
 from xpuruntime.runtime.cpu_and_memory import available_memory
 from xpuruntime.runtime.worker import FailureKind, Worker, WorkerFailure
 from xpuruntime.tuning.runner import Runner

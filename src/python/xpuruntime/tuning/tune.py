@@ -23,13 +23,12 @@ from xpuruntime.measuring.conditions import between, moment, open_meter
 from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.policies.kernel_rules import FAMILIES
 from xpuruntime.tuning.context import SearchContext, read_samples
-from xpuruntime.tuning.measurements import Measurements
 from xpuruntime.tuning.ray_cluster import RayCluster
 from xpuruntime.tuning.ray_node import job_on_node, search_files
 from xpuruntime.tuning.space import BATCH, Rejected, kernel_values
 from xpuruntime.tuning.spec.parts import Objective, RayPlacement
 from xpuruntime.tuning.spec.tune_spec import TuneSpec
-from xpuruntime.tuning.trial import CONTROL, Candidate
+from xpuruntime.tuning.trial import CONTROL, Candidate, Measurements
 from xpuruntime.tuning.trial_executors import FRESH_PROCESS_OBJECTIVES, LocalExecutor, ProcessExecutor
 from xpuruntime.tuning.tune_result import CandidateResult, TuneResult
 from xpuruntime.tuning.tune_search import Search

@@ -13,7 +13,7 @@ from onnx import numpy_helper, parser
 import xpuruntime as xrt
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.onnxruntime.rewriting.graph import Terms
-from xpuruntime.engines.onnxruntime.rewriting.pattern_match import find_rewrites
+from xpuruntime.engines.onnxruntime.rewriting.graph_edit import find_rewrites
 from xpuruntime.engines.onnxruntime.rewriting.rules import FoundRewrites, RuleQuery
 from xpuruntime.engines.written_out import written_out
 

@@ -14,7 +14,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime import _core
-from xpuruntime.runtime.libraries.identity import EXTENSIONS, operator_library
+from xpuruntime.runtime.libraries.loading import EXTENSIONS, operator_library
 
 pytest.importorskip("onnxruntime")
 

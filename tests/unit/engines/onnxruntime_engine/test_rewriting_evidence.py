@@ -257,7 +257,7 @@ def test_the_same_bits_in_every_run(tmp_path: Path) -> None:
 def test_a_stored_rewritten_graph_is_no_model(tmp_path: Path) -> None:
     """Its rules belong to the process that made it."""
     from xpuruntime.engines.onnxruntime.rewriting.graph import Terms, rewrite
-    from xpuruntime.engines.onnxruntime.rewriting.pattern_match import find_rewrites
+    from xpuruntime.engines.onnxruntime.rewriting.graph_edit import find_rewrites
     from xpuruntime.engines.onnxruntime.rewriting.rules import RuleQuery
 
     model = mlp()

@@ -263,16 +263,16 @@ def test_a_converted_graph_is_rewritten_after_the_conversion(tmp_path: Path) -> 
 
 def test_a_plan_that_the_loaded_graph_does_not_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan was made for another graph than is loaded: strict refuses, prefer says so."""
-    from xpuruntime.engines.onnxruntime.rewriting import graph_edit, pattern_match
+    from xpuruntime.engines.onnxruntime.rewriting import graph_edit
     from xpuruntime.engines.onnxruntime.rewriting import rules as records
 
-    real = pattern_match.find_rewrites
+    real = graph_edit._find
 
     def fewer(*args: Any, **given: Any) -> records.FoundRewrites:
         result = real(*args, **given)
         return result._replace(rewrites=tuple(rewrite for rewrite in result.rewrites if rewrite.node != UP))
 
-    monkeypatch.setattr(graph_edit, "find_rewrites", fewer)
+    monkeypatch.setattr(graph_edit, "_find", fewer)
     with pytest.raises(xrt.EngineError, match=UP):
         session(two_layers(), tmp_path)
     with session(two_layers(), tmp_path, mode="prefer") as opened:
@@ -369,7 +369,7 @@ def test_equal_operations_are_measured_once_and_not_again() -> None:
     body = "\n".join(f"t{i} = MatMul({'x' if i == 0 else f't{i - 1}'}, w{i})" for i in range(4))
     model = graph("float[8, 64] x", "float[8, 64] t3", body, weights)
     from xpuruntime.engines.onnxruntime.rewriting.graph import Terms
-    from xpuruntime.engines.onnxruntime.rewriting.pattern_match import find_rewrites
+    from xpuruntime.engines.onnxruntime.rewriting.graph_edit import find_rewrites
     from xpuruntime.engines.onnxruntime.rewriting.rules import RuleQuery
 
     free = find_rewrites(model, RuleQuery(xrt.KernelPolicy(), "cpu", None), Terms("cpu"), tune=True).free

@@ -149,7 +149,7 @@ def test_int8_from_samples(name: str) -> None:
     if name == "convnet":
         path, calibration, feeds = exported(name), samples(name, 16), example(name)
     else:
-        from xpuruntime.demo.data import demo_images
+        from xpuruntime.demo.run import demo_images
 
         images, _ = demo_images()
         path, feeds = xrt.demo_model_path(), {"image": images[:1]}

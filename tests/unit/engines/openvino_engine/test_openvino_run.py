@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from openvino_sessions import VALUE, model, open_, x_of
 
 import xpuruntime as xrt
-from xpuruntime.demo.data import demo_images
+from xpuruntime.demo.run import demo_images
 from xpuruntime.engines.openvino.probing import translate
 from xpuruntime.engines.openvino.slots import SHARED_FROM, share
 from xpuruntime.testing import models

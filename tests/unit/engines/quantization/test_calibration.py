@@ -207,14 +207,14 @@ def test_files_that_change_meanwhile_are_noticed(convnet, images, tmp_path):
 
 
 def test_a_full_disk_under_a_generator(two, monkeypatch):
-    from xpuruntime.engines.quantization import sample_sources
+    from xpuruntime.engines.quantization import calibration
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "save", full)
     with pytest.raises(InputError, match=r"no room for more in the temporary folder \(No space left on device\)"):
-        sample_sources.open_source(iter(pairs(2)), two)
+        calibration.open_source(iter(pairs(2)), two)
 
 
 def test_the_samples_of_the_exported_models_fit():

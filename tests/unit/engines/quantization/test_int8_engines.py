@@ -11,7 +11,7 @@ import pytest
 from exported_models import example, exported, samples
 
 import xpuruntime as xrt
-from xpuruntime.demo.data import demo_images
+from xpuruntime.demo.run import demo_images
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.registry import default_registry
 

@@ -15,7 +15,7 @@ import pytest
 from exported_models import example, exported, samples
 
 import xpuruntime as xrt
-from xpuruntime.demo.data import demo_images
+from xpuruntime.demo.run import demo_images
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.quantization import Calibration, quantize
 from xpuruntime.engines.quantization.style import STYLES, for_this_cpu

@@ -15,7 +15,7 @@ from trt_support import RTX_FACTS, TRT10_FACTS
 import xpuruntime as xrt
 from xpuruntime import _core
 from xpuruntime.engines.tensorrt.building import CacheFile
-from xpuruntime.engines.tensorrt.memory import PoolAllocator, _pointer, make_allocator, make_output_memory
+from xpuruntime.engines.tensorrt.handle import PoolAllocator, _pointer, make_allocator, make_output_memory
 from xpuruntime.engines.tensorrt.network import Cancel, cleaned, failure, interruptible
 from xpuruntime.engines.tensorrt.options import (
     BUILD_OPTIONS,

@@ -300,6 +300,6 @@ def test_a_compiled_program_tells_it_too(tmp_path: Path) -> None:
 
 
 def test_the_words_are_those_of_running() -> None:
-    from xpuruntime.pytorch.attention.entry_points import WITH_WEIGHTS
+    from xpuruntime.pytorch.attention.call import WITH_WEIGHTS
 
     assert NATIVE_KERNELS["attention"] == {"auto", *WITH_WEIGHTS.kernel_names}

@@ -9,7 +9,7 @@ from evidence_records import control, unit
 
 from xpuruntime.evidence import observations
 from xpuruntime.evidence.records import Control, KeySeen
-from xpuruntime.evidence.render_text.tables import outside_text
+from xpuruntime.evidence.render_text.changes import outside_text
 from xpuruntime.evidence.report_building import coverage_note, instrumented, profiler_overhead_note
 
 

@@ -9,7 +9,7 @@ import os
 from collections import defaultdict
 from typing import Any
 
-from xpuruntime.evidence.trace_files import chrome_trace
+from xpuruntime.evidence.profile import chrome_trace
 from xpuruntime.runtime.profiler import DeviceRecording, DeviceWork, HostCall, Mark, Range
 
 T0 = 1_700_000_000_000_000_000

@@ -17,14 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xpuruntime.serving.http.bodies import compress, decompress, response_encoding
-from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, RequestedOutput
+from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, RequestedOutput, ServingError, Status
 from xpuruntime.serving.protocol.datatypes import DATATYPES, INLINE_BYTES, MOST_ITEMS, NotInline
-from xpuruntime.serving.protocol.infer_decoding import read_infer_request, read_infer_response, read_stream_response
-from xpuruntime.serving.protocol.infer_encoding import write_infer_request
+from xpuruntime.serving.protocol.infer_messages import (
+    read_infer_request,
+    read_infer_response,
+    read_stream_response,
+    write_infer_request,
+)
 from xpuruntime.serving.protocol.rest import array_of_json, write_response
 from xpuruntime.serving.protocol.rest_request import RestRequest, read_request
 from xpuruntime.serving.protocol.wire import fields_of, packed_varints, signed, varint, varint_list, varints_of
-from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.serving.transport.gate import Gate
 
 ONE = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}

@@ -9,13 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, RequestedOutput
+from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, RequestedOutput, ServingError
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 from xpuruntime.serving.protocol.grpc_messages import METHODS, decode, encode, message_classes
-from xpuruntime.serving.protocol.infer_decoding import read_infer_request, read_infer_response, read_stream_response
-from xpuruntime.serving.protocol.infer_encoding import write_infer_request, write_infer_response, write_stream_response
+from xpuruntime.serving.protocol.infer_messages import (
+    read_infer_request,
+    read_infer_response,
+    read_stream_response,
+    write_infer_request,
+    write_infer_response,
+    write_stream_response,
+)
 from xpuruntime.serving.protocol.wire import varint
-from xpuruntime.serving.status import ServingError
 
 pytest.importorskip("google.protobuf", reason="needs protobuf, to compare our codec with")
 from google.protobuf import json_format

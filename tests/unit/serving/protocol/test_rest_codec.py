@@ -10,11 +10,10 @@ import re
 import numpy as np
 import pytest
 
-from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor
+from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, ServingError, Status
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 from xpuruntime.serving.protocol.rest import error_body, write_request, write_response
 from xpuruntime.serving.protocol.rest_request import RestRequest, header_length, read_raw_request, read_request
-from xpuruntime.serving.status import ServingError, Status
 
 VALUES = {
     "BOOL": [True, False, True],

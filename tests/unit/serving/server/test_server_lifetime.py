@@ -19,8 +19,7 @@ import xpuruntime as xrt
 from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
 from xpuruntime.serving import Server, ServeSettings
 from xpuruntime.serving.messages import InferRequest, InferTensor
-from xpuruntime.serving.protocol.infer_decoding import read_infer_response
-from xpuruntime.serving.protocol.infer_encoding import write_infer_request
+from xpuruntime.serving.protocol.infer_messages import read_infer_response, write_infer_request
 from xpuruntime.serving.transport.options import TransportOptions
 
 pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")

@@ -17,17 +17,16 @@ import pytest
 from served_models import Service
 from serving_clients import Client, until
 
-from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, RequestedOutput
+from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, RequestedOutput, ServingError
 from xpuruntime.serving.protocol.datatypes import DATATYPES, MOST_ITEMS
 from xpuruntime.serving.protocol.grpc_messages import decode, encode
-from xpuruntime.serving.protocol.infer_decoding import (
+from xpuruntime.serving.protocol.infer_messages import (
     read_infer_request,
     read_infer_response,
     read_stream_response,
+    write_infer_request,
 )
-from xpuruntime.serving.protocol.infer_encoding import write_infer_request
 from xpuruntime.serving.server import Server
-from xpuruntime.serving.status import ServingError
 from xpuruntime.serving.transport.options import TransportOptions
 
 grpc = pytest.importorskip("grpc", reason="needs grpc, of the extra serve")

@@ -15,10 +15,10 @@ import pytest
 import xpuruntime as xrt
 from xpuruntime.serving.http.application import Application, Endpoint, route_of
 from xpuruntime.serving.http.bodies import WrongMethodError
+from xpuruntime.serving.messages import ServingError, Status
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.protocol.datatypes import DATATYPES
-from xpuruntime.serving.status import ServingError, Status
 
 IMAGE = np.linspace(0, 1, 64, dtype=np.float32).reshape(1, 1, 8, 8)
 

@@ -84,7 +84,7 @@ def run(
     from xpuruntime.cli.output import check_outputs, print_json, print_plain, refuse_other_kinds
     from xpuruntime.cli.results import check_output_path, output_lines, save_outputs, summarise
     from xpuruntime.cli.session import open_session, prepare
-    from xpuruntime.evidence.render_text.tables import duration_text
+    from xpuruntime.evidence.render_text.changes import duration_text
 
     locks = [] if lock is None else [("the lock", lock)]
     check_outputs({"--output": output}, model, session_options, input, locks)
@@ -177,7 +177,7 @@ def bench(
     from xpuruntime.cli.output import check_outputs, console, print_json, progress
     from xpuruntime.cli.session import open_session, prepare
     from xpuruntime.engines.model.file import GENERATION_FORMATS
-    from xpuruntime.evidence.render_text.tables import duration_text
+    from xpuruntime.evidence.render_text.changes import duration_text
 
     if against and html is None:
         raise InputError("--against is for the page of --html", fix="add --html FILE")
@@ -365,7 +365,7 @@ def _latency(samples: list[float]) -> Latency:
 
 
 def _table(latencies: dict[str, Latency]) -> Any:
-    from xpuruntime.evidence.render_text.tables import duration_text
+    from xpuruntime.evidence.render_text.changes import duration_text
     from xpuruntime.tables import table
 
     result = table("latency", ("call", ">median", ">p90", ">p99", ">min", ">runs"))
@@ -407,7 +407,7 @@ def profile(
     from xpuruntime.cli.output import check_outputs, console, print_json, refuse_other_kinds
     from xpuruntime.cli.session import open_session, prepare
     from xpuruntime.errors import InputError
-    from xpuruntime.evidence.trace_files import check_trace
+    from xpuruntime.evidence.profile import check_trace
     from xpuruntime.inference import profile as profiling
 
     if trace is not None:

@@ -231,7 +231,7 @@ def _table(progress: TuneProgress) -> RenderableType:
 
     from xpuruntime.measuring.statistics import CandidateCode
     from xpuruntime.tables import table
-    from xpuruntime.tuning.result_text import changes_text
+    from xpuruntime.tuning.tune_result import changes_text
 
     left = max(0.0, progress.budget - progress.elapsed)
     rounds = f", round {progress.round + 1} of at most {progress.rounds}" if progress.rounds else ""

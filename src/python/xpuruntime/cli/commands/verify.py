@@ -141,8 +141,8 @@ def verify(
     from xpuruntime.files.paths import refuse_overwriting
     from xpuruntime.locks.verification.formats import FORMATS, GITLAB_REPORTS
     from xpuruntime.locks.verification.verify import verify as verified
+    from xpuruntime.policies.device_spec import read_size
     from xpuruntime.policies.kinds import read_duration
-    from xpuruntime.policies.memory_and_artifacts import read_size
 
     if lock is None and (of_lock := locked_model(model)) is not None:
         model, lock = of_lock, model

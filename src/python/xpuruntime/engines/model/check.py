@@ -7,8 +7,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, NamedTuple
 
-from xpuruntime.engines.model.digests import element_count, shown_dims
-from xpuruntime.engines.model.external import is_external, nbytes
+from xpuruntime.engines.model.external import element_count, is_external, nbytes, shown_dims
 from xpuruntime.engines.model.file import onnx_checks, onnx_messages, refuse
 from xpuruntime.engines.model.graph import graphs, normal_domain, sort_nodes, subgraphs, tensors
 from xpuruntime.runtime.packages import installed

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from xpuruntime.engines.model.digests import element_count
+from xpuruntime.engines.model.external import element_count
 from xpuruntime.engines.model.graph import graphs, normal_domain, reads, subgraphs, tensors
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ import msgspec
 
 from xpuruntime.engines.model import external as model_external
 from xpuruntime.engines.model.check import check_graph, check_text
-from xpuruntime.engines.model.digests import check_limits
-from xpuruntime.engines.model.external import ExternalFile
+from xpuruntime.engines.model.external import ExternalFile, check_limits
 from xpuruntime.engines.model.facts import (
     NodeInfo,
     Quantization,
@@ -38,8 +37,7 @@ from xpuruntime.engines.model.graph import (
     tensors,
 )
 from xpuruntime.evidence.metadata import KERNEL_KEY, LOCK_KEY, RESULT_KEY, onnx_digest
-from xpuruntime.files.cache_entries import CacheEntries
-from xpuruntime.files.digests import LARGE, file_state, open_file_digest, recall_digest, remembers
+from xpuruntime.files.digests import LARGE, CacheEntries, file_state, open_file_digest, recall_digest, remembers
 from xpuruntime.files.paths import folder_of
 from xpuruntime.files.reading import open_regular
 from xpuruntime.runtime.packages import installed

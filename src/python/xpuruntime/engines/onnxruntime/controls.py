@@ -27,7 +27,7 @@ from xpuruntime.engines.onnxruntime.options import (
 from xpuruntime.engines.onnxruntime.precision_controls import on_unless_stated, resolve_precision, resolve_weights
 from xpuruntime.engines.saturation import saturates_on, saturating_nodes
 from xpuruntime.errors import PolicyError
-from xpuruntime.runtime.libraries.identity import EXTENSIONS
+from xpuruntime.runtime.libraries.loading import EXTENSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Collection

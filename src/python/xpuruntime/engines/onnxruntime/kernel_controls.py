@@ -119,8 +119,7 @@ class KernelKeys:
         if not (tune or self._query.requests_kernels):
             return FoundRewrites()
         from xpuruntime.engines.model.shapes import with_shapes
-        from xpuruntime.engines.onnxruntime.rewriting.graph_edit import terms_of
-        from xpuruntime.engines.onnxruntime.rewriting.pattern_match import find_rewrites
+        from xpuruntime.engines.onnxruntime.rewriting.graph_edit import find_rewrites, terms_of
 
         request, settings = self._request, self._settings
         return find_rewrites(

@@ -226,9 +226,9 @@ def _observer(
     copy = settings.public()
 
     def observer(feeds: Mapping[str, Any], runs: int) -> Observed:
-        from xpuruntime.engines.onnxruntime.observing.decisions import rewrite_decisions, unreplaced_decisions
         from xpuruntime.engines.onnxruntime.observing.instrumented_run import instrument, observe
         from xpuruntime.engines.onnxruntime.observing.kernels import DecidedKernels
+        from xpuruntime.engines.onnxruntime.observing.unit_facts import rewrite_decisions, unreplaced_decisions
         from xpuruntime.engines.onnxruntime.options import attention_kernels, read_back
 
         effective: dict[str, str] = {}

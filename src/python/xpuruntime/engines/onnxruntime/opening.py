@@ -24,7 +24,7 @@ from xpuruntime.errors import (
     UnsupportedOperationError,
     XpuRuntimeError,
 )
-from xpuruntime.runtime.libraries.identity import EXTENSIONS, operator_library
+from xpuruntime.runtime.libraries.loading import EXTENSIONS, operator_library
 
 if TYPE_CHECKING:
     from xpuruntime.engines.model_source import ModelSource

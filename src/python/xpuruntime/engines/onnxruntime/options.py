@@ -15,8 +15,7 @@ import msgspec
 from xpuruntime.engines.base import EngineSettings
 from xpuruntime.engines.control_builder import BOOL, Option
 from xpuruntime.engines.model.shapes import read_shapes
-from xpuruntime.runtime.libraries.identity import operator_library
-from xpuruntime.runtime.libraries.loading import mapped_paths
+from xpuruntime.runtime.libraries.loading import mapped_paths, operator_library
 
 if TYPE_CHECKING:
     from types import TracebackType

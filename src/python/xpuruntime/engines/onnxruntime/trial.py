@@ -24,7 +24,7 @@ from xpuruntime.engines.onnxruntime.options import SAFE_LEVEL
 from xpuruntime.engines.onnxruntime.rewriting.rules import DOMAIN
 from xpuruntime.engines.precision import probe_feeds
 from xpuruntime.errors import EngineFailed, XpuRuntimeError
-from xpuruntime.files.cache_entries import CacheEntries
+from xpuruntime.files.digests import CacheEntries
 from xpuruntime.files.scratch import ScratchFolder
 
 if TYPE_CHECKING:

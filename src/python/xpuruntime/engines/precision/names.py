@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines.model.digests import inline_functions
+from xpuruntime.engines.model.external import inline_functions
 from xpuruntime.engines.model.graph import graphs, inferred
 
 if TYPE_CHECKING:

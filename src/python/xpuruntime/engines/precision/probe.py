@@ -11,7 +11,7 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.model.digests import shown_dims
+from xpuruntime.engines.model.external import shown_dims
 from xpuruntime.errors import EngineFailed, InputError, OutOfMemoryError
 
 if TYPE_CHECKING:

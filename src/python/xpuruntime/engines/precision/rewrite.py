@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import onnx
     from numpy.typing import NDArray
 
-    from xpuruntime.engines.precision.judge import NodePrecision
+    from xpuruntime.engines.precision.conversion import NodePrecision
 
 __all__ = [
     "Rewriter",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpuruntime.engines.model import external as model_external
-from xpuruntime.engines.model.digests import inline_functions
+from xpuruntime.engines.model.external import inline_functions
 from xpuruntime.engines.model.file import MAX_PROTOBUF, refuse
 from xpuruntime.engines.model.graph import fresh_name, graphs, name_nodes, normal_domain, set_node_names, tensors
 from xpuruntime.engines.quantization.style import HEAVY

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.engines.arrays import device_of, from_host, kind_of, torch_dtype_name
 from xpuruntime.engines.base import Binding, LoadedModel, Observed, closed
 from xpuruntime.engines.input_binding import ConversionLog, InputValidator, refuse_stream, type_name
-from xpuruntime.engines.torch.aliasing import GuardedCall
+from xpuruntime.engines.torch.binding import GuardedCall
 from xpuruntime.engines.torch.names import from_numpy, to_numpy, translate
 from xpuruntime.engines.torch.pinning import Pins, hold
 from xpuruntime.errors import InputError

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 #: Kernels that a policy may ask for there, by operation. Those of attention are as
-#: `xpuruntime.pytorch.attention.entry_points.WITH_WEIGHTS` has them, which needs PyTorch.
+#: `xpuruntime.pytorch.attention.call.WITH_WEIGHTS` has them, which needs PyTorch.
 NATIVE_KERNELS = {
     "matmul": frozenset(("auto", "torch", "torch.mm")),
     "attention": frozenset(("auto", "torch", "torch.sdpa", "math", "torch.math")),

@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from xpuruntime.evidence.page.comparisons import render_changes, render_comparison
-from xpuruntime.evidence.page.document import render_serving
+from xpuruntime.evidence.page.document import render_changes, render_comparison, render_serving
 from xpuruntime.evidence.page.report import render_fragment, render_page
 
 __all__ = ["render_changes", "render_comparison", "render_fragment", "render_page", "render_serving"]

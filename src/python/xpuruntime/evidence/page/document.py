@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`assemble`: a page as one file. Style, script and data are in it, and its own policy lets nothing else in."""
+"""Pages of one file: two reports, several engines on one model, any record; their own policy lets nothing else in."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ import base64
 import functools
 import hashlib
 import html
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from xpuruntime.evidence.difference import difference_rows
+from xpuruntime.evidence.render_text.changes import arrow_text, boundary_row, change_text, units_text
+from xpuruntime.evidence.render_text.sections import call_at, memory_change_rows
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.notebook import escaped, fragment, fragment_style, fragment_table
 from xpuruntime.printable import printable
@@ -19,7 +25,9 @@ from xpuruntime.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["assemble", "render_serving", "render_shown", "render_timings"]
+    from xpuruntime.evidence.report_comparison import GroupChange, ReportComparison
+
+__all__ = ["assemble", "render_changes", "render_comparison", "render_serving", "render_shown", "render_timings"]
 
 _HERE = Path(__file__).parent
 #: How each template begins; the frame says it for the whole page.
@@ -69,7 +77,7 @@ def render_shown(kind: str, title: str, shown: str) -> str:
     return assemble("shown.html", kind, ("elements", "shell", "shown"), title, {}, f"<h1>{escaped(title)}</h1>{shown}")
 
 
-_PARTS = ("elements", "served", "shell", "serving")
+_STATUS_PARTS = ("elements", "served", "shell", "serving")
 
 
 def render_serving(plain: Mapping[str, Any]) -> str:
@@ -86,7 +94,7 @@ def render_serving(plain: Mapping[str, Any]) -> str:
             fragment_table("Models", ("model", "version", "state", "engine"), rows),
         )
     )
-    return assemble("serving.html", "status", _PARTS, f"{state} - xpuruntime", dict(plain), told)
+    return assemble("serving.html", "status", _STATUS_PARTS, f"{state} - xpuruntime", dict(plain), told)
 
 
 _TIMED = ("elements", "intervals", "shell", "timings")
@@ -147,3 +155,253 @@ def _timed_row(name: str, samples: Sequence[float], base: Sequence[float] | None
         "ratio": ratio,
         "ratioText": "" if ratio is None else f"{ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]",
     }
+
+
+_CHANGES_PARTS = ("elements", "sorting", "changed", "shell", "changes")
+
+
+def render_changes(comparison: ReportComparison) -> str:
+    """Return the page. It says what `str(comparison)` says, of all groups of nodes."""
+    name = comparison.after.model.replace("\\", "/").rpartition("/")[2] or "a model"
+    data = _data(comparison)
+    return assemble(
+        "changes.html",
+        "comparison",
+        _CHANGES_PARTS,
+        f"{comparison.headline} - {name}",
+        data,
+        _fragment(comparison, data),
+    )
+
+
+def _data(comparison: ReportComparison) -> dict[str, Any]:
+    return {
+        "headline": comparison.headline,
+        "same": comparison.same,
+        "sides": [msgspec.to_builtins(side) for side in (comparison.before, comparison.after)],
+        "speeds": _speeds(comparison),
+        "noise": f"{comparison.noise:.0%} or {comparison.noise_us:g} us".replace("%", " %"),
+        "groups": [_group(group) for group in comparison.groups],
+        "unchanged": comparison.unchanged,
+        "only": [list(comparison.only_before), list(comparison.only_after)],
+        "keys": [
+            {
+                "cells": [
+                    key.key,
+                    arrow_text(key.requested_before, key.requested_after),
+                    arrow_text(key.observed_before, key.observed_after),
+                    arrow_text(key.status_before, key.status_after),
+                    key.reason,
+                ],
+                "deviates": key.deviates,
+            }
+            for key in comparison.keys
+        ],
+        "decisions": [
+            [
+                call_at(decision.description or decision.op, decision.nodes),
+                arrow_text(decision.kernel_before, decision.kernel_after),
+                arrow_text(decision.asked_before, decision.asked_after),
+                arrow_text(decision.asked_by_before, decision.asked_by_after),
+                decision.reason,
+            ]
+            for decision in comparison.decisions
+        ],
+        "boundaries": [list(boundary_row(border)) for border in comparison.boundaries],
+        "memory": [list(row) for row in memory_change_rows(comparison.memory)],
+        "peaks": [list(row) for row in memory_change_rows(comparison.peaks)],
+        "cuda_graph": [list(row) for row in difference_rows(comparison.cuda_graph, "reason")],
+        "shapes": [list(row) for row in difference_rows(comparison.shapes)],
+        "surroundings": [list(row) for row in difference_rows(comparison.surroundings)],
+        "notes": list(comparison.notes),
+    }
+
+
+def _speeds(comparison: ReportComparison) -> list[list[str]]:
+    named = [] if comparison.latency is None else [("latency, median", comparison.latency)]
+    named += [(f"all units, {total.kind} time", total) for total in comparison.totals]
+    return [[name, change_text(time), time.verdict] for name, time in named]
+
+
+def _group(group: GroupChange) -> dict[str, Any]:
+    time = group.time
+    return {
+        "nodes": list(group.nodes),
+        "what": list(group.what),
+        "before": units_text(group, group.before),
+        "after": units_text(group, group.after),
+        "time": None if time is None else {"before": time.before, "after": time.after, "unit": time.unit},
+        "change": None if time is None else time.change,
+        "verdict": "unknown" if time is None else time.verdict,
+    }
+
+
+def _fragment(comparison: ReportComparison, data: dict[str, Any]) -> str:
+    """Return headline, speed and keys, for browsers without scripts."""
+    kind = "honoured" if comparison.same else "substituted"
+    parts = [f"<p class='xrt-headline xrt-{kind}'>{escaped(comparison.headline)}</p>"]
+    if data["speeds"]:
+        parts.append(fragment_table("Speed", ("what", "change", "verdict"), [tuple(speed) for speed in data["speeds"]]))
+    rows = [
+        (
+            ", ".join(group["nodes"][:4]) or "(inserted)",
+            ", ".join(group["what"]) or group["verdict"],
+            group["before"],
+            group["after"],
+        )
+        for group in data["groups"][:20]
+    ]
+    if rows:
+        title = f"Nodes ({len(rows)} of {len(data['groups'])} groups)"
+        parts.append(fragment_table(title, ("nodes", "what", "before", "after"), rows))
+    return fragment(parts)
+
+
+_COMPARISON_PARTS = ("elements", "sorting", "compared", "drift", "shell", "comparison")
+_FIGURES = ("max_abs", "max_rel", "cosine")
+_ASK = "run `xrt compare MODEL --layers --html FILE`, or `compare_engines(..., layers=True)`"
+_OTHER = (
+    "make the tensors in question outputs of the model, or compare on onnxruntime or openvino, which give the tensors "
+    "inside of a model"
+)
+
+
+def render_comparison(plain: Mapping[str, Any]) -> str:
+    """Return the page of a comparison."""
+    data = _compared_data(plain)
+    name = str(plain["model"]).replace("\\", "/").rpartition("/")[2]
+    return assemble(
+        "comparison.html",
+        "comparison",
+        _COMPARISON_PARTS,
+        f"{plain['headline']} - {name}",
+        data,
+        _compared_fragment(plain, data),
+    )
+
+
+def _compared_data(plain: Mapping[str, Any]) -> dict[str, Any]:
+    labels = _labels(plain["rows"])
+    return {
+        **{key: plain[key] for key in ("headline", "agreed", "model", "reference", "inputs", "schema")},
+        "rows": [_row(row, label, plain["layers"]) for row, label in zip(plain["rows"], labels, strict=True)],
+        **_points(plain["rows"]),
+    }
+
+
+def _labels(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a name for each candidate, numbered where two are the same."""
+    seen: dict[str, int] = {}
+    labels = []
+    for row in rows:
+        label = f"{row['engine']}@{row['device']} ({row['precision']})"
+        seen[label] = seen.get(label, 0) + 1
+        labels.append(label if seen[label] == 1 else f"{label}, again" + (f" {seen[label]}" * (seen[label] > 2)))
+    return labels
+
+
+def _row(row: dict[str, Any], label: str, requested: bool) -> dict[str, Any]:
+    drift = row["drift"]
+    why, how = _missing(row, requested)
+    return {
+        "label": label,
+        **{key: row[key] for key in ("engine", "device", "precision", "status", "reason", "tolerance", "notes")},
+        **{key: _number(row[key]) for key in (*_FIGURES, "median_us")},
+        "divergence": None if row["divergence"] is None else _divergence(row["divergence"]),
+        "outputs": [
+            {**{key: output[key] for key in ("name", "passed", "nan", "inf", "reason")}, **_figures(output)}
+            for output in row["outputs"]
+        ],
+        "measured": 0 if drift is None else len(drift["layers"]),
+        "drift_note": "" if drift is None else drift["note"],
+        "skipped": [] if drift is None else list(drift["skipped"].items()),
+        "why": why,
+        "how": how,
+    }
+
+
+def _divergence(divergence: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **{key: divergence[key] for key in ("nodes", "op", "output", "note")},
+        "reason": divergence["figures"]["reason"],
+    }
+
+
+def _missing(row: dict[str, Any], requested: bool) -> tuple[str, str]:
+    """Return why there is no drift of layers, empty where there is, and how to get what is missing."""
+    drift = row["drift"]
+    if row["status"] in ("rejected", "failed"):
+        return f"the engine did not run ({row['status']}): {row['reason']}", "make it run first: see the reason"
+    if not requested:
+        return "it was not asked for", _ASK
+    if drift is None:
+        return (row["notes"] or ["the reference gave no layers"])[-1], _OTHER
+    if not drift["layers"]:
+        return next(iter(drift["skipped"].values()), "the model has no layer that computes anything"), _OTHER
+    return "", _OTHER if any(
+        "the engine" in reason or "refused" in reason for reason in drift["skipped"].values()
+    ) else ""
+
+
+def _points(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the layers in their order, and the points as columns of indices and figures."""
+    layers: dict[int, tuple[str, str]] = {}
+    for row in rows:
+        for layer in (row["drift"] or {}).get("layers", ()):
+            layers.setdefault(layer["place"], (layer["name"], layer["op"]))
+    order = {layer: index for index, layer in enumerate(sorted(layers))}
+    strings: dict[str, int] = {}
+    names = ("row", "layer", "tensor", "passed", "odd", "first", "reason", *_FIGURES)
+    points: dict[str, list[Any]] = {name: [] for name in names}
+    for index, row in enumerate(rows):
+        drift = row["drift"] or {"layers": (), "first": None}
+        for at, layer in enumerate(drift["layers"]):
+            figures = layer["figures"]
+            values = {
+                "row": index,
+                "layer": order[layer["place"]],
+                "tensor": strings.setdefault(figures["name"], len(strings)),
+                "passed": int(figures["passed"]),
+                "odd": figures["nan"] + figures["inf"],
+                "first": int(at == drift["first"]),
+                "reason": strings.setdefault(figures["reason"], len(strings)),
+                **_figures(figures),
+            }
+            for name in names:
+                points[name].append(values[name])
+    ordered = [layers[layer] for layer in sorted(layers)]
+    return {
+        "layers": {
+            "place": sorted(layers),
+            "name": [name for name, _ in ordered],
+            "op": [strings.setdefault(op, len(strings)) for _, op in ordered],
+        },
+        "points": points,
+        "strings": list(strings),
+    }
+
+
+def _figures(record: dict[str, Any]) -> dict[str, float | str | None]:
+    return {key: _number(record[key]) for key in _FIGURES}
+
+
+def _number(value: float | None) -> float | str | None:
+    """Return a number as JSON can hold it: five digits, or the word for what is none."""
+    if value is None:
+        return None
+    if math.isfinite(value):
+        return float(f"{value:.7g}")
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _compared_fragment(plain: Mapping[str, Any], data: dict[str, Any]) -> str:
+    """Return verdict and table of the engines, for browsers without scripts."""
+    kind = "honoured" if plain["agreed"] else "substituted"
+    rows = [
+        (row["label"], row["status"], *("-" if row[key] is None else str(row[key]) for key in _FIGURES), row["reason"])
+        for row in data["rows"]
+    ]
+    columns = ("engine", "verdict", "max abs", "max rel", "cosine", "reason")
+    title = f"{plain['model']} against {plain['reference']}, input {plain['inputs']}"
+    headline = f"<p class='xrt-headline xrt-{kind}'>{escaped(plain['headline'])}</p>"
+    return fragment((headline, fragment_table(title, columns, rows)))

@@ -17,8 +17,8 @@ from xpuruntime.evidence.determinism import determinism_rows
 from xpuruntime.evidence.kernel_records import summed, tensor_cores_text
 from xpuruntime.evidence.memory_over_time import most_by_owner
 from xpuruntime.evidence.page.document import assemble
+from xpuruntime.evidence.render_text.changes import outside_text
 from xpuruntime.evidence.render_text.sections import graph_rows, live_text, memory_rows, shape_rows, why_text
-from xpuruntime.evidence.render_text.tables import outside_text
 from xpuruntime.notebook import Badge, escaped, fragment, fragment_table
 
 if TYPE_CHECKING:

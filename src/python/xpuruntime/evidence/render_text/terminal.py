@@ -9,6 +9,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.evidence.kernel_records import summed, tensor_cores_text
+from xpuruntime.evidence.render_text.changes import duration_text
+from xpuruntime.evidence.render_text.changes import time_text as _time
 from xpuruntime.evidence.render_text.sections import (
     by_operator,
     decision_tables,
@@ -16,8 +18,6 @@ from xpuruntime.evidence.render_text.sections import (
     memory_tables,
     shape_tables,
 )
-from xpuruntime.evidence.render_text.tables import duration_text
-from xpuruntime.evidence.render_text.tables import time_text as _time
 from xpuruntime.notebook import plain
 from xpuruntime.printable import bytes_text
 from xpuruntime.tables import table as _table

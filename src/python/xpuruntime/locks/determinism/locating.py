@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from xpuruntime.error_text import error_line
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.evidence.determinism import FirstDifference
 from xpuruntime.evidence.tolerances import differing, ulp_distance
 from xpuruntime.locks.worker_side.xrt_session_worker import read_arrays, write_arrays
+from xpuruntime.printable import error_line
 from xpuruntime.runtime.worker import Worker
 
 __all__ = ["fresh_job", "locate", "run_fresh", "run_job", "why_not_fresh"]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xpuruntime.argument_types import ARRAYS, COUNT, COUNTS, FLAG, TEXT, check_types
-from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.determinism import DeterminismTests, GradeTest
 from xpuruntime.evidence.tolerances import differing, kept
@@ -20,6 +19,7 @@ from xpuruntime.locks.determinism import grades
 from xpuruntime.locks.determinism.grades import Batch, find_batch, other_inputs
 from xpuruntime.locks.determinism.locating import fresh_job, locate, run_fresh, why_not_fresh
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES
+from xpuruntime.printable import error_line
 from xpuruntime.runtime.telemetry import log_step
 from xpuruntime.runtime.worker import FailureKind, WorkerFailure
 

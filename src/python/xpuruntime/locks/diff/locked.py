@@ -21,8 +21,7 @@ from xpuruntime.lockfile.drift import DriftCode
 from xpuruntime.lockfile.engine_dependencies import of_kernel
 from xpuruntime.lockfile.records import Lock
 from xpuruntime.lockfile.rules import policy_of
-from xpuruntime.locks.diff.recorded import narrowed, of_lock, of_report
-from xpuruntime.locks.diff.result import Diff, Level, restoring
+from xpuruntime.locks.diff.result import Diff, Level, narrowed, of_lock, of_report, restoring
 from xpuruntime.locks.environments import FileSide, LockSide, call, start_worker
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xpuruntime.lockfile.records import Identity, LockedOutput, UnitEntry
-    from xpuruntime.locks.diff.recorded import RecordedSide
+    from xpuruntime.locks.diff.result import RecordedSide
     from xpuruntime.locks.environments import PythonSide
 
 __all__ = ["compare_with_lock", "locked_levels"]

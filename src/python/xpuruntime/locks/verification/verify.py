@@ -39,15 +39,14 @@ from xpuruntime.locks.verification.accuracy import (
     memory_claims,
     start_claims,
 )
-from xpuruntime.locks.verification.audit import audit_claims
 from xpuruntime.locks.verification.claims import SECTIONS, Claim, ClaimCode, Section, Subject
-from xpuruntime.locks.verification.evidence import evidence_claims
+from xpuruntime.locks.verification.evidence import audit_claims, evidence_claims
 from xpuruntime.locks.verification.metrics import FileMetric, Metric, read_metric
 from xpuruntime.locks.verification.result import VerificationResult
 from xpuruntime.locks.verification.speed import machine_conditions, speed_claims
 from xpuruntime.policies import Policy, VerifyPolicy, files
+from xpuruntime.policies.device_spec import read_size
 from xpuruntime.policies.document import did_you_mean
-from xpuruntime.policies.memory_and_artifacts import read_size
 from xpuruntime.policies.verify_policy import Inconclusive
 from xpuruntime.runtime.telemetry import log_decision, log_step, traced
 from xpuruntime.runtime.worker import WorkerFailure

@@ -15,7 +15,7 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.coverage.gaps import CoverageGap, report_gaps
 from xpuruntime.pytorch.coverage.operation_table import title_of
 from xpuruntime.pytorch.dispatch.context import DTYPES, active_policy
-from xpuruntime.pytorch.dispatch.overrides.invoke import call_native
+from xpuruntime.pytorch.dispatch.overrides.native import call_native
 from xpuruntime.pytorch.dispatch.route import facts_of_call
 from xpuruntime.pytorch.explanation.requested import requests_other_kernel
 

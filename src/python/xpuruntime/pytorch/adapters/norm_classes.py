@@ -26,8 +26,7 @@ from xpuruntime.pytorch.coverage.gaps import CoverageGap, report_gaps
 from xpuruntime.pytorch.coverage.operation_table import norm_by_operators, title_of
 from xpuruntime.pytorch.dispatch.context import DTYPES, active_policy
 from xpuruntime.pytorch.dispatch.overrides import traced_norms
-from xpuruntime.pytorch.dispatch.overrides.invoke import call_native
-from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override
+from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override, call_native
 from xpuruntime.pytorch.dispatch.route import Route, facts_of_call
 from xpuruntime.pytorch.ops import norm_autograd
 from xpuruntime.pytorch.ops.norms import phase_of_norm

@@ -17,8 +17,7 @@ from xpuruntime.ops.call_context import prepare
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention import advised, sdpa_backends
-from xpuruntime.pytorch.attention.call import AttentionCall, last_of_range
-from xpuruntime.pytorch.attention.entry_points import SDPA, EntryPoint
+from xpuruntime.pytorch.attention.call import SDPA, AttentionCall, EntryPoint, last_of_range
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, is_enabled, rejection, static_size
 from xpuruntime.pytorch.dispatch import context, tuning
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy

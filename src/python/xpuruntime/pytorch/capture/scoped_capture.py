@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, UnsupportedOperationError, warn
+from xpuruntime.printable import error_line
 from xpuruntime.pytorch._private_api import lookup
 from xpuruntime.pytorch.capture.captured_state import RandomState
 from xpuruntime.pytorch.capture.graph_recorder import CudaRecorder

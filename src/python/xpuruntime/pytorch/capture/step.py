@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from xpuruntime.error_text import error_line
 from xpuruntime.errors import UnsupportedOperationError, warn
+from xpuruntime.printable import error_line
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch._private_api import pytree
 from xpuruntime.pytorch.capture.captured_state import StateSnapshot

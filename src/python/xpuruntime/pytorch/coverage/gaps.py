@@ -13,7 +13,7 @@ import torch
 from xpuruntime.errors import InputError, PolicyError, warn
 from xpuruntime.policies.call_facts import UNKNOWN
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.attention.entry_points import WITH_WEIGHTS
+from xpuruntime.pytorch.attention.call import WITH_WEIGHTS
 from xpuruntime.pytorch.call_scope import module_names, module_paths
 from xpuruntime.pytorch.coverage.operation_table import computed_by_operators
 from xpuruntime.pytorch.coverage.unserved import MULTI_HEAD, UNSERVED

@@ -15,7 +15,7 @@ import torch
 from torch.nn import attention as torch_attention
 
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.attention.entry_points import FAST_PATH, FLEX, VARLEN, WITH_WEIGHTS, EntryPoint
+from xpuruntime.pytorch.attention.call import FAST_PATH, FLEX, VARLEN, WITH_WEIGHTS, EntryPoint
 from xpuruntime.pytorch.dispatch.overrides.native import IN_PYTHON
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES
 

@@ -17,7 +17,7 @@ from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.policies.call_facts import SIZES
 from xpuruntime.policies.kernel_rules import FAMILIES, KERNEL_IDS, ops_of
 from xpuruntime.pytorch.attention.advised import rows_here
-from xpuruntime.pytorch.attention.entry_points import SDPA
+from xpuruntime.pytorch.attention.call import SDPA
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from xpuruntime.errors import XpuRuntimeError
     from xpuruntime.policies import KernelRule
     from xpuruntime.policies.call_facts import CallFacts
-    from xpuruntime.pytorch.attention.entry_points import EntryPoint
+    from xpuruntime.pytorch.attention.call import EntryPoint
     from xpuruntime.pytorch.call_scope.generation_calls import LockedGeneration
     from xpuruntime.pytorch.weights import LinearWeights
 

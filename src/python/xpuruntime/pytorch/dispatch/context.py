@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.fast_path import FastPath
     from xpuruntime.pytorch.dispatch.policy_scope import InstalledPolicy
     from xpuruntime.pytorch.dispatch.route import Route
-    from xpuruntime.pytorch.dispatch.route_cost import RoutePin
-    from xpuruntime.pytorch.dispatch.step_cost import StepLag
+    from xpuruntime.pytorch.dispatch.step_cost import RoutePin, StepLag
 
 __all__ = [
     "CONTEXT",

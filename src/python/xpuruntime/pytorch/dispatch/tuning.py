@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime import _core
-from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, UnsupportedOperationError, warn
 from xpuruntime.measuring.rounds import KernelTiming, Replacement, alike, by_memory, choose
 from xpuruntime.measuring.tuning_watch import TuningStep
@@ -23,12 +22,12 @@ from xpuruntime.ops import tuned_records
 from xpuruntime.ops.plugins import facts_of_kernel
 from xpuruntime.ops.torch_kernels import automatic_torch_kernels, environment_values, is_torch_kernel
 from xpuruntime.policies import TuningPolicy
+from xpuruntime.printable import error_line
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT, forget_tuned_routes
 from xpuruntime.pytorch.dispatch.route import Route
-from xpuruntime.pytorch.dispatch.route_cost import route_cost
-from xpuruntime.pytorch.dispatch.step_cost import StepCost, StepLag, host_sampler, on_device, peak_bytes
+from xpuruntime.pytorch.dispatch.step_cost import StepCost, StepLag, host_sampler, on_device, peak_bytes, route_cost
 from xpuruntime.runtime import profiler as trace_events
 from xpuruntime.runtime.telemetry import log_decision
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from xpuruntime.evidence.render_text.tables import duration_text
+from xpuruntime.evidence.render_text.changes import duration_text
 from xpuruntime.notebook import plain
 from xpuruntime.tables import table
 

@@ -14,11 +14,11 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import torch
 
 from xpuruntime.argument_types import COUNT, FLAG, check_types
-from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, ModelError, PolicyError
 from xpuruntime.evidence.metadata import DIMENSIONS_KEY, LOCK_KEY, POLICY_KEY, digest_tensors
 from xpuruntime.files.paths import kind_of, refuse_overwriting, user_path
 from xpuruntime.policies import KernelPolicy, Policy
+from xpuruntime.printable import error_line
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.exporter.exported import (
     OPSET,

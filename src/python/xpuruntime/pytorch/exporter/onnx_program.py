@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.metadata import KERNEL_KEY, LOCK_KEY, POLICY_KEY, RESULT_KEY, onnx_digest, pinned_by_rule
 from xpuruntime.files.paths import reason_of
 from xpuruntime.files.writing import files_beside
+from xpuruntime.printable import error_line
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.exporter.exported import (
     OPSET,

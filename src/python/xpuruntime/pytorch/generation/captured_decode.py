@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.error_text import error_line
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.notebook import one_line
-from xpuruntime.printable import bytes_text, printable
+from xpuruntime.printable import bytes_text, error_line, printable
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.call_scope.generation_calls import generate_of
 from xpuruntime.pytorch.capture.api import compiled_by

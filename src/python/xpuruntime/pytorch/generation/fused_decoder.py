@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - as PyTorch calls it
 
-from xpuruntime.error_text import error_line
+from xpuruntime.printable import error_line
 from xpuruntime.pytorch.capture.captured_state import CapturedState, StateSnapshot
 from xpuruntime.pytorch.dispatch import step_cost
 

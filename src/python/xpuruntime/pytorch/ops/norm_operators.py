@@ -17,7 +17,7 @@ from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.ops.call_context import call_context
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
-from xpuruntime.pytorch.dispatch.overrides.invoke import invoke
+from xpuruntime.pytorch.dispatch.overrides.native import invoke
 from xpuruntime.pytorch.dispatch.overrides.norms import add_missing_kernel, as_rows, rms_eps, stats_dtype
 from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES, Route
 from xpuruntime.pytorch.ops import norm_autograd

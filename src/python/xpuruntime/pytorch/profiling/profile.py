@@ -16,7 +16,7 @@ import torch
 from xpuruntime import _core
 from xpuruntime.argument_types import FLAG, check_types
 from xpuruntime.errors import InputError
-from xpuruntime.evidence.trace_files import cannot_write, check_trace, trace_path, write_trace
+from xpuruntime.evidence.profile import cannot_write, check_trace, trace_path, write_trace
 from xpuruntime.files.writing import staging
 from xpuruntime.ops.decision_log import decisions
 from xpuruntime.policies.files import dumps

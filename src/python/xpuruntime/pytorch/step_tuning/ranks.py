@@ -8,9 +8,8 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xpuruntime.error_text import error_line
 from xpuruntime.errors import EngineError
-from xpuruntime.printable import printable
+from xpuruntime.printable import error_line, printable
 from xpuruntime.pytorch.rank_agreement import RankAgreement
 
 if TYPE_CHECKING:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.measuring.rounds import measure, timed
 from xpuruntime.measuring.statistics import CandidateCode, Margin
 from xpuruntime.policies import KernelPolicy
-from xpuruntime.printable import printable
+from xpuruntime.printable import error_line, printable
 from xpuruntime.pytorch.capture.api import device_of, samples_of, state_of
 from xpuruntime.pytorch.capture.captured_state import StateSnapshot
 from xpuruntime.pytorch.capture.captured_state import make_capturable as change
@@ -27,14 +26,16 @@ from xpuruntime.pytorch.dispatch.policy_scope import kernel_policy
 from xpuruntime.pytorch.explanation.call_recorder import CallRecorder, RecordedCalls
 from xpuruntime.pytorch.explanation.requested import requests_other_kernel
 from xpuruntime.pytorch.step_tuning.ranks import Ranks
-from xpuruntime.pytorch.step_tuning.record import StepRecord, rows_of, words_of
 from xpuruntime.pytorch.step_tuning.result import (
     StepCandidate,
+    StepRecord,
     TunedStep,
     decide,
     difference,
     losses_of,
     reference_losses,
+    rows_of,
+    words_of,
 )
 from xpuruntime.pytorch.step_tuning.variants import (
     EAGER,

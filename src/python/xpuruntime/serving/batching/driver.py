@@ -14,7 +14,7 @@ from xpuruntime.runtime.interruptible_waits import ConditionVariable, Latch, uni
 from xpuruntime.serving.batching.execution import BatchExecutor, ShortRuns
 from xpuruntime.serving.batching.requests import Admission, Execution, Job, QueueState, fail
 from xpuruntime.serving.batching.scheduler import Dispatch, Entry, EntryRows, QueueFull, Scheduler
-from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.serving.messages import ServingError, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

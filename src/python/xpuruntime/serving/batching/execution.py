@@ -17,9 +17,8 @@ from xpuruntime.runtime.cpu_and_memory import cpu_cores
 from xpuruntime.runtime.session_registry import reset_in_child
 from xpuruntime.serving.batching.requests import Execution, Job, failure_of_run
 from xpuruntime.serving.batching.settings import batch_sizes
-from xpuruntime.serving.messages import InferTensor
+from xpuruntime.serving.messages import InferTensor, ServingError, Status
 from xpuruntime.serving.protocol.datatypes import INLINE_BYTES
-from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence

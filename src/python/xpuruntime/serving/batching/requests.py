@@ -17,8 +17,7 @@ from xpuruntime.printable import printable
 from xpuruntime.runtime.telemetry import named_logger
 from xpuruntime.serving.batching.layout import shape_of
 from xpuruntime.serving.batching.scheduler import Entry
-from xpuruntime.serving.messages import InferResponse
-from xpuruntime.serving.status import ServingError, Status, without_folders
+from xpuruntime.serving.messages import InferResponse, ServingError, Status, without_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping

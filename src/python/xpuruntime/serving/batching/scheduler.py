@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from xpuruntime.serving.batching.delays import AdaptiveDelay, SerialDevice
+from xpuruntime.serving.batching.settings import AdaptiveDelay, SerialDevice
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator

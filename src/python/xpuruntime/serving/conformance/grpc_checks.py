@@ -19,8 +19,7 @@ from xpuruntime.serving.conformance.result import (
 from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 from xpuruntime.serving.protocol.grpc_messages import decode, encode
-from xpuruntime.serving.protocol.infer_decoding import read_infer_response
-from xpuruntime.serving.protocol.infer_encoding import write_infer_request
+from xpuruntime.serving.protocol.infer_messages import read_infer_response, write_infer_request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

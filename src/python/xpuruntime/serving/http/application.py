@@ -27,7 +27,7 @@ from xpuruntime.serving.http.bodies import (
     read_body,
     response_encoding,
 )
-from xpuruntime.serving.messages import InferRequest
+from xpuruntime.serving.messages import InferRequest, ServingError, Status, failure_of
 from xpuruntime.serving.monitoring.pages import pages_of
 from xpuruntime.serving.monitoring.records import TRACE_HEADERS
 from xpuruntime.serving.protocol.rest import write_response
@@ -38,7 +38,6 @@ from xpuruntime.serving.protocol.rest_request import (
     read_raw_request,
     read_request,
 )
-from xpuruntime.serving.status import ServingError, Status, failure_of
 from xpuruntime.serving.transport.gate import (
     ClientGone,
     Gate,

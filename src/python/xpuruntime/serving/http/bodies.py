@@ -15,8 +15,8 @@ import numpy as np
 from xpuruntime import _core
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.runtime.cpu_and_memory import cpu_cores
+from xpuruntime.serving.messages import ServingError, Status
 from xpuruntime.serving.protocol.rest import error_body
-from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.serving.transport.gate import ClientGone
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from xpuruntime.runtime.telemetry import named_logger
 from xpuruntime.serving.http.bodies import CLOSE, SLOWEST, BodyReceiver, Forwarding
 from xpuruntime.serving.http.direct import DirectInfer, Waiting, stopped
+from xpuruntime.serving.messages import Status
 from xpuruntime.serving.protocol.rest import error_body
-from xpuruntime.serving.status import Status
 from xpuruntime.serving.transport.gate import HeldBytes
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from xpuruntime.serving.http.application import Application
     from xpuruntime.serving.http.bodies import Answer, BodyThreads
     from xpuruntime.serving.http.direct import Head
-    from xpuruntime.serving.messages import InferResponse
-    from xpuruntime.serving.status import ServingError
+    from xpuruntime.serving.messages import InferResponse, ServingError
     from xpuruntime.serving.transport.gate import BodyBudget
     from xpuruntime.serving.transport.options import TransportOptions
 

@@ -16,11 +16,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from xpuruntime.serving.http.bodies import ONE_WRITE, Answer, failed_answer, outputs_answer, response_encoding
+from xpuruntime.serving.messages import ServingError, Status, failure_of
 from xpuruntime.serving.monitoring.records import TRACE_HEADERS
 from xpuruntime.serving.protocol.datatypes import INLINE_BYTES, NotInline
 from xpuruntime.serving.protocol.rest import write_response
 from xpuruntime.serving.protocol.rest_request import read_request
-from xpuruntime.serving.status import ServingError, Status, failure_of
 from xpuruntime.serving.transport.gate import HeldBytes
 
 if TYPE_CHECKING:

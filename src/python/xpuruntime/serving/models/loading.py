@@ -22,7 +22,7 @@ from xpuruntime.policies import Policy
 from xpuruntime.printable import bytes_text
 from xpuruntime.runtime.telemetry import traced
 from xpuruntime.serving.batching.settings import batch_sizes
-from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.serving.messages import ServingError, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -16,12 +16,12 @@ from xpuruntime.argument_types import FLAG, SESSIONS, ArgumentType, check_types
 from xpuruntime.policies.document import did_you_mean
 from xpuruntime.runtime.interruptible_waits import BackgroundCall
 from xpuruntime.serving.batching.layout import shape_of
+from xpuruntime.serving.messages import ServingError, Status, without_folders
 from xpuruntime.serving.models.loading import MemoryBudget
 from xpuruntime.serving.models.model_settings import ModelSettings
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.models.slot import ModelSlot, stopping
 from xpuruntime.serving.monitoring.records import AccessLog, both_logs, request_spans
-from xpuruntime.serving.status import ServingError, Status, without_folders
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

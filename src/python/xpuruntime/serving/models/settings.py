@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from xpuruntime.errors import InputError
 from xpuruntime.policies import files
 from xpuruntime.policies.compound_kinds import FrozenDict, Nested, OneOrMore
-from xpuruntime.policies.device_spec import check_device
+from xpuruntime.policies.device_spec import ByteSize, check_device
 from xpuruntime.policies.document import Node, Refused, ScalarNode, from_python, quote
 from xpuruntime.policies.kinds import Choice, FilePath, Flag, Integer, Text
-from xpuruntime.policies.memory_and_artifacts import ByteSize
 from xpuruntime.policies.value import PolicyValue, field, home_in_file, read_fields
 from xpuruntime.serving.batching.settings import NamedOf
 from xpuruntime.serving.models.model_settings import ModelSettings, check_model_name

@@ -15,10 +15,9 @@ from xpuruntime.inference.plan_request import plan
 from xpuruntime.lockfile.canonical import load_lock
 from xpuruntime.runtime.interruptible_waits import BackgroundCall, uninterrupted
 from xpuruntime.serving.batching.requests import answer, fail
-from xpuruntime.serving.messages import InferResponse
+from xpuruntime.serving.messages import InferResponse, ServingError, Status, without_folders
 from xpuruntime.serving.models.loading import find_versions, locked_size, size_on_disk
 from xpuruntime.serving.models.version import ServedVersion
-from xpuruntime.serving.status import ServingError, Status, without_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -16,7 +16,7 @@ from xpuruntime.serving.batching.execution import joined
 from xpuruntime.serving.batching.layout import Layout, sized_by_values
 from xpuruntime.serving.batching.requests import answer, fail
 from xpuruntime.serving.batching.settings import batch_sizes
-from xpuruntime.serving.messages import InferResponse
+from xpuruntime.serving.messages import InferResponse, ServingError, Status
 from xpuruntime.serving.models.loading import (
     batch_feeds,
     choose_limits,
@@ -27,7 +27,6 @@ from xpuruntime.serving.models.loading import (
     warmup_sizes,
 )
 from xpuruntime.serving.monitoring.records import Failure, ModelStatistics
-from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.serving.watchers import make_watchers
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from xpuruntime.serving.batching.requests import Execution, Job
-    from xpuruntime.serving.messages import InferRequest
-    from xpuruntime.serving.status import ServingError
+    from xpuruntime.serving.messages import InferRequest, ServingError
 
 __all__ = [
     "FAILURES",

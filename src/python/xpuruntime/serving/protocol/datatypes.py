@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.serving.messages import ServingError, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

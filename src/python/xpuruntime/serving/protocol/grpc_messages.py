@@ -4,7 +4,7 @@
 
 They are in a pool of their own: two packages that register the same messages in protobuf's cannot be in one process,
 and a server must not decide which clients can be imported beside it. Inference has
-codecs of its own in `infer_decoding` and `infer_encoding`.
+codecs of its own in `infer_messages`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from xpuruntime.serving.messages import InferResponse, InferTensor
+from xpuruntime.serving.messages import InferResponse, InferTensor, ServingError, Status
 from xpuruntime.serving.protocol.datatypes import (
     DATATYPES,
     Datatype,
@@ -24,7 +24,6 @@ from xpuruntime.serving.protocol.datatypes import (
     raw_of,
     refuse_duplicates,
 )
-from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

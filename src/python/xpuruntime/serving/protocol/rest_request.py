@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 import numpy as np
 
-from xpuruntime.serving.messages import InferRequest, InferTensor, RequestedOutput
+from xpuruntime.serving.messages import InferRequest, InferTensor, RequestedOutput, ServingError, Status
 from xpuruntime.serving.protocol.datatypes import (
     DATATYPES,
     Datatype,
@@ -28,7 +28,6 @@ from xpuruntime.serving.protocol.datatypes import (
     refuse_extensions,
 )
 from xpuruntime.serving.protocol.rest import array_of_json, reason_of
-from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

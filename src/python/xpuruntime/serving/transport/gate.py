@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
-from xpuruntime.serving.messages import InferRequest
+from xpuruntime.serving.messages import InferRequest, ServingError, Status
 from xpuruntime.serving.protocol.datatypes import NotInline
-from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

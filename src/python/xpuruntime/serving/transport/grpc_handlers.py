@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from xpuruntime.serving.messages import InferRequest
+from xpuruntime.serving.messages import InferRequest, ServingError, Status, failure_of
 from xpuruntime.serving.monitoring.records import TRACE_HEADERS
 from xpuruntime.serving.protocol.grpc_messages import decode, encode
-from xpuruntime.serving.protocol.infer_decoding import read_infer_request, read_names
-from xpuruntime.serving.protocol.infer_encoding import write_infer_response, write_stream_response
-from xpuruntime.serving.status import ServingError, Status, failure_of
+from xpuruntime.serving.protocol.infer_messages import (
+    read_infer_request,
+    read_names,
+    write_infer_response,
+    write_stream_response,
+)
 from xpuruntime.serving.transport.gate import HeldBytes, refuse_of, respond_of, response_of
 from xpuruntime.serving.transport.options import check_model, check_version
 

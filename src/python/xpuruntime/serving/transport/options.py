@@ -14,7 +14,7 @@ from xpuruntime.argument_types import TEXT, check_types
 from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.files.paths import reason_of, user_path
 from xpuruntime.files.reading import read_regular
-from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.serving.messages import ServingError, Status
 from xpuruntime.serving.transport.gate import Access
 
 if TYPE_CHECKING:

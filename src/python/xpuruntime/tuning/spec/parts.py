@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from xpuruntime.measuring.statistics import LEAST_GAIN, look_rounds
 from xpuruntime.policies import AccuracyPolicy
 from xpuruntime.policies.compound_kinds import FrozenDict, Nested, OneOrMore
-from xpuruntime.policies.device_spec import ENGINE_PATTERN, check_engine
+from xpuruntime.policies.device_spec import ENGINE_PATTERN, ByteSize, check_engine
 from xpuruntime.policies.document import Node, Refused
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES, Determinism
 from xpuruntime.policies.kernel_rules import KernelName
 from xpuruntime.policies.kinds import Choice, Duration, Integer, Kind, Number, Percentage, ShortDuration, Text
-from xpuruntime.policies.memory_and_artifacts import ByteSize
 from xpuruntime.policies.value import PolicyValue, field, read_fields
 from xpuruntime.tuning.spec.kinds import AtMost, OptionValues, Resources, Rounds, ThreadCount, WordOr
 

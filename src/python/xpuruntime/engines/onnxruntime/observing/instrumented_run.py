@@ -15,11 +15,11 @@ from xpuruntime.engines.onnxruntime.observing.kernels import outside
 from xpuruntime.engines.onnxruntime.observing.profile import Devices, NodeProfile, read_profile
 from xpuruntime.engines.onnxruntime.observing.unit_attribution import attribute_units
 from xpuruntime.engines.onnxruntime.opening import assignment
-from xpuruntime.error_text import error_line
 from xpuruntime.errors import EngineError
 from xpuruntime.evidence.documents import COLD, COUNTED, LOADED, checkpoint
 from xpuruntime.evidence.records import Span, Timeline
 from xpuruntime.files.scratch import ScratchFolder
+from xpuruntime.printable import error_line
 from xpuruntime.runtime.profiler import tell
 
 if TYPE_CHECKING:

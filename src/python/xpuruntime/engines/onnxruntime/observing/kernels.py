@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from xpuruntime import _core
-from xpuruntime.engines.onnxruntime.observing.decisions import rewrite_decisions
+from xpuruntime.engines.onnxruntime.observing.unit_facts import rewrite_decisions
 from xpuruntime.engines.onnxruntime.rewriting.rules import (
     THREADS,
     by_key,

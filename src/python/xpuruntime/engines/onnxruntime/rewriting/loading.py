@@ -14,11 +14,11 @@ from xpuruntime.engines.onnxruntime.opening import open_session, translate
 from xpuruntime.engines.onnxruntime.rewriting.graph import Scope, number, rewrite, scopes
 from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting, begin
 from xpuruntime.engines.onnxruntime.rewriting.rules import session_rules
-from xpuruntime.error_text import error_line
 from xpuruntime.errors import AccuracyError, InputError, XpuRuntimeError
 from xpuruntime.measuring.rounds import choose, timed
 from xpuruntime.measuring.tuning_watch import TuningStep
 from xpuruntime.ops import tuned_records
+from xpuruntime.printable import error_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

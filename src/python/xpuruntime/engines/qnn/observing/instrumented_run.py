@@ -19,11 +19,11 @@ from xpuruntime.engines.qnn.model import SessionWorker, WorkerFailed
 from xpuruntime.engines.qnn.observing.records import instrumented, median_cycles, read_cycles, read_records, read_units
 from xpuruntime.engines.qnn.observing.units import INSERTED_CASTS, units_of
 from xpuruntime.engines.qnn.opening import PROVIDER, Placed
-from xpuruntime.error_text import error_line
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.evidence.documents import COLD, COUNTED, LOADED, checkpoint
 from xpuruntime.evidence.records import Boundary, Time, Unit
 from xpuruntime.files.scratch import ScratchFolder
+from xpuruntime.printable import error_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

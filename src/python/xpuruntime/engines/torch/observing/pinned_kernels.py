@@ -93,7 +93,7 @@ class PinnedKernels:
         import torch
 
         from xpuruntime.engines.torch.names import precision_dtype
-        from xpuruntime.pytorch.attention.entry_points import WITH_WEIGHTS
+        from xpuruntime.pytorch.attention.call import WITH_WEIGHTS
         from xpuruntime.pytorch.dispatch.route import facts_of_call
 
         held, product = self._pins.current, self._by_products.get(node)

@@ -15,8 +15,8 @@ from torch.fx import Interpreter, Node
 from xpuruntime.engines.model.facts import NodeInfo
 from xpuruntime.engines.torch.names import op_name
 from xpuruntime.engines.torch.uncovered_calls import SOFTMAX, head_width
-from xpuruntime.error_text import error_line
 from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.printable import error_line
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch._private_api import pytree
 

@@ -11,9 +11,9 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.model.file import refuse
-from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, ModelError, UnsupportedOperationError
 from xpuruntime.evidence.metadata import DIMENSIONS_KEY
+from xpuruntime.printable import error_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -30,8 +30,7 @@ from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy, attention_kind, call_key
 from xpuruntime.pytorch.dispatch.overrides.fast_kernels import fast_operator_kernel
-from xpuruntime.pytorch.dispatch.overrides.invoke import prefer_native_error
-from xpuruntime.pytorch.dispatch.overrides.native import Native, Override
+from xpuruntime.pytorch.dispatch.overrides.native import Native, Override, prefer_native_error
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID
 from xpuruntime.pytorch.ops.attention_gradient import attention
 from xpuruntime.pytorch.providers.bound import BoundKernel, call_of

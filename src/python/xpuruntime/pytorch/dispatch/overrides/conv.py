@@ -13,8 +13,7 @@ from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
-from xpuruntime.pytorch.dispatch.overrides.invoke import call_native, invoke, is_native
-from xpuruntime.pytorch.dispatch.overrides.native import Override
+from xpuruntime.pytorch.dispatch.overrides.native import Override, call_native, invoke, is_native
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

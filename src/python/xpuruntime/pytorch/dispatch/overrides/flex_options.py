@@ -18,7 +18,7 @@ import torch
 
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention import flash_impl
-from xpuruntime.pytorch.attention.entry_points import FLEX
+from xpuruntime.pytorch.attention.call import FLEX
 from xpuruntime.pytorch.attention.flash_impl import FlexChoice
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import context

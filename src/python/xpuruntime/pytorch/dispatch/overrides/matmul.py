@@ -14,8 +14,7 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch.dispatch import context, tuning
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy, thread_policy
 from xpuruntime.pytorch.dispatch.overrides.fast_kernels import FastKernel, fast_kernel
-from xpuruntime.pytorch.dispatch.overrides.invoke import call_native, prefer_native_error
-from xpuruntime.pytorch.dispatch.overrides.native import Native, Override
+from xpuruntime.pytorch.dispatch.overrides.native import Native, Override, call_native, prefer_native_error
 from xpuruntime.pytorch.dispatch.overrides.product import GemmPlan, Product, fp32_precision, is_deterministic
 from xpuruntime.pytorch.dispatch.route import facts_of_call
 

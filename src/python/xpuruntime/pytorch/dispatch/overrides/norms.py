@@ -14,8 +14,7 @@ from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.overrides.fast_kernels import fast_operator_kernel
-from xpuruntime.pytorch.dispatch.overrides.invoke import call_native, invoke, is_native
-from xpuruntime.pytorch.dispatch.overrides.native import Override
+from xpuruntime.pytorch.dispatch.overrides.native import Override, call_native, invoke, is_native
 from xpuruntime.pytorch.providers.bound import BoundKernel
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.attention.call import sizes_of
-from xpuruntime.pytorch.attention.entry_points import left
+from xpuruntime.pytorch.attention.call import left, sizes_of
 from xpuruntime.pytorch.call_scope import function_phases, module_paths
 from xpuruntime.pytorch.coverage.operation_table import (
     names_operation,
