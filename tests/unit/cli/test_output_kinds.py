@@ -55,6 +55,7 @@ def own(xrt: Xrt, digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     outs = [word for verification in VERIFICATIONS for word in to(verification, f"v.{verification}")]
     for command in (
         ("explain", digits, "-d", "cpu", "-o", "report", "--html", "page"),
+        ("explain", digits, "-d", "cpu", "-o", "units.csv"),
         ("run", digits, "-d", "cpu", "-o", "a.npz"),
         ("run", digits, "-d", "cpu", "-o", "a.npy"),
         ("profile", digits, "-d", "cpu", "--trace", "t.json", "--runs", "1"),
@@ -65,7 +66,7 @@ def own(xrt: Xrt, digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert xrt(*command).code == 0
     names = {
         "report": ["report"], "page": ["page"], "arrays": ["a.npz", "a.npy"], "trace": ["t.json", "t.json.gz"],
-        "lock": ["lock"], "statement": ["statement"],
+        "lock": ["lock"], "statement": ["statement"], "units as csv": ["units.csv"],
         **{f"verification as {verification}": [f"v.{verification}"] for verification in VERIFICATIONS},
     }  # fmt: skip
     found = {kind: [(tmp_path / name).read_bytes() for name in paths] for kind, paths in names.items()}
@@ -103,7 +104,8 @@ def test_what_is_no_file_is_not_looked_at(tmp_path: Path) -> None:
 
 
 OPTIONS = [
-    ("explain", "-o", "there"), ("explain", "--html", "there"), ("run", "-o", "there.npz"),
+    ("explain", "-o", "there"), ("explain", "-o", "there.csv"), ("explain", "--html", "there"),
+    ("run", "-o", "there.npz"),
     ("profile", "--trace", "there.json"), ("compare", "--html", "there"), ("bench", "--html", "there"),
     ("lock", "--statement", "there"), ("plan", "--html", "there"), ("determinism", "--html", "there"),
     ("tune", "-o", "there"), ("tune", "--lock", "there"), ("tune", "--html", "there"), ("tune", "--journal", "there"),

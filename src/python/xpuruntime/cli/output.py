@@ -344,6 +344,7 @@ _KINDS = {
     "report": _json("a report", "schema", "xpuruntime.report"),
     "statement": _json("an in-toto statement", "_type", "https://in-toto.io/Statement/"),
     "trace": _Kind("a trace", _is_trace),
+    "units as csv": _begins("units of a report as CSV", r"id,op,"),
     "verification as json": _json("a verification", "schema", "xpuruntime.verification/"),
     "verification as junit": _begins("a JUnit file", r"(?:<\?xml[^>]*>\s*)?<testsuites?\b"),
     "verification as md": _begins(

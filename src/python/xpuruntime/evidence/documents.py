@@ -99,8 +99,17 @@ class Document(Shown, msgspec.Struct, frozen=True, kw_only=True):
         return [{column: value for column, value in row.items() if column not in lacking} for row in rows]
 
     def to_pandas(self, table: str = "") -> Any:
-        """Return a table of the record, as `records` does, as a ``pandas.DataFrame``. Needs pandas."""
-        import pandas as pd
+        """Return a table of the record, as `records` does, as a ``pandas.DataFrame``. Needs pandas.
+
+        Raises
+        ------
+        InputError
+            There is no such table, or pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ModuleNotFoundError as error:
+            raise InputError("pandas is not installed. Fix: `pip install pandas`, or use save_csv") from error
 
         rows = self.records(table)
         return pd.DataFrame(rows, columns=None if rows else self._tables()[table or self.TABLE])

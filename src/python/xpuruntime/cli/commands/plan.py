@@ -49,7 +49,9 @@ ModelOrReports = Annotated[
 ]
 SaveOption = Annotated[
     str | None,
-    output_option("--output", "-o", help="Also save the report as JSON."),
+    output_option(
+        "--output", "-o", help="Also save the report as JSON, or its units as CSV where the name ends in .csv."
+    ),
 ]
 SummaryOption = Annotated[
     bool,
@@ -155,7 +157,8 @@ def explain(
     model = models[0]
     locks = [] if lock is None else [("the lock", lock)]
     check_outputs({"--output": output, "--html": html}, model, session_options, input, locks)
-    refuse_other_kinds({"--output": (output, "report")})
+    as_csv = output is not None and output.endswith(".csv")
+    refuse_other_kinds({"--output": (output, "units as csv" if as_csv else "report")})
     if noise is not None or noise_us is not None:
         raise typer.BadParameter("--noise and --noise-us are for the comparison of saved reports")
     _, feeds = prepare(model, input, dim, trust=session_options.trust)
@@ -166,7 +169,7 @@ def explain(
             session_determinism(session, determinism, inputs=given_feeds, trust=session_options.trust)  # type: ignore[arg-type]
         report = session.explain(feeds.arrays)
     shown = rendered(report, summary=summary)
-    print_and_save(report, {report.save: output}, html=html, shown=shown, as_json=json)
+    print_and_save(report, {report.save_csv if as_csv else report.save: output}, html=html, shown=shown, as_json=json)
     return ExitCode.OK if report.honoured else ExitCode.NOT_HONOURED
 
 
