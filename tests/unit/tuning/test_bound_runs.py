@@ -48,7 +48,7 @@ def test_bound_calls_answer_as_plain_ones_do_at_every_shape(engine):
         assert (bound.graph, plain.graph) == ("off", None)
         bound.close()
         bound.close()
-        with pytest.raises(InputError, match="expected 'run' or 'bind'"):
+        with pytest.raises(InputError, match="Fix: give 'run' or 'bind'"):
             open_calls(session, made, "bound")
 
 
