@@ -12,12 +12,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "python"
@@ -33,51 +29,13 @@ PACKAGES = {
 }
 
 
-@pytest.fixture(scope="module")
-def check(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """Function that returns what mypy says of a file; PyTorch itself is not looked at, which takes a minute."""
-    pytest.importorskip("mypy", reason="mypy is not installed")
-    folder = tmp_path_factory.mktemp("mypy")  # with a cache of its own
-    (folder / "mypy.ini").write_text(
-        f"[mypy]\nmypy_path = {SOURCE}\n[mypy-torch.*]\nfollow_imports = skip\nignore_missing_imports = True\n"
-    )
-
-    def run(text: str) -> str:
-        (folder / "user.py").write_text(text)
-        done = subprocess.run(
-            [sys.executable, "-m", "mypy", "--no-error-summary", "user.py"],
-            capture_output=True, text=True, check=False, cwd=folder, env={**os.environ, "COLUMNS": "1000"},
-        )  # fmt: skip
-        assert not done.stderr
-        return done.stdout
-
-    return run
-
-
 def names_of(package: str) -> list[str]:
     tree = ast.parse((SOURCE / package.replace(".", "/") / "__init__.py").read_text(encoding="utf-8"))
     assigned = {ast.unparse(one.targets[0]): one.value for one in tree.body if isinstance(one, ast.Assign)}
     return list(ast.literal_eval(assigned["__all__"]))
 
 
-def test_no_public_name_is_any_and_a_wrong_keyword_is_an_error(check: Callable[[str], str]) -> None:
-    lines, asked = [], []
-    for index, (package, more) in enumerate(PACKAGES.items()):
-        lines.append(f"import {package} as p{index}")
-        names = names_of(package if package != "xpuruntime.training" else "xpuruntime.pytorch")
-        asked += [f"reveal_type(p{index}.{name})" for name in (*names, *more)]
-    found = check("\n".join([*lines, *asked, "p1.autocast(fp17=True)", "p1.nothing", "p0.nothing"]))
-    revealed = re.findall(r'user\.py:(\d+): note: Revealed type is "(.*)"', found)
-    assert len({line for line, _ in revealed}) == len(asked) > 100
-    every = [*lines, *asked]
-    assert [every[int(line) - 1] for line, kind in revealed if kind == "Any"] == []
-    errors = [line for line in found.splitlines() if " error: " in line and line.startswith("user.py")]
-    assert len(errors) == 3, errors
-    assert "fp17" in errors[0]
-
-
-def test_results_have_the_types_of_what_goes_in(check: Callable[[str], str]) -> None:
-    text = """
+RESULTS = """
 import numpy as np
 import xpuruntime as xrt
 import xpuruntime.distributed
@@ -95,7 +53,36 @@ reveal_type(xrt.ops.matmul(x, x))
 reveal_type(xrt.ops.conv2d(x, x))
 reveal_type(xrt_torch.capture_graph(step, [1])(1))
 """
-    kinds = re.findall(r'Revealed type is "([\w.]*)', check(text))
+
+
+def test_mypy_knows_the_types_of_public_names_and_of_results(tmp_path: Path) -> None:
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    lines, reveals = [], []
+    for index, (package, more) in enumerate(PACKAGES.items()):
+        lines.append(f"import {package} as p{index}")
+        names = names_of(package if package != "xpuruntime.training" else "xpuruntime.pytorch")
+        reveals += [f"reveal_type(p{index}.{name})" for name in (*names, *more)]
+    (tmp_path / "user.py").write_text(
+        "\n".join([*lines, *reveals, "p1.autocast(fp17=True)", "p1.nothing", "p0.nothing"])
+    )
+    (tmp_path / "results.py").write_text(RESULTS)
+    # PyTorch itself is not looked at, which takes a minute.
+    (tmp_path / "mypy.ini").write_text(
+        f"[mypy]\nmypy_path = {SOURCE}\n[mypy-torch.*]\nfollow_imports = skip\nignore_missing_imports = True\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--no-error-summary", "user.py", "results.py"],
+        capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, "COLUMNS": "1000"},
+    )  # fmt: skip
+    assert not done.stderr
+    revealed = re.findall(r'user\.py:(\d+): note: Revealed type is "(.*)"', done.stdout)
+    assert len({line for line, _ in revealed}) == len(reveals) > 100
+    written = [*lines, *reveals]
+    assert [written[int(line) - 1] for line, kind in revealed if kind == "Any"] == []
+    errors = [line for line in done.stdout.splitlines() if " error: " in line and line.startswith("user.py")]
+    assert len(errors) == 3, errors
+    assert "fp17" in errors[0]
+    kinds = re.findall(r'results\.py:\d+: note: Revealed type is "([\w.]*)', done.stdout)
     assert [kind.rpartition(".")[2] for kind in kinds] == [
         "ndarray", "memoryview", "ndarray", "ndarray", "ndarray", "tuple", "ndarray", "ndarray", "float",
     ]  # fmt: skip
