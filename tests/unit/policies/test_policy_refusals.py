@@ -377,9 +377,12 @@ YAML = [
 SYNTAX = {
     "execution: {device: cpu\nmode: strict": "close the '{' of line 1 with '}'",
     "kernels:\n  matmul: [a\nmode: strict": "close the '[' of line 2 with ']'",
-    "execution:\n  device: cpu\n mode: strict": "begin the line in column 1, as the keys from line 1 do",
+    "execution:\n  device: cpu\n mode: strict": (
+        "begin the line in column 1, as the keys from line 1 do, or in column 3, as line 2 does"
+    ),
     "- a\nmode: strict": "begin the line with '- ' in column 1, as line 1 does",
     "mode: strict\n  execution: {}": "begin the line in the column of the key above it",
+    "execution:\n device: cpu\n  tuning: {a: 1, b: 2}": "begin the line in the column of the key above it",
     "mode strict\nexecution: {}": "write line 1 as 'key: value'",
     'mode: "strict\n': "close the quote of line 1",
     'mode: "\\q"': "write the text of line 1 in single quotes",

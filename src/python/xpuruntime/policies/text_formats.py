@@ -221,7 +221,7 @@ def _not_yaml(error: Any, text: str) -> Refused:
     sign = text[mark.index : mark.index + 1]
     if sign == "\t":
         fix = "indent with spaces, not with tabs"
-    elif value and (
+    elif value[:1] not in ("", "{", "[") and (
         _NEEDS_QUOTES.search(sign + words)
         or ("mapping values" in words and ": " in value)
         or ("block mapping" in words and began.line == mark.line)
@@ -232,6 +232,10 @@ def _not_yaml(error: Any, text: str) -> Refused:
     else:
         fix = next(fix for sign, fix in _YAML_FIXES if sign in words)
         fix = fix.format(first=began.line + 1, column=began.column + 1)
+        above = text.split("\n")[mark.line - 1]
+        inner = len(above) - len(above.lstrip())
+        if "block mapping" in words and 0 <= began.column < mark.column < inner:
+            fix += f", or in column {inner + 1}, as line {mark.line} does"
     return Refused(f"not valid YAML: {words}. Fix: {fix}").at(Node(mark.line + 1, mark.column + 1))
 
 
