@@ -295,6 +295,9 @@ def test_a_call_without_the_token_ends_before_its_message_is_read(service):
             with pytest.raises(grpc.RpcError, match="asks for a token") as caught:
                 call(messages(), timeout=60)
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            wrong = channel.stream_unary(f"/inference.GRPCInferenceService/{method}")
+            with pytest.raises(grpc.RpcError, match="a token, and another was sent"):
+                wrong(messages(), timeout=60, metadata=[("authorization", "Bearer administrator")])
         never.set()
 
 

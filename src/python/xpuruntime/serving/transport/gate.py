@@ -74,8 +74,9 @@ class Access:
         scheme, _, credential = authorization.partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(credential.strip().encode(), token.encode()):
             which = "the key of the administrator" if token is self.admin_token else "a token"
+            sent = ", and another was sent" if scheme.lower() == "bearer" else ""
             raise ServingError(
-                Status.UNAUTHENTICATED, f"this server asks for {which}. Fix: send Authorization: Bearer TOKEN"
+                Status.UNAUTHENTICATED, f"this server asks for {which}{sent}. Fix: send Authorization: Bearer TOKEN"
             )
 
     def check_site(self, origin: str, site: str, host: str, *, local: bool, admin: bool) -> None:

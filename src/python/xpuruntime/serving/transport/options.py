@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import socket
 import ssl
 from dataclasses import dataclass, field
@@ -49,7 +50,10 @@ def read_token(path: str, what: str) -> str:
     except OSError as error:
         raise InputError(f"{what} {path} cannot be read: {reason_of(error)}. Fix: name a file with a token") from None
     if len(text) < 16 or len(text.split()) != 1 or not text.isascii():
-        raise InputError(f"{what} {path} has no token. Fix: write one line of 16 characters of ASCII or more")
+        raise InputError(
+            f"{what} {path} has no token, which is one line of 16 characters of ASCII or more. "
+            f"Fix: openssl rand -hex 32 > {shlex.quote(path)}"
+        )
     return text
 
 
