@@ -280,6 +280,9 @@ def test_where_nothing_can_be_written_the_path_is_named(tmp_path: Path, folder: 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(xrt.InputError, match=r"cannot read the lock .*No such file"):
         load_lock(tmp_path / "none.lock")
+    save_lock(a_lock(), tmp_path / "model.lock")
+    with pytest.raises(xrt.InputError, match=r"Fix: name '.*model\.lock'"):
+        load_lock(tmp_path / "modl.lock")
 
 
 def test_a_full_disk_is_named() -> None:

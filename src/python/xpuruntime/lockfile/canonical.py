@@ -27,6 +27,7 @@ from xpuruntime.lockfile.records import (
     digest_of_part,
     stable_id,
 )
+from xpuruntime.policies.document import nearest
 
 if TYPE_CHECKING:
     import os
@@ -142,9 +143,11 @@ def load_lock(path: str | os.PathLike[str]) -> Lock:
     try:
         data = read_regular(source, MAX_LOCK)
     except OSError as error:
-        raise InputError(
-            f"cannot read the lock '{source}': {reason_of(error)}. Fix: give the path of a file that `xrt lock` wrote"
-        ) from error
+        near = nearest(source.name, [beside.name for beside in source.parent.glob("*.lock")][:1000])
+        fix = "give the path of a file that `xrt lock` wrote"
+        if isinstance(error, FileNotFoundError) and near is not None:
+            fix = f"name '{source.with_name(near)}'"
+        raise InputError(f"cannot read the lock '{source}': {reason_of(error)}. Fix: {fix}") from error
     return parse_lock(data, str(source))
 
 
