@@ -308,6 +308,8 @@ class Explanation(Shown):
         if len(rows) > _NAMED:
             lines.append(f"  and {len(rows) - _NAMED} more")
         fix = "Fix: add rules for these calls, or require less"
+        if no_unmatched and wrong == [*self.unmatched, *self.never_ran]:
+            fix = "Fix: delete these keys of the policy, or call require(no_unmatched=False)"
         if other:
             fix = "Fix: run the model of the lock, or make a lock of this one with xpuruntime.pytorch.lock"
         elif wrong == [_NO_POLICY]:
