@@ -86,7 +86,7 @@ def test_without_an_accuracy_or_a_conversion_nothing_is_run() -> None:
 def test_a_row_says_what_was_allowed_beside_what_is_stated() -> None:
     with opened(OffEngine(0.0), accuracy={"atol": 1e-3}) as session:
         rows = {row.key: row.reason for row in session.explain(runs=1).observations}
-    assert "largest difference 0 (allowed 0.001 and 0.0001 of the largest magnitude)" in rows["accuracy.atol"]
+    assert "largest difference 0 (allowed 0.001 plus 0.0001 of the largest magnitude)" in rows["accuracy.atol"]
 
 
 def test_any_engine_is_held_against_the_reference() -> None:

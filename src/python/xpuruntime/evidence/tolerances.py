@@ -126,7 +126,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
         worst = next((o for o in self.outputs if o.name == self.first_failing), None)
         if worst is None:
             angle = "no cosine is defined" if self.cosine is None else f"least cosine {self.cosine:.6f}"
-            limits = f"allowed {self.tolerance.atol:g} and {self.tolerance.rtol:g} of the largest magnitude"
+            limits = f"allowed {self.tolerance.atol:g} plus {self.tolerance.rtol:g} of the largest magnitude"
             return f"largest difference {self.max_abs:.3g} ({limits}), {angle}"
         return f"output {worst.name!r} is out of tolerance: {worst.reason}"
 
