@@ -211,7 +211,7 @@ def check(file: FileArgument, json: JsonOption = False) -> None:
     if json:
         print_json({"schema": "xpuruntime.policy-check/1", "file": file, "valid": True, "stated": sorted(stated)})
     else:
-        print_plain(f"{file}: valid, mode {policy.mode}, {len(stated)} key(s) stated")
+        print_plain(f"{file}: valid, mode {policy.mode}, {len(stated)} key(s) other than the defaults")
 
 
 @policy_app.command("show")
