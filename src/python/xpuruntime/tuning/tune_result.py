@@ -349,11 +349,11 @@ def render(result: TuneResult) -> RenderableType:
     parts.append(shown)
     if len(rows) > _MOST:
         parts.append(Text(f"and {len(rows) - _MOST} more; the HTML page and the JSON have all, with their reasons"))
-    parts += [
-        Text(f"{row.id}: {row.reason}")
-        for row in rows[:_MOST]
-        if row.code not in (CandidateCode.CONTROL, CandidateCode.DUPLICATE)
-    ]
+    of: dict[str, list[str]] = {}
+    for row in rows[:_MOST]:
+        if row.code not in (CandidateCode.CONTROL, CandidateCode.DUPLICATE):
+            of.setdefault(row.reason, []).append(row.id)
+    parts += [Text(f"{', '.join(ids)}: {reason}") for reason, ids in of.items()]
     parts += [Text(f"note: {note}") for note in result.notes]
     return Group(*parts)
 
