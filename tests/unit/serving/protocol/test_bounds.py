@@ -25,7 +25,7 @@ from xpuruntime.serving.protocol.infer_messages import (
     read_stream_response,
     write_infer_request,
 )
-from xpuruntime.serving.protocol.rest import array_of_json, write_response
+from xpuruntime.serving.protocol.rest import _numbers, array_of_json, write_response
 from xpuruntime.serving.protocol.rest_request import RestRequest, read_request
 from xpuruntime.serving.protocol.wire import fields_of, packed_varints, signed, varint, varint_list, varints_of
 from xpuruntime.serving.transport.gate import Gate
@@ -61,6 +61,20 @@ def strings(shape: str, data: str) -> bytes:
 def test_json_of_too_many_parts_is_refused(body, match):
     with pytest.raises(ServingError, match=match):
         read_request(body, "m")
+
+
+@pytest.mark.parametrize("shape", [(100_000,), (100, 1000)], ids=["flat", "nested"])
+def test_numbers_in_json_are_read_in_pieces(shape):
+    """Nothing else runs while all of a text is changed."""
+
+    class Whole(bytes):
+        def translate(self, *_):
+            raise AssertionError
+
+    array = np.arange(100_000, dtype=np.int32).reshape(shape)
+    pieces = list(_numbers(DATATYPES["INT32"], Whole(json.dumps(array.tolist()).encode()), len(shape), shape, "x"))
+    assert [number for piece in pieces for number in piece] == array.ravel().tolist()
+    assert max(map(len, pieces)) < 20_000
 
 
 def test_too_many_strings_and_tensors_are_refused_in_binary():

@@ -27,6 +27,7 @@ from xpuruntime.serving.protocol.infer_messages import (
     write_infer_request,
 )
 from xpuruntime.serving.server import Server
+from xpuruntime.serving.transport.gate import Access
 from xpuruntime.serving.transport.options import TransportOptions
 
 grpc = pytest.importorskip("grpc", reason="needs grpc, of the extra serve")
@@ -348,6 +349,34 @@ def test_messages_that_do_not_come_make_others_wait_for_a_turn_only(service, mon
         refused(empty.result, "INVALID_ARGUMENT", "no message")
         again = [silent.future(iter([sent]), timeout=60) for _ in range(5)]
         assert all(read_infer_response(call.result()).outputs[0].data.tolist() == [1.0] for call in again)
+
+
+def test_calls_without_a_token_take_no_turn_of_those_with_one(service, monkeypatch):
+    from xpuruntime.serving.transport import grpc_handlers
+
+    monkeypatch.setattr(grpc_handlers, "_MOST_LATE", 1)
+    monkeypatch.setattr(grpc_handlers, "_TURN", 0.2)
+    options, end = TransportOptions(access=Access(token="0123456789abcdef")), threading.Event()
+    metadata, ready = [("authorization", "Bearer 0123456789abcdef")], encode("ModelReadyRequest", {"name": "echo"})
+
+    def nothing():
+        end.wait(60)
+        yield from ()
+
+    def late():
+        time.sleep(1)
+        yield ready
+
+    with (
+        Server(service, http=None, grpc="127.0.0.1:0", options=options) as server,
+        grpc.insecure_channel(server.grpc_address) as channel,
+    ):
+        check = channel.stream_unary("/grpc.health.v1.Health/Check")
+        waiting = [check.future(nothing(), timeout=60) for _ in range(4)]
+        assert until(lambda: sum(call.done() for call in waiting) == 3)
+        call = channel.stream_unary(f"{SERVICE}ModelReady")
+        assert decode("ModelReadyResponse", call(late(), timeout=20, metadata=metadata)) == {"ready": True}
+        end.set()
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,31 @@ def test_bodies_in_pieces_of_any_size_are_whole(own, loops, receivers, seed):
     assert not any(array.flags.writeable for array in arrays)
 
 
+def test_little_of_a_large_body_is_received_before_others_have_their_turn(own, monkeypatch):
+    """A socket has megabytes of it, and libuv reads on as long as it has."""
+    parts, turns = [], [0]
+    updated = BodyReceiver.buffer_updated
+
+    def buffer_updated(self, nbytes):
+        parts.append((nbytes, turns[0]))
+        self._loop.call_soon(lambda: turns.__setitem__(0, turns[0] + 1))
+        updated(self, nbytes)
+
+    monkeypatch.setattr(BodyReceiver, "buffer_updated", buffer_updated)
+    monkeypatch.setattr(server_module, "default_threads", lambda: 0)
+    array = values(1, 6_000_000)
+    with serving(own) as server, connect(server) as sock:
+        sender = threading.Thread(target=sock.sendall, args=(request(array) + HEALTH,))
+        sender.start()
+        assert_echo(read_answer(sock), array)
+        assert read_answer(sock)[0] == 200
+        sender.join()
+    assert max(size for size, _ in parts) <= 256 << 10
+    full = [turn for size, turn in parts if size == 256 << 10]
+    assert len(full) > 5
+    assert len(set(full)) == len(full)
+
+
 def test_what_follows_a_large_body_is_answered_behind_it(own, loops, receivers):
     arrays = [values(at, size) for at, size in enumerate((100_000, 3, 50_000, 200_000, 5))]
     with serving(own) as server, connect(server) as sock:

@@ -249,6 +249,8 @@ _MOST_THREADS, _PROCESSORS = 4, 4
 #: Seconds after which the event loop receives what threads have not; the bodies that threads are given are longer, and
 #: what is left of them is not: it counts as received meanwhile.
 _QUICK, _LARGE, _LONGEST = 0.1, 64 << 10, 4 << 20
+#: Bytes of a body that the event loop receives at a time: a socket may have 6 MB of it, and there are many sockets.
+_AT_A_TIME = 256 << 10
 
 
 class _Connection(Protocol):
@@ -314,7 +316,7 @@ class BodyReceiver(Forwarding):
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - of asyncio
         """Return where the rest of the body goes."""
-        return self._buffer[self._received :]
+        return self._buffer[self._received : self._received + _AT_A_TIME]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Count what has come."""
@@ -326,6 +328,8 @@ class BodyReceiver(Forwarding):
             return
         if self._received == len(self._buffer):
             self.connection.body_received(self)
+        elif nbytes == _AT_A_TIME:
+            self.connection.give_way()
 
     def hand_over(self, receiver: _core.SocketReceiver, socket: int) -> None:
         """Have threads receive the rest, which counts as received meanwhile."""

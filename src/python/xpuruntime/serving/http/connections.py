@@ -174,7 +174,8 @@ class Connection(HttpToolsProtocol):
             self.transport.resume_reading()
 
     def _reads(self) -> bool:
-        return self.receiving is None and not self.flow.read_paused and not self.transport.is_closing()
+        ours = self.receiving is None or self.transport.get_protocol() is self.receiving  # else threads read
+        return ours and not self.flow.read_paused and not self.transport.is_closing()
 
     def _take(self, data: bytes) -> None:
         """Answer the plain requests at the beginning of what has come, and feed the rest to the parser."""

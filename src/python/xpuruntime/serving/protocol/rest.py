@@ -103,21 +103,22 @@ def _strings(text: bytes, depth: int, shape: Sequence[int], tensor: str, items: 
 def _numbers(
     datatype: Datatype, text: bytes, depth: int, shape: Sequence[int], tensor: str
 ) -> Iterator[list[bool] | list[int] | list[float]]:
-    """Return the numbers in JSON that was checked, in pieces: each is decoded while nothing else runs."""
+    """Return the numbers in JSON that was checked, in pieces: nothing else runs while one is read."""
     if depth == 0:
         text = b"[" + text + b"]"
-    structure = text.translate(None, _NO_STRUCTURE)
-    if depth > 1 and structure != _structure_of(shape, len(structure)):
+    if depth > 1:
+        pieces = (text[at : at + _PIECE_BYTES] for at in range(0, len(text), _PIECE_BYTES))
+        structure = b"".join([piece.translate(None, _NO_STRUCTURE) for piece in pieces])
+        if structure != _structure_of(shape, len(structure)):
+            raise _not_nested(shape, tensor)
+    elif text.find(b"[", 1) > 0:
         raise _not_nested(shape, tensor)
-    if depth < 2 and structure.count(b"[") > 1:
-        raise _not_nested(shape, tensor)
-    flat = text.translate(None, b"[]")
     decoder = _decoder(datatype.dtype.kind, 1)
     at = 0
-    while at < len(flat):
-        end = flat.find(b",", at + _PIECE_BYTES)
-        end = len(flat) if end < 0 else end
-        yield decoder.decode(b"[" + flat[at:end] + b"]")
+    while at < len(text):
+        end = text.find(b",", at + _PIECE_BYTES)
+        end = len(text) if end < 0 else end
+        yield decoder.decode(b"[" + text[at:end].translate(None, b"[]") + b"]")
         at = end + 1
 
 
@@ -132,7 +133,7 @@ def _structure_of(shape: Sequence[int], length: int) -> bytes:
     return structure
 
 
-#: Bytes of JSON that are decoded at a time, and what its structure is without.
+#: Bytes of JSON that are looked through or decoded at a time, and what its structure is without.
 _PIECE_BYTES = 32 << 10
 _NO_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
 _FORMS = {"b": "true or false", "i": "whole numbers", "u": "whole numbers", "f": "numbers", "O": "strings"}

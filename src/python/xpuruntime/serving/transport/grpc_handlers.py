@@ -54,6 +54,12 @@ _LONGEST = 4000
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
+class _Turns(asyncio.Semaphore):
+    """Turns of calls to have their message read, and how many read on without one."""
+
+    late = 0
+
+
 class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Answers the methods of a service; see `Application` for the parameters."""
 
@@ -63,7 +69,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._access = options.access
         self._options = options
         self._gate = gate
-        self._turns, self._late = asyncio.Semaphore(_AT_A_TIME), 0
+        self._turns, self._open_turns = _Turns(_AT_A_TIME), _Turns(1)
         self._traced = getattr(service, "traced", False)
         self._handlers: dict[str, Any] = {
             f"{_SERVICE}{name}": self._unary(name, method) for name, method in self._methods().items()
@@ -144,23 +150,24 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         return grpc.stream_unary_rpc_method_handler(handler)
 
-    async def _received(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def _received(self, context: grpc.aio.ServicerContext[bytes, bytes], turns: _Turns | None = None) -> bytes:
         """Return the one message of a call, which comes once it is asked for, and count it until the call has ended.
 
         A message that has come is copied in the event loop, so few are asked for at a time.
         """
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        turns = turns or self._turns
         late = refused = False
 
         def end_turn() -> None:
             nonlocal late, refused
-            late, refused = True, self._late >= _MOST_LATE
-            self._late += 1
-            self._turns.release()
+            late, refused = True, turns.late >= _MOST_LATE
+            turns.late += 1
+            turns.release()
             if refused and task is not None:
                 task.cancel()
 
-        await self._turns.acquire()
+        await turns.acquire()
         timer = loop.call_later(_TURN, end_turn)
         try:
             message = await context.read()
@@ -175,9 +182,9 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         finally:
             timer.cancel()
             if late:
-                self._late -= 1
+                turns.late -= 1
             else:
-                self._turns.release()
+                turns.release()
         if not isinstance(message, bytes):
             raise ServingError(Status.INVALID_ARGUMENT, "the call has no message. Fix: send one")
         self._hold(message, context)
@@ -277,7 +284,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         del messages
         message = b""
         try:
-            message = await self._received(context)
+            message = await self._received(context, self._open_turns)  # no others wait for who has no token
             service = decode("HealthCheckRequest", message).get("service", "")
             if service in ("", _SERVICE.strip("/")):
                 ready = self._service.ready()[0] and not self._gate.closed
