@@ -87,6 +87,36 @@ def test_a_model_is_served_until_a_signal(start, digits, number):
     assert end(process, number) == (0, "")
 
 
+TELLING = """
+import atexit, gc, signal, sys
+from xpuruntime.cli import main
+
+
+def tell(*_):
+    print(sys.getswitchinterval(), gc.get_threshold()[0], flush=True)
+
+
+gc.set_threshold(100_000)
+signal.signal(signal.SIGUSR1, tell)
+atexit.register(tell)
+main()
+"""
+
+
+def test_others_wait_little_for_python_while_it_serves(digits):
+    command = [sys.executable, "-c", TELLING, "serve", digits, *ANY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("serving ")
+            process.send_signal(signal.SIGUSR1)
+            assert process.stdout.readline().split() == ["0.0005", "10000"]
+            process.terminate()
+            assert process.stdout.readline().split() == ["0.005", "100000"]
+        finally:
+            process.kill()
+
+
 SLOW = """
 import pathlib, time
 import xpuruntime.inference.session as session
