@@ -60,8 +60,25 @@ def test_text_dict_and_json_say_the_same(monkeypatch):
     assert len(plain["rows"]) == len(report.rows)
     assert plain["coverage"]["covered"] == pytest.approx(report.coverage.covered)
     text = str(report)
-    assert "under a rule" in text.splitlines()[0]
+    assert text.splitlines()[0] == "policy honoured"
+    assert "under a rule" in text.splitlines()[1]
     assert "cpu.reference" in text
+
+
+def test_rows_of_a_policy_come_first_and_defaults_are_one_line(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with xt.kernel_policy(layer_norm="cpu.vectorised"), xt.explain() as report:
+        step(Block(), torch.randn(4, 8))
+    text, page = str(report), report.to_html()
+    assert {row.status for row in report.rows if row.op == "matmul"} == {"default"}
+    assert "native_layer_norm" in text
+    assert not [line for line in text.splitlines() if line.startswith("mm ") or line.strip() == "in"]
+    assert "kinds of calls by default, which no rule names" in text
+    assert page.index("xrt-headline") < page.index("native_layer_norm") < page.index("<td>mm ")
+    with xt.explain() as report:
+        step(Block(), torch.randn(4, 8))
+    assert str(report).splitlines()[0] == "no policy"
+    assert [line for line in str(report).splitlines() if line.startswith("mm ")]
 
 
 @pytest.mark.parametrize("columns", [60, 100, 200])

@@ -13,6 +13,7 @@ import torch
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.files.paths import json_text
+from xpuruntime.notebook import rich_fragment
 from xpuruntime.pytorch.explanation.summary import Coverage, Row
 from xpuruntime.pytorch.switches.policy_switches import Setting
 from xpuruntime.pytorch.weights import LinearWeights, WeightTraffic
@@ -219,6 +220,11 @@ class Explanation(Shown):
         from xpuruntime.pytorch.explanation.text_table import render
 
         return repr(self) if self._found is None else render(self)
+
+    def _repr_html_(self) -> str:
+        from xpuruntime.pytorch.explanation.text_table import render
+
+        return rich_fragment(repr(self) if self._found is None else render(self, defaults=True))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists, and scalars."""

@@ -46,12 +46,15 @@ def plain_text(explanation: Explanation, width: int | None = None) -> str:
     return plain(render(explanation), max(60, columns))
 
 
-def render(explanation: Explanation) -> RenderableType:
-    """Return the explanation as rich renderables."""
+def render(explanation: Explanation, *, defaults: bool = False) -> RenderableType:
+    """Return the explanation as rich renderables.
+
+    Without `defaults`, the calls that no rule names are one line, where there are others.
+    """
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = [_headline(explanation)]
+    parts: list[RenderableType] = [_verdict(explanation), _shares(explanation)]
     named = [row for row in explanation.rows if row.status != "other"]
     others = [row for row in explanation.rows if row.status == "other"]
     total = explanation.total_us
@@ -60,8 +63,12 @@ def render(explanation: Explanation) -> RenderableType:
     findings = dict.fromkeys((*reasons, *itertools.chain.from_iterable(stated)))
     notes = [note for note in explanation.notes if note not in findings]
     parts += _listed("findings", findings)
-    if named:
-        parts.append(_calls(named, total))
+    asked = [row for row in named if row.status != "default"]
+    shown = named if defaults or not asked else asked
+    if shown:
+        parts.append(_calls(shown, total))
+    if len(shown) < len(named):
+        parts.append(_folded([row for row in named if row.status == "default"], total))
     if others:
         parts.append(_others(others, total))
     parts += _listed("notes", notes)
@@ -84,7 +91,37 @@ def _fact(value: Any) -> str:
     return " or ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _headline(explanation: Explanation) -> RenderableType:
+def _verdict(explanation: Explanation) -> RenderableType:
+    from rich.text import Text
+
+    told = (*explanation.switches, *explanation.weight_deviations, *explanation.unmatched, *explanation.never_ran)
+    statuses = [*(row.status for row in explanation.rows), *(setting.status for setting in explanation.settings)]
+    count = sum(not text.startswith("inconclusive") for text in told)
+    count += sum(status in ("substituted", "bypassed") for status in statuses)
+    if count:
+        return Text("1 deviation" if count == 1 else f"{count} deviations", "bold red")
+    if explanation.policy is None and set(statuses) <= {"default", "other"}:
+        return Text("no policy", "bold")
+    if told or explanation.partial or not set(statuses) <= {"honoured", "default", "other"}:
+        return Text("policy honoured as far as observed", "bold yellow")
+    if "honoured" not in statuses:
+        return Text("no call ran under a rule", "bold yellow")
+    return Text("policy honoured", "bold green")
+
+
+def _folded(rows: list[Row], total: float) -> RenderableType:
+    from rich.text import Text
+
+    time, kinds = sum(row.time_us for row in rows), len(_grouped(rows))
+    return Text(
+        f"and {kinds} {'kind' if kinds == 1 else 'kinds'} of calls by default, which no rule names: "
+        f"{sum(row.count for row in rows)} calls, {duration_text(time)}, {_share(time, total)}. "
+        "For all of them, see `rows` or the page that save_html(FILE) writes",
+        "dim",
+    )
+
+
+def _shares(explanation: Explanation) -> RenderableType:
     from rich.text import Text
 
     coverage = explanation.coverage
@@ -122,9 +159,10 @@ def _calls(rows: list[Row], total: float) -> RenderableType:
         shapes = " ".join("x".join(map(str, shape)) for shape in row.shapes[:_SHAPES])
         if len(row.shapes) > _SHAPES:
             shapes += f" + {len(row.shapes) - _SHAPES}"
+        words = (row.operator.removeprefix("aten::"), row.phase, row.kv and f"kv {row.kv}", row.module and "in")
         call = (
-            " ".join(filter(None, (row.operator.removeprefix("aten::"), row.phase, row.kv and f"kv {row.kv}"))),
-            row.module and f"in {row.module}{f' ({modules} modules)' if modules > 1 else ''}",
+            " ".join(filter(None, words)),
+            f"{row.module}{f' ({modules} modules)' if modules > 1 else ''}",
             " ".join((shapes, *row.dtypes)).strip(),
         )
         observed = [short_kernel(name) for name in row.observed]
@@ -159,7 +197,11 @@ def _grouped(rows: list[Row]) -> list[tuple[Row, int]]:
         first = members[0] if len(members) == 1 else structs.replace(alike, observed=members[0].observed)
         time = sum(row.time_us for row in members)
         grouped.append((structs.replace(first, count=sum(row.count for row in members), time_us=time), len(members)))
-    return sorted(grouped, key=lambda row: (row[0].status not in _FINDINGS, -row[0].time_us))
+    return sorted(grouped, key=lambda row: (_order(row[0]), -row[0].time_us))
+
+
+def _order(row: Row) -> int:
+    return 0 if row.status in _FINDINGS else 2 if row.status == "default" else 1
 
 
 def _others(rows: list[Row], total: float) -> RenderableType:
