@@ -78,6 +78,7 @@ class TestUsage:
 class TestPlan:
     def test_tables(self, xrt: Xrt, digits: str) -> None:
         result = xrt("plan", digits, "--device", "cpu")
+        assert not [line for line in result.out.splitlines() if line.endswith(" ")]
         assert result.code == 0
         assert "onnxruntime@cpu" in result.out
         assert "execution.device" in result.out

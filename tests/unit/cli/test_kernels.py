@@ -57,6 +57,8 @@ def test_a_reason_is_shown_once(xrt: Any) -> None:
     shown = xrt("kernels").out
     for reason in {kernel.reason for kernel in ops.kernels() if not kernel.available}:
         assert shown.count(reason) == 1
+    named = [line for line in shown.splitlines() if line.startswith("  ") and "serves: " not in line]
+    assert max(map(len, named)) <= 140
 
 
 def test_every_kernel_is_in_the_table(xrt: Any) -> None:

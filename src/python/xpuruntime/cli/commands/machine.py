@@ -161,6 +161,8 @@ def _usable(kernel: KernelInfo) -> str:
 
 def _listing(listed: tuple[KernelInfo, ...]) -> RenderableType:
     """Return a row for each kernel, and below, once for each reason, those that cannot be used here."""
+    import textwrap
+
     from rich.console import Group
     from rich.text import Text
 
@@ -173,6 +175,8 @@ def _listing(listed: tuple[KernelInfo, ...]) -> RenderableType:
             missing.setdefault(str(kernel.reason), []).append(f"{kernel.op} {kernel.id}")
         serves = f"{kernel.description} ({kernel.device_type}: {kernel.limits})"
         listing.add_row(kernel.op, kernel.id, _usable(kernel), Text(", ".join(kernel.families)), Text(serves))
-    return Group(
-        listing, *(Text(f"not usable here: {', '.join(names)}: {reason}") for reason, names in missing.items())
-    )
+    parts: list[RenderableType] = [listing]
+    for reason, names in missing.items():
+        filled = textwrap.fill(", ".join(names), 100, initial_indent="  ", subsequent_indent="  ")
+        parts.append(Text(f"\nnot usable here: {reason}\n{filled}"))
+    return Group(*parts)
