@@ -255,3 +255,23 @@ class TestFiles:
         (tmp_path / "policy.json").write_text('{"kernels":\n {"matmul": "cublsLt"}}')
         with pytest.raises(PolicyError, match=r"policy\.json:2:13: kernels\.matmul: .* did you mean 'cublasLt'"):
             KernelPolicy.load(tmp_path / "policy.json")
+
+
+@pytest.mark.parametrize(
+    ("fields", "fix"),
+    [
+        ({"attention": "sdpa"}, "Fix: write cudnn.sdpa, or another that `xrt kernels attention` lists"),
+        ({"rms_norm": "cpu.blas"}, "Fix: write cpu.vectorised, or another that `xrt kernels rms_norm` lists"),
+        ({"matmul": "flash_v2"}, "Fix: write auto, or another that `xrt kernels matmul` lists"),
+        ({"swiglu": "cpu.blas"}, "or another of liger.swiglu, compiled.swiglu, flashinfer.swiglu"),
+    ],
+)
+def test_a_fix_names_a_kernel_of_the_operation_and_where_the_others_are(fields, fix):
+    with pytest.raises(PolicyError) as refused:
+        KernelPolicy(**fields)
+    assert str(refused.value).endswith(fix)
+
+
+def test_the_example_of_an_id_is_one_of_the_operation():
+    with pytest.raises(PolicyError, match=r"or an id such as 'torch\.flash'"):
+        KernelPolicy(attention="sdpa")

@@ -209,10 +209,13 @@ def computed_by(use: str | Sequence[str] | None) -> frozenset[str]:
     return frozenset(op_names)
 
 
+def _ids_of(op: str | None) -> list[str]:
+    return [name for name, (ops, _) in KERNEL_IDS.items() if op is None or op in ops]
+
+
 def nearest_kernel(kernel: str, op: str | None) -> str | None:
     """Return the family or id for `op` (``None``: for any) that a name was probably meant to be, or ``None``."""
-    ids = [name for name, (ops, _) in KERNEL_IDS.items() if op is None or op in ops]
-    return nearest(kernel, [*families_of(op), *ids])
+    return nearest(kernel, [*families_of(op), *_ids_of(op)])
 
 
 def misspelt_kernel(kernels: Sequence[str], op: str | None) -> str | None:
@@ -220,6 +223,15 @@ def misspelt_kernel(kernels: Sequence[str], op: str | None) -> str | None:
     names = (kernel.partition("@")[0] for kernel in kernels)
     unknown = next((name for name in names if "." in name and name not in KERNEL_IDS), None)
     return None if unknown is None else nearest_kernel(unknown, op)
+
+
+def _fix(kernel: str, op: str | None) -> str:
+    """Return the kernel to write in place of another, and where the others of the operation are listed."""
+    ids, parts = _ids_of(op), set(re.split("[.@]", kernel))
+    near = nearest_kernel(kernel, op) or next((name for name in ids if parts & set(name.split("."))), "auto")
+    if op is not None and op not in ARRAY_OPS:
+        return f"Fix: write {near}, or another of {', '.join(ids)}"
+    return f"Fix: write {near}, or another that `xrt kernels{f' {op}' if op else ''}` lists"
 
 
 def check_kernel(kernel: str, op: str | None) -> str:
@@ -242,22 +254,19 @@ def check_kernel(kernel: str, op: str | None) -> str:
         if others:
             raise Refused(
                 f"{quote(kernel)} is a kernel of {' and '.join(others)}, not of {op}."
-                f" Valid kernels: {', '.join(families)}, or an id such as 'backend.name'. "
-                f"Fix: write {next(iter(families))}"
+                f" Valid kernels: {', '.join(families)}, or an id such as 'backend.name'. {_fix(kernel, op)}"
             )
-        hint = did_you_mean(kernel, families, "kernels", more=", or an id such as 'backend.name'")
-        raise Refused(f"{quote(kernel)} is not a known kernel{for_op}{hint}")
+        ids = _ids_of(op)
+        example = next((name for name in ids if name.startswith("torch.")), ids[0])
+        hint = did_you_mean(kernel, families, "kernels", more=f", or an id such as {example!r}").partition(" Fix: ")[0]
+        raise Refused(f"{quote(kernel)} is not a known kernel{for_op}{hint} {_fix(kernel, op)}")
     if not re.fullmatch(_ID, kernel):
         near = nearest_kernel(kernel, op)
-        question = (
-            f"; did you mean {near!r}? Fix: write {near}" if near else ". Fix: write one that `xrt kernels` lists"
-        )
+        question = f"; did you mean {near!r}? {_fix(kernel, op)}" if near else f". {_fix(kernel, op)}"
         raise Refused(f"{quote(kernel)} is not a kernel id: an id is 'backend.name', with one dot{question}")
     ops, _ = KERNEL_IDS.get(name, (OPS, ""))
     if op is not None and op not in ops:
-        raise Refused(
-            f"{quote(kernel)} is a kernel of {' and '.join(ops)}, not of {op}. Fix: write one that `xrt kernels` lists"
-        )
+        raise Refused(f"{quote(kernel)} is a kernel of {' and '.join(ops)}, not of {op}. {_fix(kernel, op)}")
     return kernel
 
 
