@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from serving_clients import Client, kill_a_client, until
 
 import xpuruntime as xrt
+from xpuruntime.serving.http.application import _send
+from xpuruntime.serving.http.bodies import ONE_WRITE, Answer
 from xpuruntime.serving.messages import InferRequest, InferTensor, RequestedOutput
 from xpuruntime.serving.protocol.rest import write_request
 from xpuruntime.serving.server import Server
@@ -263,6 +265,22 @@ def test_little_is_parsed_of_one_connection_before_others_have_their_turn(served
     assert max(length for length, _ in fed) <= 16 << 10
     assert len(turns) > 5
     assert len(set(turns)) == len(turns)
+
+
+def test_little_of_a_response_is_sent_before_others_have_their_turn():
+    async def sent() -> list[int]:
+        sizes, loop = [0], asyncio.get_running_loop()
+
+        async def send(message) -> None:
+            sizes[-1] += len(message.get("body", b""))
+            loop.call_soon(lambda: sizes.append(0) if sizes[-1] else None)
+
+        await _send(send, Answer(200, [], [bytes(20_000)] * 100))
+        return sizes
+
+    sizes = asyncio.run(sent())
+    assert sum(sizes) == 2_000_000
+    assert max(sizes) < ONE_WRITE + 40_000
 
 
 def test_a_large_body_is_not_parsed_and_what_follows_is(served, fed):

@@ -428,8 +428,13 @@ async def _send(
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(discard(), _LINGER)
         chunks = []
+    sent = 0
     for chunk in chunks[:-1]:
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        sent += len(chunk)
+        if sent >= ONE_WRITE:  # a server that need not wait for the client lets others have their turn
+            sent = 0
+            await asyncio.sleep(0)
     await send({"type": "http.response.body", "body": chunks[-1] if chunks else b""})
 
 
