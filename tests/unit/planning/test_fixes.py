@@ -197,3 +197,12 @@ def test_gpu_without_a_number_is_told_the_name_of_nvidias() -> None:
     fixes = {name: fix for name, (_, fix) in verdicts(MACHINES["engines"], "auto", "gpu").items()}
     assert fixes["onnxruntime@gpu"] == "use device cpu; an NVIDIA GPU is device cuda:0"
     assert "cuda" not in fixes["openvino@gpu"]
+
+
+def test_the_candidate_that_could_run_here_comes_first() -> None:
+    policy = Policy.coerce({"execution": {"precision": "int8"}})
+    with pytest.raises(XpuRuntimeError) as refused:
+        resolve(PlanRequest(model=MODEL), policy, MACHINES["engines"], ENGINES)
+    first, *others = [line.split(": ")[1] for line in str(refused.value).splitlines()[1:]]
+    assert first == "calibration_missing"
+    assert "device_missing" in others

@@ -166,7 +166,8 @@ def refusal(
             f"Fix: {reinstall_command()}, which registers those that come with it"
         )
     text = f"nothing can run {model_path}: " + _summary({verdict.code for verdict in verdicts}, len(verdicts))
-    lines = [_verdict_line(verdict) for verdict in verdicts]
+    here = sorted(verdicts, key=lambda verdict: verdict.code in _ELSEWHERE | {VerdictCode.DEVICE_MISSING})
+    lines = [_verdict_line(verdict) for verdict in here]  # first those that this machine could run
     for name, controls in unmet.items():
         lines.append(f"  keys that {name} does not enforce, and mode is strict:")
         lines.extend(f"  {line}" for line in control_lines(controls))
