@@ -305,7 +305,9 @@ def test_what_ours_cannot_do_is_said_or_refused():
     expected = F.layer_norm(x, [8])
     with (
         xt.kernel_policy(layer_norm="cpu.vectorised"),
-        pytest.warns(XpuRuntimeWarning, match=r"runs by torch\.layer_norm.*computes in fp32"),
+        pytest.warns(
+            XpuRuntimeWarning, match=r"runs by torch\.layer_norm.*computes in fp32.*Fix: add a rule .*use: torch"
+        ),
     ):
         assert torch.equal(F.layer_norm(x, [8]), expected)
     strict = {"schema": "xpuruntime.policy/1", "mode": "strict", "kernels": {"layer_norm": "cpu.vectorised"}}

@@ -93,7 +93,7 @@ def test_a_cuda_kernel_asked_for_on_the_cpu(tmp_path: Path) -> None:
     assert (first.chosen, first.asked) == ("cpu.blas", ("cublas.cublasLt", "cpu.blas"))
     assert not refused.accepted
     assert refused.reason == "serves cuda, and the operands are on cpu"
-    with pytest.warns(xrt.XpuRuntimeWarning, match="stay with ONNX Runtime"):
+    with pytest.warns(xrt.XpuRuntimeWarning, match=r'\[\{match: \{node: "MatMul_h"\}, use: auto\}\]'):
         opened = session(normed(), tmp_path, kernels={"matmul": "cublasLt"}, mode="prefer")
     with opened:
         report = opened.explain({"x": normal(3, 6)}, runs=1)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -210,7 +211,8 @@ class KernelKeys:
         else:
             reason = f"{len(left)} of {len(done) + len(left)} nodes stay with ONNX Runtime: {_named(left)}"
             level: object = "advisory" if done else "unsupported"
-            fix = "ask for another kernel for them by a rule with match.node"
+            rule = f"{{match: {{node: {json.dumps(left[0].node)}}}, use: auto}}"
+            fix = f"leave each to ONNX Runtime by a rule, the first of them by kernels.rules: [{rule}]"
             self._book.add(key, _counted(done) if done else "-", level, reason, fix)  # type: ignore[arg-type]
 
     def _absent(self, key: str, op: str, wanted: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from xpuruntime.pytorch.attention.call import SDPA
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT
-from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, Route, place_for, reason_of, refuse
+from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, Route, call_fix, place_for, reason_of, refuse
 from xpuruntime.pytorch.dispatch.unmatched_rules import RuleUse, impossible_rules
 from xpuruntime.pytorch.explanation.requested import requests_other_kernel
 from xpuruntime.pytorch.providers.bound import BoundKernel, bound_kernel, rejection_of_word
@@ -362,6 +362,8 @@ class CompiledPolicy:
             f"{description or route.op} runs by {route.kernel}, though {key} asks for {', '.join(route.asked)}: "
             f"{route.reasons}"
         )
+        if "Fix: " not in msg:
+            msg += f". Fix: {call_fix(route)}"
         warn(msg)
 
 

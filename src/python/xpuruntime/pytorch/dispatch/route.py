@@ -25,7 +25,17 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.step_cost import StepLag
     from xpuruntime.pytorch.providers.bound import BoundKernel
 
-__all__ = ["BY_CALL", "NATIVE_NAMES", "Measured", "Route", "facts_of_call", "place_for", "reason_of", "refuse"]
+__all__ = [
+    "BY_CALL",
+    "NATIVE_NAMES",
+    "Measured",
+    "Route",
+    "call_fix",
+    "facts_of_call",
+    "place_for",
+    "reason_of",
+    "refuse",
+]
 
 #: Operation to the kernel names that mean a kernel of PyTorch's own, each with the id it goes by.
 NATIVE_NAMES: dict[str, dict[str, str]] = {
@@ -219,18 +229,23 @@ def _unknown(op: str, name: str) -> str:
     return f"there is no such kernel; {question}`xrt kernels` lists them, those of installed plugins too"
 
 
+def call_fix(route: Route, rule: str = "", *, strict: bool = False) -> str:
+    """Return what to do about calls that run, or would run, by another kernel than was asked for."""
+    if route.source == BY_CALL:
+        return "name another kernel, or several in a list that ends in 'torch', or leave kernel= out"
+    last = "put 'auto' last, or use mode: prefer" if strict else "or put 'auto' last"
+    return f"add a rule for these calls with use: torch{rule}, {last}"
+
+
 def refuse(
     route: Route, description: str, keys: Mapping[str, str], *, with_vector: bool = False
 ) -> UnsupportedOperationError:
     """Return the error for a call that nothing a strict policy asks for can serve; `keys` as of `CompiledPolicy`."""
     rule = ", {match: {op: matmul, n: 1}, use: torch}" if with_vector else ""
-    fix = f"add a rule for these calls with use: torch{rule}, put 'auto' last, or use mode: prefer"
-    if route.source == BY_CALL:
-        fix = "name another kernel, or several in a list that ends in 'torch', or leave kernel= out"
     key = keys.get(route.source, route.source)
     msg = f"{description}: {key} asks for {', '.join(route.asked)}, which cannot serve it: {route.reasons}"
     if "Fix: " not in route.reasons:
-        msg = f"{msg}. Fix: {fix}"
+        msg = f"{msg}. Fix: {call_fix(route, rule, strict=True)}"
     error = UnsupportedOperationError(msg, engine="torch")
     error.passed_over = route.passed_over
     return error

@@ -116,7 +116,7 @@ def _cannot(policy: Policy, reason: str, fix: str) -> None:
     if policy.mode == "strict":
         raise PolicyError(f"{reason}. Fix: {fix}, or use mode: prefer")
     if policy.mode != "auto":
-        warn(f"{reason}; that part of the policy is not done")
+        warn(f"{reason}; that part of the policy is not done. Fix: {fix}")
 
 
 def _only_libraries(kernel_names: tuple[str, ...]) -> bool:
