@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from simulated_executor import SimulatedExecutor, run
 
@@ -246,6 +248,15 @@ def test_kernels_of_attention_are_tried_where_a_model_has_it_written_out():
     found = run(SimulatedExecutor(seconds), space(engines=("a",)), kernels={"attention": ("fast",)})
     winner = next(candidate for candidate in found.candidates if candidate.id == found.winner)
     assert winner.changes["kernels.attention"] == "fast"
+
+
+def test_a_final_duel_that_does_not_decide_calls_nobody_the_leader():
+    def seconds(changes):
+        return 1e-3 / (1.05 if changes.get("execution.threads") == 2 else 1.0)
+
+    found = run(SimulatedExecutor(seconds, seed=0), space(THREADS), TuneSpec.loads("budget: {time: 20s}"))
+    assert found.verdict == "undecided"
+    assert re.match(r"the final duel of c\d+ \(\S+x \[\S+, \S+\] of c0 so far\) did not decide: ", found.reason)
 
 
 def test_a_search_can_be_cancelled():

@@ -335,7 +335,9 @@ def render(result: TuneResult) -> RenderableType:
     if several:
         parts.append(Text(f"devices: {', '.join(result.devices)}"))
     device = ("device",) if several else ()
-    shown = table("candidates", ("id", "candidate", *device, result.objective, "gain", "memory", "error", "code"))
+    shown = table(
+        "candidates", ("id", "candidate", *device, result.objective, "gain", "memory", "max rel error", "code")
+    )
     rows = ranked(result)
     for row in rows[:_MOST]:
         shown.add_row(

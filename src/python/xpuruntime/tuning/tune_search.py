@@ -243,8 +243,9 @@ class Search(TrialScheduler):
         gain = next((outcome.gain for outcome in ended.values()), None)
         for name, duel in ended.items():
             if duel.won is None:
-                led = f"{name} led" + ("" if duel.gain is None else f" by {duel.gain} so far")
-                return self._outcome("undecided", f"{led}, and the final duel did not decide: {duel.ended}", gain=gain)
+                measured = "" if duel.gain is None else f" ({duel.gain} of {duel.gain.against} so far)"
+                reason = f"the final duel of {name}{measured} did not decide: {duel.ended}"
+                return self._outcome("undecided", reason, gain=gain)
         return self._no_winner(gain)
 
     def _go_on(self, name: str, duel: Duel, most: int, ended: dict[str, DuelResult]) -> bool:

@@ -232,7 +232,10 @@ class SearchSpace(PolicyValue, frozen=True, kw_only=True):
         WordOr(("off", "auto"), Nested(KernelChoices), "Kernels to try."), default="auto"
     )
     options: dict[str, dict[str, tuple[str, ...]]] = field(
-        OptionValues("Options to try, by engine and option; replaces all that the engine declares."),
+        OptionValues(
+            "Options to try, by engine and option; replaces all that the engine declares. {onnxruntime: {}} tries none "
+            "of that engine; {} leaves those of all engines as declared."
+        ),
         default=FrozenDict(),
     )
 

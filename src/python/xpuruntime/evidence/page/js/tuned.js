@@ -70,7 +70,7 @@ function plot(across, up) {
 
 function showFront() {
   const figure = { key: "figure", text: "figureText", name: DATA.objective };
-  const memory = { key: "memory", text: "memoryText", name: "memory" }, error = { key: "error", text: "errorText", name: "error" };
+  const memory = { key: "memory", text: "memoryText", name: "memory" }, error = { key: "error", text: "errorText", name: "max rel error" };
   bodyOf("front").append(make("div", { class: "two" }, plot(figure, memory), plot(figure, error)));
   const gains = CANDIDATES.filter((one) => one.interval).map((one) =>
     ({ name: `${one.id} ${one.name}`, ...one.interval, limit: DATA.least, text: one.gainText, mark: codeBadge(one.code) }));
@@ -83,7 +83,7 @@ const CANDIDATE_COLUMNS = [
   { name: "figure", number: true, value: (one) => (one.figure === null ? Infinity : one.figure), show: (one) => one.figureText },
   { name: "gain", number: true, value: (one) => one.gain || 0, show: (one) => one.gainText },
   { name: "memory", number: true, value: (one) => one.memory || 0, show: (one) => one.memoryText },
-  { name: "error", number: true, value: (one) => one.error || 0, show: (one) => one.errorText },
+  { name: "max rel error", number: true, value: (one) => one.error || 0, show: (one) => one.errorText },
   { name: "start", number: true, value: (one) => one.start || 0, show: (one) => one.startText },
   { name: "code", value: (one) => one.code, show: (one) => codeBadge(one.code) },
 ];
