@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hmac
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,13 +110,24 @@ def parse_lock(data: bytes | str, where: str) -> Lock:
         digest = digest_of_part(part)
         if stated is not msgspec.UNSET and not hmac.compare_digest(digest.encode(), stated.encode()):
             raise LockError(
-                f"{where} was edited: its {name} has the digest {digest}, and the file states {stated}. Fix: restore "
-                "the file, or make it again with `xrt lock`"
+                f"{where} was edited: its {name} has the digest {digest}, and the file states {stated}. "
+                f"Fix: restore the file, or make it again with {_command(lock, where)}"
             )
     wrong = contradiction(lock.identity) or contradiction_of_figures(lock.measured)
     if wrong:
-        raise LockError(f"{where} is a damaged lock: {wrong}. Fix: restore the file, or make it again with `xrt lock`")
+        raise LockError(
+            f"{where} is a damaged lock: {wrong}. Fix: restore the file, or make it again with {_command(lock, where)}"
+        )
     return lock
+
+
+def _command(lock: Lock, where: str) -> str:
+    """Return the command that makes a lock again; `where` may be no path."""
+    model = lock.identity.model
+    if model is None or kind_of(where) != "file":
+        return "`xrt lock`"
+    command = f"xrt lock {shlex.quote(model.name)} -o {shlex.quote(where)}"
+    return f"`{command}` and the options of the first time"
 
 
 def _other_schema(where: str, schema: str) -> str:

@@ -69,7 +69,11 @@ def _open_path(path: Path, model: ModelInfo) -> CalibrationSamples:
     if kind == "folder":
         return _Folder(path, model)
     if kind == "missing":
-        raise SampleError(f"there is no file or folder {str(path)!r}. Fix: {_WHAT}")
+        arrays = ", ".join(f"{info.name!r}: samples" for info in model.inputs)
+        write = f"write it with numpy.savez({str(path.with_suffix('.npz'))!r}, **{{{arrays}}})"
+        raise SampleError(
+            f"there is no file or folder {str(path)!r}. Fix: {write}, or name an .npz file or a folder that is there"
+        )
     if kind != "file":
         raise SampleError(f"{str(path)!r} is no regular file or folder ({kind}). Fix: {_WHAT}")
     if path.suffix == ".npz":

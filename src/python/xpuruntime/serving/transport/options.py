@@ -190,7 +190,8 @@ def bind(text: str, option: str) -> socket.socket:
 def unusable(text: str, option: str, reason: str) -> XpuRuntimeError:
     """Return the error of an address that cannot be listened on."""
     return XpuRuntimeError(
-        f"{option} {text} cannot be listened on: {reason}. Fix: stop what uses it, or name another, such as with port 0"
+        f"{option} {text} cannot be listened on: {reason}. Fix: stop what uses it, or write {option} 127.0.0.1:0, "
+        "which takes a free port"
     )
 
 
