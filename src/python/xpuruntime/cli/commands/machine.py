@@ -115,7 +115,9 @@ def kernels(
     op: Annotated[
         str | None,
         typer.Argument(
-            help="Only kernels of this operation, such as matmul or attention_backward.", autocompletion=operations
+            metavar="OPERATION",
+            help="Only kernels of this operation, such as matmul or attention_backward.",
+            autocompletion=operations,
         ),
     ] = None,
     json: JsonOption = False,
