@@ -113,7 +113,11 @@ def print_and_save(
         screen, shown = console(), thing if shown is None else shown
         if screen.width < UNBOUNDED:
             shown = _filled(shown.__rich__() if hasattr(shown, "__rich__") else shown, screen.width)
-        screen.print(shown, crop=False)
+            screen.print(shown, crop=False)
+        else:  # rich pads the cells of a grid
+            with screen.capture() as held:
+                screen.print(shown, crop=False)
+            screen.file.write(re.sub(" +(?=\n)", "", held.get()))
         sys.stdout.flush()
     failed: list[Exception] = []
     for save, path in [*(saves or {}).items(), *([(thing.save_html, html)] if html else [])]:

@@ -272,13 +272,16 @@ def plan_text(plan: Plan) -> str:
 def plan_tables(plan: Plan) -> RenderableType:
     """Return the plan as a group of rich tables."""
     from rich.console import Group
+    from rich.table import Table
     from rich.text import Text
 
     from xpuruntime.tables import table
 
-    facts = [(name, value[:19] if value.startswith("sha256:") else value) for name, value in _facts(plan)]
-    room = max(len(name) for name, _ in facts) + 2
-    head = [Text.assemble((name.ljust(room), "bold"), value) for name, value in facts]
+    head = Table.grid(padding=(0, 2))
+    head.add_column(style="bold", no_wrap=True)
+    head.add_column(overflow="fold")
+    for name, value in _facts(plan):
+        head.add_row(name, Text(value[: len("sha256:") + 12] if value.startswith("sha256:") else value))
 
     tried = table("candidates", ("candidate", "verdict", "reason"))
     for verdict in plan.verdicts:
@@ -287,7 +290,7 @@ def plan_tables(plan: Plan) -> RenderableType:
             reason = _reason(verdict.reason, verdict.fix)
             tried.add_row(Text(verdict.candidate), Text(verdict.code, style=colour), reason)
 
-    parts: list[RenderableType] = [Text(plan.headline, "bold green"), *head, tried]
+    parts: list[RenderableType] = [Text(plan.headline, "bold green"), head, tried]
     after = [verdict.candidate for verdict in plan.verdicts if verdict.code == VerdictCode.NOT_TRIED]
     if after:
         parts.append(Text(f"not tried, because {plan.candidate} comes before: {', '.join(after)}", style="dim"))
