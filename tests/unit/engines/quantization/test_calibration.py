@@ -165,7 +165,7 @@ def test_a_large_file_is_never_whole_in_memory(convnet, tmp_path):
         ({"a/0": np.zeros((1, 4), np.float32)}, r"sample 0 \(number 0 of the mapping\): input 'b' is missing"),
         (7, "calibration= takes no int. Fix: pass the path of an .npz file"),
         (b"samples", "calibration= takes no bytes"),
-        ("nowhere.npz", r"there is no file or folder 'nowhere.npz'. Fix: write it with numpy.savez\('nowhere.npz', \*\*{'a': samples"),
+        ("nowhere.npz", r"file or folder 'nowhere.npz'. Fix: write it with numpy.savez\('nowhere.npz', \*\*{'a': s"),
         ({}, "the mapping holds no samples"),
     ],
 )  # fmt: skip
