@@ -55,7 +55,7 @@ BEYOND = (
     "is a kernel of",
     "holds the character",
     "no certain device",
-    "must be a certain one",
+    "its device is 'auto'",
     "'99999999TiB'",
     "'0.3B'",
     "36893488147419103232",
