@@ -231,7 +231,7 @@ def test_other_dtypes_are_refused_when_the_session_is_made() -> None:
 @pytest.mark.parametrize(
     ("op", "attributes", "words"),
     [
-        ("MatMul", {"activation": "swish"}, "activation 'swish' is not known: choose one of none, relu"),
+        ("MatMul", {"activation": "swish"}, "activation 'swish' is not known. Fix: choose one of none, relu"),
         ("MatMul", {"activation": 1}, "the attribute 'activation' is of another kind"),
         ("MatMul", {"trans_a": "yes"}, "the attribute 'trans_a' is of another kind"),
         ("Conv", {"strides": 2}, "the attribute 'strides' is no list of ints"),
