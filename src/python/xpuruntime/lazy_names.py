@@ -130,7 +130,6 @@ sys.meta_path.append(_ReplacedNames)
 
 
 def _has_part(package: str, name: str) -> bool:
-    """Say whether there is a module of this name in a package."""
     if name.startswith("__") or not hasattr(sys.modules[package], "__path__"):
         return False
     return importlib.util.find_spec(f"{package}.{name}") is not None

@@ -112,11 +112,9 @@ def _fitted_table() -> Any:
 
 
 def _fitted(shown: Table, optional: AbstractSet[int], room: int) -> Table:
-    """Return the table for a width.
-
-    What gives way is in this order: blanks between columns, lines of text at spaces, long words at separators, optional
-    columns, and at last any text.
-    """
+    """Return the table for a width."""
+    # What gives way is in this order: blanks between columns, lines of text at spaces, long words at separators,
+    # optional columns, and at last any text.
     from rich.text import Text
 
     cells = _texts(shown)
@@ -166,7 +164,6 @@ def _fitted(shown: Table, optional: AbstractSet[int], room: int) -> Table:
 
 
 def _texts(shown: Table) -> list[list[Text]]:
-    """Return the cells of each column, its header first."""
     from rich.text import Text
 
     return [
@@ -213,7 +210,6 @@ def _longest(cells: Iterable[Text], separators: re.Pattern[str]) -> int:
 
 
 def _broken(cell: Text, width: int) -> Text:
-    """Return text whose words that are longer than a width are broken at separators."""
     from rich.text import Text
 
     places = []

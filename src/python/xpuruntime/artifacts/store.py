@@ -112,7 +112,6 @@ def copy_artifact(artifact: Artifact, folder: Path, *, overwrite: bool) -> Artif
 
 
 def _check_place(folder: Path, *, replace: bool) -> None:
-    """Refuse a place where no artifact can be made. Raises InputError."""
     if not folder.name or folder.name == "..":
         raise InputError(f"cannot make the artifact {str(folder)!r}: the path names no new folder. Fix: add a name")
     if os.path.lexists(folder):
@@ -127,7 +126,6 @@ def _refuse_existing(folder: Path) -> None:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """Refuse to replace what is no artifact, or an artifact with files in it that are not of it."""
     names = made_files(folder)
     if names is None:
         kind = kind_of(folder)
@@ -144,7 +142,6 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _others(folder: Path, names: tuple[str, ...]) -> list[str]:
-    """Return what is in a folder besides the files of these names and the folders that they are in."""
     known = {PurePosixPath(name) for name in names}
     known |= {parent for name in known for parent in name.parents}
     paths = (PurePosixPath(path.relative_to(folder).as_posix()) for path in folder.rglob("*"))
@@ -152,7 +149,6 @@ def _others(folder: Path, names: tuple[str, ...]) -> list[str]:
 
 
 def _refuse_source(recipe: Recipe, folder: Path) -> None:
-    """Refuse to replace a folder that the model itself, or what belongs to it, lies in."""
     info = recipe.request.model
     base = Path(info.base_dir or ".")
     _refuse_inside(
@@ -177,7 +173,6 @@ def _refuse_inside(folder: Path, inputs: Iterable[tuple[str, Path]]) -> None:
 
 
 def _misfit(recipe: Recipe, artifact: Artifact) -> str | None:
-    """Return why an artifact is not the one that `recipe` makes, or ``None``."""
     engine, request, judgement, machine = recipe
     manifest = artifact.manifest
     foreign = foreign_artifact(artifact, engine.name, request.device)
@@ -202,7 +197,6 @@ def usable(recipe: Recipe, folder: Path) -> Artifact:
 
 
 def _take(recipe: Recipe, folder: Path, *, rebuild: bool) -> Artifact | None:
-    """Return what is there if it fits, or ``None`` where it may be made again."""
     try:
         return usable(recipe, folder)
     except (ModelError, EngineError):
@@ -282,7 +276,6 @@ def _recorded(info: ModelInfo) -> ModelInfo:
 
 
 def _reference(request: Request, engine: Engine, machine: Machine, check: AccuracyCheck | None) -> Reference | None:
-    """Return what the result is compared with, where that is due."""
     if check is None:
         return None
     from xpuruntime.engines.precision.probe import ProbeRefusedError
@@ -296,7 +289,6 @@ def _reference(request: Request, engine: Engine, machine: Machine, check: Accura
 
 
 def _listed(compiled: Compiled, folder: Path, engine: str) -> tuple[str, ...]:
-    """Return the files of a compilation, which must be there; remove what else is."""
     if not compiled.files:
         msg = f"{engine} compiled nothing: it names no file. Fix: use another engine"
         raise EngineError(msg, engine=engine)

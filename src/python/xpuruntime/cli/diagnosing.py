@@ -101,7 +101,6 @@ def _one_by_one() -> Diagnosis:
 
 
 def _ended(what: str, failure: WorkerFailure) -> str:
-    """Return what became of a step, as a sentence."""
     if failure.signal is not None:
         return f"{what} ends the process by {failure.signal}"
     if failure.exit_code is not None:

@@ -123,7 +123,6 @@ def broken_import(error: BaseException) -> str | None:
 
 
 def _importer(trace: TracebackType | None) -> str | None:
-    """Return the name of the module whose import failed last."""
     importer = None
     while trace is not None:
         name = trace.tb_frame.f_globals.get("__name__")
@@ -134,7 +133,6 @@ def _importer(trace: TracebackType | None) -> str | None:
 
 
 def _requirement(package: Distribution, module: str) -> str | None:
-    """Return the package's requirement that is named like a module, as pip takes it."""
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 

@@ -174,10 +174,8 @@ _COMMAND = re.compile(r"Fix: (?:pip|python|xrt|make|apt-get|export|unset)\b")
 
 
 def _filled(shown: Any, width: int) -> Any:
-    """Return text, and the texts of a group, in lines of at most `width`, each fix on its own.
-
-    What is pasted into a shell is not broken.
-    """
+    """Return text, and the texts of a group, in lines of at most `width`, each fix on its own."""
+    # What is pasted into a shell is not broken.
     from rich.console import Group
     from rich.text import Text
 
@@ -196,7 +194,6 @@ def _filled(shown: Any, width: int) -> Any:
 
 
 def _places(line: str, width: int) -> Iterator[tuple[str, int, int]]:
-    """Yield the indent, the begin and the end of each line that a long one becomes."""
     indent = " " * (len(line) - len(line.lstrip()) + 2)
     problem = line.partition(" Fix: ")[0]
     for first, start, text in (("", 0, problem), (indent, len(problem) + 1, line[len(problem) + 1 :])):
@@ -277,7 +274,6 @@ def _begins(words: str, pattern: str) -> _Kind:
 
 
 def _json(words: str, key: str, value: str) -> _Kind:
-    """Return the kind of a JSON object with a key whose text begins so, wherever it stands."""
     pair = rb'"' + re.escape(key).encode() + rb'"\s*:\s*"' + re.escape(value).encode()
 
     def fits(file: BinaryIO) -> bool:
@@ -420,7 +416,6 @@ def _samples(path: str) -> Iterator[tuple[str, str]]:
 
 
 def _data(model: str) -> Iterator[tuple[str, str]]:
-    """Yield the files with the weights of a model."""
     from xpuruntime.engines.registry import read_model
 
     info = read_model(model)

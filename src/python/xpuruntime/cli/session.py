@@ -274,7 +274,6 @@ def _named(name: str, known: Mapping[str, TensorInfo]) -> str:
 
 
 def _nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    """Return the nearest of the known names, else the first, as a shell takes it."""
     import difflib
 
     return shlex.quote([*difflib.get_close_matches(name, list(known), n=1), *known][0])

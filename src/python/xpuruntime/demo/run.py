@@ -216,7 +216,6 @@ def run_demo(
 
 
 def _command() -> str:
-    """Return what a shell runs `xrt` by: its path where it is not on PATH."""
     beside = Path(sys.executable).with_name("xrt")
     if shutil.which("xrt") is not None or not beside.is_file():
         return "xrt"
@@ -224,20 +223,17 @@ def _command() -> str:
 
 
 def _lock_line(locked: Lock) -> str:
-    """Return how much of the run the lock has."""
     facts = len(locked.identity.validators)
     return f"{locked.identity.counts}; {facts} facts of libraries and machine; {locked.digest[:19]}"
 
 
 def _predict(run: Callable[..., dict[str, Any]], images: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Return the digit read in each image."""
     parts = [run({"image": images[i : i + _CHUNK]})["logits"] for i in range(0, len(images), _CHUNK)]
     digits: NDArray[np.int64] = np.concatenate(parts).argmax(axis=1)
     return digits
 
 
 def _time(session: InferenceSession, batch: NDArray[np.float32]) -> Latency:
-    """Time `session.run` on one batch, in microseconds."""
     feeds = {"image": batch}
     for _ in range(_WARM_UP):
         session.run(feeds)
@@ -258,7 +254,6 @@ def _time(session: InferenceSession, batch: NDArray[np.float32]) -> Latency:
 def _show_images(
     console: Console, images: NDArray[np.float32], labels: NDArray[np.uint8], predicted: NDArray[np.int64]
 ) -> None:
-    """Draw three images, and first of all those that were read wrongly."""
     from rich.columns import Columns
     from rich.panel import Panel
 

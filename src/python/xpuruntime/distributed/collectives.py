@@ -232,7 +232,6 @@ class Collectives:
     def _target(
         self, like: ArrayView, out: Any, shapes: tuple[tuple[int, ...], ...], stream: Any
     ) -> tuple[ArrayView, tuple[Stream, bool]]:
-        """Return the array to write, and the order of the call."""
         if out is not None:
             target = _output_view(out, "out", like, shapes)
             return target, _resolve_stream((like, target), stream, self.device)
@@ -272,7 +271,6 @@ def _input_view(array: Any, name: str, device: str) -> ArrayView:
 
 
 def _output_view(array: Any, name: str, like: ArrayView, shapes: tuple[tuple[int, ...], ...]) -> ArrayView:
-    """Return an array to write, of the device and dtype of `like` and one of these shapes. Raises `InputError`."""
     view = _input_view(array, name, like.device)
     if view.dtype != like.dtype:
         raise InputError(f"'{name}' is {view.dtype}, and the result is {like.dtype}. Fix: pass one of that dtype")
@@ -283,14 +281,12 @@ def _output_view(array: Any, name: str, like: ArrayView, shapes: tuple[tuple[int
 
 
 def _require_writable(view: ArrayView, name: str) -> ArrayView:
-    """Return `view`. Raises `InputError` for read-only memory."""
     if view.readonly:
         raise InputError(f"'{name}' is read-only, and NCCL would write to it. Fix: pass a copy")
     return view
 
 
 def _require_apart(x: ArrayView, out: ArrayView, offset: int | None) -> None:
-    """Refuse arrays that share memory in a way that NCCL cannot work in place."""
     start, end = x.data_ptr, x.data_ptr + x.size * x.itemsize
     out_start, out_end = out.data_ptr, out.data_ptr + out.size * out.itemsize
     if start < out_end and out_start < end and (offset is None or start - out_start != offset):
@@ -301,7 +297,6 @@ def _require_apart(x: ArrayView, out: ArrayView, offset: int | None) -> None:
 
 
 def _reduction(op: str) -> int:
-    """Return NCCL's number of an operation. Raises `InputError`."""
     number = OPS.get(op) if isinstance(op, str) else None
     if number is None:
         raise InputError(f"op is {op!r}. Fix: give one of {', '.join(OPS)}")
@@ -309,7 +304,6 @@ def _reduction(op: str) -> int:
 
 
 def _reduced_type(view: ArrayView, op: str, library: Nccl) -> int:
-    """Return NCCL's number of the dtype of an array to reduce."""
     dtype = view.dtype
     if dtype == "bool":
         if op in ("max", "min"):
@@ -332,10 +326,8 @@ def _reduced_type(view: ArrayView, op: str, library: Nccl) -> int:
 
 
 def _moved_type(view: ArrayView, library: Nccl) -> tuple[int, int]:
-    """Return NCCL's number of a dtype that is only moved, and into how many of these an element goes.
-
-    What NCCL has no name for is moved as bytes.
-    """
+    """Return NCCL's number of a dtype that is only moved, and into how many of these an element goes."""
+    # What NCCL has no name for is moved as bytes.
     known = DTYPES.get(view.dtype)
     if known is not None and library.has(*known[1]):
         return known[0], 1
@@ -343,11 +335,9 @@ def _moved_type(view: ArrayView, library: Nccl) -> tuple[int, int]:
 
 
 def _resolve_stream(views: tuple[ArrayView, ...], stream: Any, device: str) -> tuple[Stream, bool]:
-    """Return the stream of a call, and whether the arrays have to be ordered around it.
-
-    Without a stream given, it is the current stream of the library of the first array that has one, else the device's
-    default stream.
-    """
+    """Return the stream of a call, and whether the arrays have to be ordered around it."""
+    # Without a stream given, it is the current stream of the library of the first array that has one, else the device's
+    # default stream.
     if stream is not None:
         named = stream if isinstance(stream, Stream) else Stream.wrap(device, stream)
         if named.device != device:

@@ -320,7 +320,6 @@ class Communicator(Collectives):
             )  # fmt: skip
 
     def _state(self) -> int:
-        """Return what NCCL says of the communicator now."""
         with self._handle_lock:
             if self._handle is None:
                 raise EngineError(
@@ -331,7 +330,6 @@ class Communicator(Collectives):
             return self._library.state(self._handle)
 
     def _settle(self, status: int, op: str, seconds: float | None = None) -> None:
-        """Wait until NCCL has launched a call that answered `status`, and raise when it failed."""
         if status == SUCCESS and not self.policy.blocking:
             wait = self.timeout if seconds is None else seconds
             if not wait_for(lambda: self._state() != IN_PROGRESS, wait):
@@ -347,7 +345,6 @@ class Communicator(Collectives):
             self._fail(op, self._library.explain(status), status)
 
     def _fail(self, op: str, reason: str, status: int | None) -> None:
-        """Abort, and raise what failed."""
         fix = FIXES.get(
             status or 0, "see whether every rank is alive and makes the same calls; make a new communicator"
         )
@@ -375,7 +372,6 @@ class Communicator(Collectives):
         self._token = None
 
     def _note_work(self, stream: Stream) -> None:
-        """Remember up to where this communicator has work on a stream."""
         if stream.capturing:
             self._captured = True
             return

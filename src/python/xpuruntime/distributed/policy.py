@@ -115,7 +115,6 @@ class CollectivePolicy(PolicyValue, frozen=True, kw_only=True):
     blocking: bool = field(Flag("Whether calls run in the calling thread."), default=False)
 
     def _check_together(self) -> None:
-        """Check fields against each other. Raises `Refused`."""
         if self.min_channels is not None and self.max_channels is not None and self.min_channels > self.max_channels:
             raise Refused(f"min_channels {self.min_channels} is more than max_channels {self.max_channels}")
         if self.algorithm in _SIMPLE_ONLY and self.protocol not in (None, "simple"):
@@ -358,8 +357,6 @@ class Call:
 
 
 class _Open(threading.local):
-    """The group that the thread is in."""
-
     calls: list[Call] | None = None
 
 

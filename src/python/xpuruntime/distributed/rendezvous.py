@@ -131,8 +131,6 @@ def meet(place: MeetingPlace, member: Member, make_id: Callable[[], bytes], time
 
 
 class _Meeting:
-    """One meeting, as one rank sees it."""
-
     def __init__(self, place: MeetingPlace, member: Member, timeout: float) -> None:
         self._place, self._member, self._timeout = place, member, timeout
         self._title = f"rank {member.rank} of {member.world_size} cannot make a communicator: "
@@ -141,7 +139,6 @@ class _Meeting:
         self._turn, self._key = 1, ""
 
     def join(self) -> bytes:
-        """Join as another rank than 0."""
         pause = 0.02
         while True:
             try:
@@ -179,12 +176,10 @@ class _Meeting:
         return reply
 
     def _is_stale(self, reply: _Reply) -> bool:
-        """Say whether a reply is that of an earlier meeting of this process."""
         mine = [other for other in reply.members if _process(other) == _process(self._member)]
         return not self._place.kept and bool(mine) and all(other.attempt != self._member.attempt for other in mine)
 
     def gather(self, make_id: Callable[[], bytes]) -> bytes:
-        """Be rank 0."""
         self._open()
         joined = [self._member]
         try:
@@ -231,7 +226,6 @@ class _Meeting:
         self._store = None
 
     def _open(self) -> None:
-        """Have a store and a turn in it."""
         meeting = self._place
         self._store = meeting.store if meeting.store is not None else self._open_store()
         self._turn = self._call("add", f"{meeting.prefix}/turns/{self._member.rank}", 1) if meeting.kept else 1

@@ -101,7 +101,6 @@ def limits_of(request: Request, computes: str | None) -> Tolerance:
 
 
 def _was_quantized(request: Request) -> bool:
-    """Whether the model is quantized by us: here, or when the artifact was made."""
     calibrated = request.artifact is not None and request.artifact.manifest.calibration is not None
     return request.calibration is not None or calibrated
 
@@ -149,7 +148,6 @@ def make_references(
 
 
 def _without_probe(request: Request, fix: str | None) -> str:
-    """Return the fix of an error, and what makes a session need no probe."""
     changes = []
     if request.policy.accuracy is not None:
         changes.append("leave `accuracy` out of the policy")

@@ -382,8 +382,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _FrozenOptions(FrozenDict):
-    """Options inside of settings."""
-
     __slots__ = ()
     OWNER: ClassVar[str] = "an engine's settings"
     FIX: ClassVar[str] = "use settings.replace(...)"

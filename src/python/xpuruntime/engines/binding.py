@@ -382,7 +382,6 @@ def _output_buffer(name: str, buffer: Any) -> Array:
 
 
 def _fitting(name: str, array: Array, info: TensorInfo, wanted: tuple[int, ...] | None) -> Array:
-    """Return a buffer of the caller's that has the type and the sizes that the model states."""
     sizes: tuple[Any, ...] | None = wanted if wanted is not None else info.shape
     fits = sizes is None or (
         len(sizes) == array.ndim

@@ -201,7 +201,6 @@ def check_options(
 
 
 def _word(value: bool, option: Option) -> str:
-    """Return the vendor's word for true or false."""
     return str(value).lower() if "true" in (option.values or ()) else str(int(value))
 
 

@@ -172,7 +172,6 @@ class HostModel(LoadedModel):
         return self._observer(self._observed_feeds(feeds), runs)
 
     def _observed_feeds(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return checked inputs as the observer takes them."""
         return self.ready(feeds)[0]
 
     def conversions(self) -> Sequence[Conversion]:

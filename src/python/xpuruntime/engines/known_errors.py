@@ -379,7 +379,6 @@ def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mappi
 
 
 def _target(kind: str) -> onnx.AttributeProto:
-    """Return the attribute with which Cast casts to a type."""
     from onnx import TensorProto, helper
 
     return helper.make_attribute("to", TensorProto.DataType.Value(kind.upper() or "UNDEFINED"))
@@ -412,7 +411,6 @@ def _is_open(node: onnx.NodeProto, values: Mapping[str, _Value]) -> bool:
 
 
 def _default(node: onnx.NodeProto, name: str) -> int | float | str | None:
-    """Return what an attribute is that a node leaves out; ``None`` where the operator does not say."""
     import onnx
 
     with contextlib.suppress(onnx.defs.SchemaError):
@@ -442,10 +440,9 @@ _Dims = tuple[int | str | None, ...]
 
 
 class _Value(NamedTuple):
-    """A tensor: its element type, its dimensions, bounds of its elements as far as they are known, and its origin.
+    """A tensor: its element type, its dimensions, bounds of its elements as far as they are known, and its origin."""
 
-    What is computed of sizes and of constants below 2**24 alone is taken to be below it as well.
-    """
+    # What is computed of sizes and of constants below 2**24 alone is taken to be below it as well.
 
     kind: str = ""
     dims: _Dims | None = None
@@ -462,7 +459,6 @@ _UNKNOWN = _Value()
 def _nodes(
     graph: onnx.GraphProto, values: ChainMap[str, _Value], *, inside: bool = False
 ) -> Iterator[tuple[onnx.NodeProto, bool, ChainMap[str, _Value]]]:
-    """Yield each node, whether it is inside of a subgraph, and the values in its sight."""
     for node in graph.node:
         yield node, inside, values
         for _, inner in subgraphs(node):
@@ -501,7 +497,6 @@ def _stated(graph: onnx.GraphProto) -> dict[str, _Value]:
 
 
 def _span(tensor: onnx.TensorProto) -> tuple[int, int] | None:
-    """Return the least and the largest of a constant's few integers, which may be floats."""
     import numpy
     from onnx import numpy_helper
 

@@ -67,7 +67,6 @@ class _Closed:
         """Do nothing: there are no threads."""
 
     def submit(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse a run."""
         closed()
 
 
@@ -210,7 +209,6 @@ def _select(results: dict[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
 
 
 def _on_device(feeds: Mapping[str, Any]) -> bool:
-    """Whether an input is an array on a device other than the CPU."""
     if not hasattr(feeds, "values"):
         return False
     try:

@@ -56,7 +56,6 @@ class ModelSource(msgspec.Struct, eq=False):
 
 
 def _without_links(model: bytes, folder: str) -> tuple[bytes, str]:
-    """Return a model and its folder with the real files of its data; see `resolve_links`."""
     if b"location" not in model:
         return model, folder
     import onnx

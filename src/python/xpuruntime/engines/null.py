@@ -133,7 +133,6 @@ class NullModel(HostModel):
 
 
 def _observed(model: NullModel, info: ModelInfo, feeds: Mapping[str, Any], runs: int) -> Observed:
-    """Report one opaque unit that stands for the whole graph."""
     times = []
     for _ in range(max(runs, 1)):
         start = time.perf_counter()
@@ -163,22 +162,18 @@ def _observed(model: NullModel, info: ModelInfo, feeds: Mapping[str, Any], runs:
 
 
 class _NullBuffers(HostBuffers):
-    """Buffers that `run` fills with zeros."""
-
     def in_place(self, source: str, name: str) -> bool:
         """Say so of all: nothing is read."""
         del source, name
         return True
 
     def arrange(self) -> None:
-        """Make the outputs that the caller gave no buffer for."""
         model = self._model
         assert isinstance(model, NullModel)
         for name, zeros in zip(model._outputs, model.zeros({n: a.shape for n, a in self.inputs.items()}), strict=True):
             self.outputs.setdefault(name, zeros)
 
     def run(self) -> None:
-        """Fill the outputs."""
         if self.changed:
             self.place()
         for array in self.outputs.values():

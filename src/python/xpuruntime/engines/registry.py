@@ -183,7 +183,6 @@ def _what(value: object) -> str:
 
 
 def _make(point: EntryPoint) -> Engine:
-    """Return the engine of an entry point."""
     import re
 
     loaded = point.load()

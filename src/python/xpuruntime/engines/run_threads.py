@@ -130,7 +130,6 @@ class RunThreads:
             )
 
     def _drop_cancelled(self) -> None:
-        """Take out of the queue what nobody waits for any more."""
         kept = []
         with contextlib.suppress(queue.Empty):
             while True:

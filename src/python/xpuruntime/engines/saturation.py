@@ -73,7 +73,6 @@ def saturating_nodes(model: ModelInfo) -> list[str]:
 
 
 def _dequantized(makers: dict[str, Any], name: str) -> str:
-    """Return what a tensor was dequantized from, also through a Transpose; empty where it was not."""
     node = makers.get(name)
     if node is not None and node.op_type == "Transpose":
         node = makers.get(node.input[0])

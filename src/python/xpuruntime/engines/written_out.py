@@ -124,7 +124,6 @@ class _Search:
         return []
 
     def _is_softmax(self, index: int, word: str) -> bool:
-        """Whether a division is that of a written-out softmax: exponentials by their sum."""
         if word != "div" or len(self.nodes[index].inputs) < 2:
             return False
         above = [self.makers.get(name, -1) for name in self.nodes[index].inputs[:2]]

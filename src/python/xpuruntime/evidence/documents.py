@@ -133,7 +133,6 @@ class Document(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def _tables(cls) -> dict[str, list[str]]:
-        """Return the fields with a row for each part, and the fields of a part."""
         lists = [field for field in msgspec.structs.fields(cls) if get_origin(field.type) is tuple]
         kinds = {field.name: get_args(field.type)[0] for field in lists}
         return {
@@ -239,7 +238,6 @@ def _describe(part: dict[str, Any], kind: type) -> None:
 
 
 def _attributes(text: str) -> dict[str, str]:
-    """Return what the section ``Attributes`` of a docstring says, by name."""
     attributes: dict[str, str] = {}
     names: list[str] = []
     _, _, section = text.partition("Attributes\n----------\n")
@@ -253,7 +251,6 @@ def _attributes(text: str) -> dict[str, str]:
 
 
 def _named_types(kind: type) -> set[type]:
-    """Return all structs, typed dicts and enumerations that a type is made of."""
     types: set[type] = set()
 
     def look(info: Any) -> None:

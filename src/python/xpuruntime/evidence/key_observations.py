@@ -291,7 +291,6 @@ class _Comparison:
         return observed, "substituted", f"not in {wanted}: {_named(deviating)}"
 
     def _weights(self, control: Control) -> tuple[str, Status, str]:
-        """Compare a claim about weights with the products of packed weights that ran."""
         packed = [u for u in self.ran if u.op == "MatMulNBits"]
         if not packed:
             return "-", "unobservable", "no product of packed weights is among the units"
@@ -373,7 +372,6 @@ def _asked(wanted: str, unit: Unit) -> str:
 
 
 def _words(requested: str) -> set[str]:
-    """Return the names in a list as a policy shows it."""
     return set(re.split(r"[,\s\[\]]+", requested)) - {""}
 
 

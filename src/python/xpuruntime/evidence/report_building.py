@@ -120,13 +120,11 @@ def build_report(
 
 
 def _command() -> str:
-    """Return the command line, that of `xrt` as a reader of the report types it."""
     name = Path(sys.argv[0]).name
     return shlex.join([name, *sys.argv[1:]] if name in ("xrt", "xpuruntime") else sys.orig_argv)
 
 
 def _plain(value: dict[str, Any]) -> dict[str, Any]:
-    """Return `value` as JSON would give it back, so that a saved report equals the one in memory."""
     plain: dict[str, Any] = msgspec.json.decode(json_bytes(value))
     return plain
 

@@ -286,7 +286,6 @@ class _Comparing:
 
 
 def _what(group: NodeGroup, both: set[str]) -> dict[What, tuple[str, ...]]:
-    """Return what differs about a group, each with the nodes, or for inserted units the operators."""
     if not group.nodes:
         counts = [Counter(unit.op for unit in side) for side in (group.before, group.after)]
         ops = sorted(op for op in counts[0].keys() | counts[1].keys() if counts[0][op] != counts[1][op])
@@ -340,7 +339,6 @@ def _sums(units: Iterable[Unit]) -> dict[tuple[str, str], Time] | None:
 
 
 def _spread(latency: Latency | None) -> tuple[float, float]:
-    """Return the shortest time and the 90th percentile of the runs of a report, as shares of their median."""
     if latency is None or not latency.median_us:
         return 1.0, 1.0
     return latency.min_us / latency.median_us, latency.p90_us / latency.median_us

@@ -35,10 +35,9 @@ _OWN = "the engine's own"
 
 
 class _Call(NamedTuple):
-    """What makes calls of two reports the same.
+    """What makes calls of two reports the same."""
 
-    An engine's own kernel reports no shapes: it is the only call of its node. Calls of no node go by operands.
-    """
+    # An engine's own kernel reports no shapes: it is the only call of its node. Calls of no node go by operands.
 
     node: str
     op: str
@@ -89,7 +88,6 @@ def _by_call(decisions: Sequence[KernelDecision]) -> dict[_Call, list[KernelDeci
 
 
 def _served(side: dict[_Call, list[KernelDecision]], call: _Call) -> list[KernelDecision]:
-    """Return what served a call in one report; its engine's own kernel serves every call of the node."""
     return side.get(call) or side.get(_Call(call.node, call.op, "")) or []
 
 
@@ -120,7 +118,6 @@ def _named(decisions: Sequence[KernelDecision]) -> str:
 
 
 def _reason(before: KernelDecision, after: KernelDecision) -> str:
-    """Return why the second report does not have the kernel of the first; empty where it does not say."""
     if after.notes:
         return after.notes[0]
     for other in after.candidates:

@@ -66,8 +66,6 @@ class ShapeCoverage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Input(Protocol):
-    """What is known of an input: `TensorInfo` is one."""
-
     @property
     def name(self) -> str: ...
     @property
@@ -136,7 +134,6 @@ def _covered(
 
 
 def _ranges(info: _Input, profile: Sequence[Sequence[int]] | None) -> list[tuple[int, int] | None]:
-    """Return least and largest size of each dimension, ``None`` for one without limits."""
     shape = info.shape or ()
     limits = info.limits or (None,) * len(shape)
     ranges: list[tuple[int, int] | None] = []

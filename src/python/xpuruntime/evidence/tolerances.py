@@ -250,7 +250,6 @@ def _compare_floats(name: str, want: Any, got: Any, limits: Tolerance) -> Output
 
 
 def _cosine(want: Any, got: Any) -> float | None:
-    """Return the cosine of two vectors, or ``None`` where either is zero and has no direction."""
     scales = [np.abs(side).max(initial=0.0) for side in (want, got)]
     if not all(scales):
         return None
@@ -260,7 +259,6 @@ def _cosine(want: Any, got: Any) -> float | None:
 
 
 def _undecided(want: Any, largest: float, cosine: float | None, limits: Tolerance) -> str:
-    """Return why an output that passed would pass as well were it wrong; empty where it would not."""
     if not largest:
         return "the reference has no finite value other than zero"
     if cosine is None:

@@ -158,10 +158,8 @@ def remembers() -> bool:
 
 
 def _tells_changes(file: BinaryIO, facts: os.stat_result) -> bool:
-    """Whether every change from now on shows in the times of a file.
-
-    A lease for reading is refused while a process has the file open or mapped for writing, and to all but its owner.
-    """
+    """Whether every change from now on shows in the times of a file."""
+    # A lease for reading is refused while a process has the file open or mapped for writing, and to all but its owner.
     import fcntl
 
     device = f"{os.major(facts.st_dev)}:{os.minor(facts.st_dev)}"

@@ -206,7 +206,6 @@ def _host() -> str:
 
 
 def _remove_dead(folder: Path) -> None:
-    """Remove the staging folders of writers that were killed."""
     from filelock import lock_descriptor
 
     try:
@@ -254,7 +253,6 @@ def _restore(room: Path) -> None:
 
 @functools.cache
 def _rename_two() -> Callable[[bytes, bytes], int] | None:
-    """Return Linux's rename that exchanges two names, or ``None``."""
     if not sys.platform.startswith("linux"):
         return None
     try:

@@ -163,8 +163,6 @@ def check_gates(
 
 
 class _Sums:
-    """Sums over all positions."""
-
     def __init__(self) -> None:
         self.positions = self.judged = self.agreeing = 0
         self.kl = self.reference_nll = self.candidate_nll = 0.0
@@ -286,7 +284,6 @@ def _exp(value: float) -> float:
 
 
 def _tokens(ids: list[list[int]], reference: LogprobSource, candidate: LogprobSource, count: int) -> Gate:
-    """Compare greedy tokens after the first half of each text."""
     same = total = 0
     first = ""
     figures: dict[str, float] = {}

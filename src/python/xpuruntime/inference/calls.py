@@ -70,8 +70,6 @@ def open_calls(session: InferenceSession, feeds: Sequence[dict[str, Any]], call:
 
 
 class _PlainCalls(Calls):
-    """``session.run`` with host arrays."""
-
     def __init__(self, session: InferenceSession, feeds: Sequence[dict[str, Any]]) -> None:
         self._runs = [partial(session.run, feed) for feed in feeds]
 
@@ -185,7 +183,6 @@ class _CudaCalls(_BoundCalls):
         self._stream.synchronize()
 
     def _tensor(self, array: Any) -> Any:
-        """Return a view of a buffer, whosever kind it is of."""
         from xpuruntime.runtime.stream import as_tensor
 
         return as_tensor(array, stream=self._stream)

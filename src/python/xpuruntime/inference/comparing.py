@@ -208,8 +208,6 @@ def _split(name: str) -> tuple[str, str | None]:
 
 
 class _Bench(NamedTuple):
-    """What all rows have in common."""
-
     request: Any
     base: Policy
     registry: EngineRegistry
@@ -281,12 +279,10 @@ class _Bench(NamedTuple):
             loaded.close()
 
     def _search(self, plan: Plan, policy: Policy, machine: Machine, failing: ProbeResult) -> Divergence | None:
-        """Look for the first node that is out of tolerance."""
         answer = self._answers(plan, policy, machine)
         return find_divergence(self.request.model, self.reference.feeds, failing, failing.tolerance, answer)
 
     def _drift(self, plan: Plan, policy: Policy, machine: Machine, result: ProbeResult) -> DriftReport:
-        """Measure every layer."""
         answer = self._answers(plan, policy, machine)
         return measure_drift(self.request.model, self.reference.feeds, result.tolerance, answer, agreed=result.passed)
 
@@ -309,7 +305,6 @@ def _measured_instead(drift: DriftReport | None, precision: str) -> str:
 
 
 def _said(error: XpuRuntimeError) -> str:
-    """Return the reason of a plan's refusal without the line that says that it is one."""
     lines = str(error).splitlines()
     return " ".join(line.strip() for line in (lines[1:] or lines))
 

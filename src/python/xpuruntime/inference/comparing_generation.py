@@ -193,7 +193,6 @@ def _told(session: GenerationSession) -> str:
 def _texts(
     stated: Any, limits: VerifyGeneration | None, first: GenerationSession, second: GenerationSession
 ) -> tuple[list[list[int]], str]:
-    """Return the token ids of the texts, and where they are from."""
     if stated is None and limits is not None:
         stated = limits.text
     if stated is None:

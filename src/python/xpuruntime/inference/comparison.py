@@ -149,7 +149,6 @@ class Comparison(Page, frozen=True, kw_only=True):
 
 
 def _story(row: EngineRow) -> list[str]:
-    """Return what a table has no room for."""
     head = f"{row.engine}@{row.device}: "
     lines = [] if row.status == "agrees" else [f"{head}{row.status}: {row.reason}"]
     if row.divergence is not None:
@@ -296,7 +295,6 @@ class _Measuring:
 
 
 def _named_sizes(info: ModelInfo, feeds: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes that the feeds give to the named dimensions of the inputs."""
     return {
         dim: size
         for tensor in info.inputs

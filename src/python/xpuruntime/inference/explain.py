@@ -171,10 +171,8 @@ def _keys(
 def _accuracy(
     session: InferenceSession, loaded: LoadedModel, inputs: Mapping[str, Any] | None, notes: list[str]
 ) -> dict[str, KeySeen]:
-    """Return what the accuracy probe of the session says of the accuracy keys.
-
-    Where the probe at loading compared nothing, it is repeated with the inputs that are given here.
-    """
+    """Return what the accuracy probe of the session says of the accuracy keys."""
+    # Where the probe at loading compared nothing, it is repeated with the inputs that are given here.
     proof = session._proof
     if proof is None:
         return {}
@@ -218,7 +216,6 @@ def _graph_status(
 
 
 def _open(tensor: TensorInfo) -> list[str]:
-    """Return the dimensions of an input that have no fixed size, by name or by number."""
     if tensor.shape is None:
         return ["its shape"]
     return [size or f"dimension {i}" for i, size in enumerate(tensor.shape) if not isinstance(size, int)]

@@ -103,7 +103,6 @@ def _copy(
 
 
 def _with_outputs(info: ModelInfo, names: Sequence[str]) -> ModelInfo:
-    """Return the model with these tensors as further outputs."""
     from xpuruntime.engines.model import inspect_edited
 
     proto = info.named_proto()
@@ -137,7 +136,6 @@ def _known(value: Any) -> bool:
 
 
 def _asked(info: ModelInfo, proto: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return types as ONNX Runtime reports them on the CPU."""
     from onnx import helper
 
     from xpuruntime.engines.model_source import ModelSource
@@ -226,7 +224,6 @@ class Inside:
 
 
 def _described(proto: Any) -> dict[str, Any]:
-    """Return the types of tensors inside of a graph, as far as ONNX knows all of their dimensions."""
     from onnx import shape_inference
 
     try:
@@ -282,7 +279,6 @@ class _Search:
         self.blocked: dict[int, str] = {}
 
     def _ancestors(self) -> list[int]:
-        """Return the nodes that lead to the first wrong output of the graph, in its order."""
         makers = {name: i for i, node in enumerate(self.nodes) for name in node.output if name}
         targets = [name for name in self.wrong if name in self.outputs and name in makers]
         self.targets = set(targets)
@@ -320,7 +316,6 @@ class _Search:
         )
 
     def _nearest(self, low: int, high: int) -> tuple[bool | None, int]:
-        """Judge the middle of a range, or what is nearest to it of what can be judged."""
         middle = (low + high) // 2
         for index in sorted(range(low + 1, high), key=lambda i: abs(i - middle)):
             verdict = None if index in self.blocked else self._diverged(index)

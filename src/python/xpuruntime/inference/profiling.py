@@ -341,7 +341,6 @@ class InstrumentedRuns:
 
 
 def _in_range(run: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return `run` with a range around it."""
     begin, end = _core.profiler_begin, _core.profiler_end
 
     def watched(*args: Any, **keywords: Any) -> Any:

@@ -237,7 +237,6 @@ def refuse_arguments(
 
 
 def _provider(providers: Any) -> str:
-    """Return the arguments that ask for the first provider of a list."""
     first = providers[0] if isinstance(providers, (list, tuple)) and providers else providers
     name = first[0] if isinstance(first, tuple) and first else first
     known = _PROVIDERS.get(name) if isinstance(name, str) else None

@@ -179,7 +179,6 @@ class StaticBatchModel(LoadedModel):
 
 
 def _pad(name: str, array: Any, axis: int, size: int) -> Any:
-    """Return an array of the caller's own kind with its last row repeated at the end."""
     missing = size - int(array.shape[axis])
     if type(array).__module__.partition(".")[0] == "torch":
         import torch

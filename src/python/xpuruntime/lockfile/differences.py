@@ -99,7 +99,6 @@ def _compare_unit(entry: UnitEntry, other: UnitEntry) -> list[Difference]:
 
 
 def _stands_for(entry: UnitEntry) -> str:
-    """Return what a unit is of the model, in a few words."""
     sources, outputs = " ".join(entry.sources) or "no node", " ".join(entry.outputs) or "none"
     return f"{entry.op} ({entry.relation}) of {sources}, makes {outputs}"
 
@@ -309,7 +308,6 @@ def _other_format(old: LockedModel | None, new: LockedModel | None) -> tuple[Dif
 def _other_digest(
     old: LockedPolicy | None, new: LockedPolicy | None, drifts: Sequence[Difference]
 ) -> tuple[Difference, ...]:
-    """Return the drift of a policy whose keys are the same, and whose digest is another one."""
     if (
         old is None
         or new is None

@@ -347,7 +347,6 @@ def _text(value: Any) -> str:
 
 
 def _read(name: str) -> str | None:
-    """Return the text of an attribute of a module, or of what a function there returns; ``None`` where it has none."""
     module, _, path = name.partition(".")
     try:
         value = operator.attrgetter(path)(sys.modules[module])

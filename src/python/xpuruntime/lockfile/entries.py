@@ -26,7 +26,6 @@ _OPERATORS = ("aten::",)
 
 
 def _kernels_by_node(decisions: Iterable[KernelDecision]) -> dict[str, str]:
-    """Return source node to the xpuruntime kernels that served it, with configurations, joined by commas."""
     by_node: dict[str, dict[str, None]] = {}
     for decision in decisions:
         if decision.kernel is not None:
@@ -118,8 +117,6 @@ def call_entries(decisions: Iterable[KernelDecision], validators: Sequence[Valid
 
 
 class _Dependencies:
-    """Which validators an entry depends on."""
-
     def __init__(self, validators: Sequence[Validator]) -> None:
         self._sources = {
             validator.id: validator.key for validator in validators if validator.kind == ValidatorKind.KERNEL_SOURCE

@@ -53,7 +53,6 @@ def _match(entry: CallEntry) -> dict[str, Any]:
 
 
 def _literal(name: str) -> str:
-    """Return a pattern that matches one name alone."""
     return _GLOB.sub(lambda mark: f"[{mark[0]}]", name)
 
 

@@ -228,7 +228,6 @@ def compare_libraries(identity: Identity) -> tuple[Difference, ...]:
 
 
 def _expected(validator: Validator) -> Any:
-    """Return what a validator expects, of a library without the place where it was."""
     if validator.kind == ValidatorKind.LIBRARY and isinstance(validator.expect, dict):
         return {name: value for name, value in validator.expect.items() if name != "place"}
     return validator.expect
@@ -321,7 +320,6 @@ def _plugin(backend: str) -> dict[str, str] | None:
 
 
 def _compiler(variable: str, environment: Mapping[str, str]) -> str | None:
-    """Return the first line in which the compiler that a variable names says its version."""
     default = "g++" if variable == "CXX" else "gcc" if shutil.which("gcc") else "clang"
     command = shlex.split(environment.get(variable) or default)
     try:
@@ -359,7 +357,6 @@ def validator_drift(
 
 
 def _model_reason(expected: dict[str, str], observed: dict[str, str]) -> str:
-    """Say which part of a model differs."""
     if expected.get("sha256") == observed.get("sha256"):
         return ""
     if "graph" not in expected or "graph" not in observed:
@@ -444,7 +441,6 @@ def _pin(engine: Validator) -> str | None:
 
 @functools.lru_cache(maxsize=1)
 def _installed(search_path: tuple[str, ...]) -> dict[str, str]:
-    """Return the versions of installed distributions by name."""
     results: dict[str, str] = {}
     for distribution in distributions(search_path):
         results.setdefault(distribution.name, distribution.version)

@@ -119,7 +119,6 @@ def create_lock(
 
 
 def _preferred(calls: tuple[CallEntry, ...], pins: Sequence[CallEntry]) -> tuple[CallEntry, ...]:
-    """Return the calls with the kernels of an older lock where that has them."""
     before = {(pin.op, pin.node): pin.kernel for pin in pins}
     return tuple(
         msgspec.structs.replace(call, kernel=before[call.op, call.node]) if (call.op, call.node) in before else call
@@ -133,7 +132,6 @@ def _feeds(
     inputs: Mapping[str, Any] | None,
     before: Mapping[str, Sequence[int]] | None,
 ) -> dict[str, Any]:
-    """Return the inputs of the instrumented run."""
     if shapes is None and inputs is None and before is not None:
         shapes = shapes_that_fit(session.model, before)
     if inputs is not None:
@@ -154,7 +152,6 @@ def _shape(array: Any) -> tuple[int, ...]:
 
 
 def _probes(session: InferenceSession, at: LockedShapes) -> dict[str, Any] | None:
-    """Return probe inputs in the locked shapes; ``None`` where the model takes what cannot be generated."""
     try:
         probes = probe_at(session.model, at.inputs)
         with probing(session.model, probes):
@@ -176,7 +173,6 @@ def _outputs(
 
 
 def _check_same_kernels(first: Sequence[CallEntry], second: Sequence[CallEntry]) -> None:
-    """Refuse a lock whose kernels are not those that its own rules give."""
     before = {(entry.op, entry.node): entry.kernel for entry in first}
     after = {(entry.op, entry.node): entry.kernel for entry in second}
     for key in sorted({*before, *after}):
@@ -229,7 +225,6 @@ def _with_batches(
 
 
 def _latency(session: InferenceSession, feeds: dict[str, Any], call: str) -> LatencyFigures:
-    """Return the time of a run in microseconds, with what the machine did meanwhile."""
     before = moment()
     calls = open_calls(session, [feeds], call)
     try:

@@ -170,7 +170,6 @@ def call(worker: Worker, name: str, function: str, **arguments: Any) -> Any:
 
 
 def _reason(failure: WorkerFailure) -> str:
-    """Return the reason, and the output where it may say more than the exception."""
     if failure.kind is FailureKind.EXCEPTION:
         return failure.reason
     return str(failure)

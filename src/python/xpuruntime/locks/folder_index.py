@@ -175,7 +175,6 @@ class FolderIndex(Page, frozen=True, kw_only=True):
         return assemble("index.html", "index", script, self.headline, data, fragment(parts))
 
     def _against(self) -> list[tuple[str, str, str, str]]:
-        """Return the cells of the table that holds reports against the baseline."""
         from xpuruntime.evidence.render_text.changes import duration_text
 
         return [
@@ -296,7 +295,6 @@ def index_reports(
 
 
 def _indexed(read: Sequence[_Read]) -> tuple[list[IndexedFile], list[str]]:
-    """Return the files with what is odd about each, and the facts that no majority agrees on."""
     groups: dict[tuple[str, str], list[_Read]] = defaultdict(list)
     for entry in read:
         groups[entry.file.kind, entry.file.model].append(entry)

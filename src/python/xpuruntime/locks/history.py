@@ -191,7 +191,6 @@ def _commits(file: Path, most: int) -> list[_Commit]:
 
 
 def _git(file: Path, *words: str, check: bool = True) -> bytes | None:
-    """Return what git prints; ``None`` where it fails and that is not checked."""
     command = ["git", "-C", str(file.parent), "-c", "core.quotePath=false", *words]
     try:
         done = subprocess.run(command, capture_output=True, check=False)

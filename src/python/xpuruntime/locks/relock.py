@@ -345,7 +345,6 @@ def _written(result: LockResult, path: Path | None, *, dry_run: bool) -> LockRes
 
 
 def _with_parts(names: Sequence[str]) -> list[str]:
-    """Return the names of units, and of the nodes that they join."""
     return [part for name in names for part in (name, *name.split("+"), *name.split())]
 
 
@@ -377,7 +376,6 @@ def _allowed(
 
 
 def _packages(drift: Difference, old: Lock) -> set[str]:
-    """Return the packages that a validator is of."""
     if drift.code == DriftCode.PACKAGE:
         return {drift.subject}
     if drift.code in (DriftCode.KERNEL_SOURCE, DriftCode.ADAPTER, DriftCode.CANARY):
@@ -386,7 +384,6 @@ def _packages(drift: Difference, old: Lock) -> set[str]:
 
 
 def _engine_packages(lock: Lock) -> set[str]:
-    """Return the names and packages of the engines of a lock."""
     packages: set[str] = set()
     for validator in lock.identity.validators:
         if validator.kind == ValidatorKind.ENGINE and isinstance(validator.expect, dict):
@@ -395,7 +392,6 @@ def _engine_packages(lock: Lock) -> set[str]:
 
 
 def _packages_of(lock: Lock) -> set[str]:
-    """Return the packages that a lock depends on."""
     stated = {validator.key for validator in lock.identity.validators if validator.kind == ValidatorKind.PACKAGE}
     return {_normalized(name) for name in stated | _engine_packages(lock)}
 

@@ -122,7 +122,6 @@ def between(before: Moment, after: Moment) -> Conditions:
 def _throttling(
     root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")
 ) -> tuple[int | None, int | None]:
-    """Return throttled periods and microseconds of this process's control group, version 2 or 1."""
     counters: dict[str, int] = {}
     with contextlib.suppress(OSError, ValueError):
         for line in groups.read_text().splitlines():
@@ -139,7 +138,6 @@ def _throttling(
 
 
 def _ticks(stat: Path = Path("/proc/stat")) -> tuple[int, int] | None:
-    """Return ticks of all processors, and those that were stolen."""
     try:
         # user, nice, system, idle, iowait, irq, softirq, steal; guest time is counted in user
         values = list(map(int, stat.read_text().splitlines()[0].split()[1:9]))
@@ -238,7 +236,6 @@ def open_meter(device: str, folder: Path = _FOLDER, *, pci_id: str | None = None
 
 
 def _gpu_meter(device: str, index: int, pci_id: str | None) -> EnergyMeter:
-    """Return NVML's counter of a GPU, found by its PCI address."""
     reason = f"energy of {device} cannot be measured"
     address = pci_id if pci_id is not None else _pci_id(index)
     if address is None:

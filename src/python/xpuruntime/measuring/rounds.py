@@ -234,7 +234,6 @@ def rotated(turns: Sequence[Any], number: int) -> list[Any]:
 
 
 def _size(sampler: Sampler, block: float, warm: float) -> tuple[int, int]:
-    """Warm a variant, and return calls of a sample and samples of a block."""
     calls, until, quickest = 1, time.monotonic() + warm, math.inf
     while True:
         seconds = max(min(sampler(calls, 1)), 1e-9)

@@ -242,11 +242,9 @@ def _log_ratios(times: Sequence[float], control: Sequence[float]) -> np.ndarray:
 
 
 def _interval(logs: np.ndarray, confidence: float, seed: int) -> Interval:
-    """Return the median and its percentile interval over resamples.
-
-    Of a resample only the ranks of its middle rounds matter. They are drawn directly: the k-th smallest of n uniform
-    numbers has the beta distribution of k and n - k + 1, and the next one is the least of those that are left.
-    """
+    """Return the median and its percentile interval over resamples."""
+    # Of a resample only the ranks of its middle rounds matter. They are drawn directly: the k-th smallest of n uniform
+    # numbers has the beta distribution of k and n - k + 1, and the next one is the least of those that are left.
     random, rounds = np.random.default_rng(seed), len(logs)
     ordered, k = np.sort(logs), (rounds + 1) // 2
     quantiles = random.beta(k, rounds - k + 1, _RESAMPLES)

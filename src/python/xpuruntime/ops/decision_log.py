@@ -258,7 +258,6 @@ def kernels(op: str | None = None) -> tuple[KernelInfo, ...]:
 
 
 def _of_torch(kernel: TorchKernel, device_type: str) -> KernelInfo:
-    """Return what is known of a kernel on tensors of PyTorch."""
     backend, reason = kernel.id.partition(".")[0], missing_distributions(kernel)
     facts = plugin_facts(backend) or {}
     return KernelInfo(

@@ -143,7 +143,6 @@ def _check_families(kernel: PythonKernel) -> None:
 
 
 def _known_families(key: str) -> list[str]:
-    """Return the families that a policy can name for an operation."""
     return [family for family in FAMILIES[key] if family != "auto"]
 
 

@@ -267,7 +267,6 @@ def conv2d_weight_gradient(
 def _window(
     stride: int | Sequence[int], padding: int | Sequence[int], dilation: int | Sequence[int], groups: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return how the kernel moves over an image, as `_core` takes it."""
     return (
         (_integers(stride, "stride", (1, 2)) * 2)[:2],
         (_integers(padding, "padding", (1, 2, 4)) * 4)[:4],
@@ -277,7 +276,6 @@ def _window(
 
 
 def _integers(value: Any, name: str, counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Return one number, or as many as are allowed."""
     try:
         if isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0:
             numbers = () if isinstance(value, (bytes, bytearray)) else tuple(index(part) for part in value)

@@ -136,7 +136,6 @@ def rule_suffix(rule: TuningPolicy) -> str:
 
 
 def _kernels(op: str, device: str) -> tuple[tuple[str, str], ...]:
-    """Return the xpuruntime kernels that can serve an operation on a type of device, with their versions."""
     if op not in ARRAY_OPS:
         return ()
     prepare()

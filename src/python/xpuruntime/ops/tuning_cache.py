@@ -144,7 +144,6 @@ class TuningCache:
             return note
 
     def _merge(self, key: str, raw: msgspec.Raw) -> str:
-        """Put the entry among those that the file holds now."""
         note = ""
         try:
             entries = self._load()
@@ -159,7 +158,6 @@ class TuningCache:
         return note
 
     def _refresh(self) -> None:
-        """Read the file again if it is another one than was read last."""
         try:
             checked(self.path)
             status = self.path.stat()
@@ -207,7 +205,6 @@ class TuningCache:
             raise _SharedError(f"another user may have written it: {reason}")
 
     def _locked(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other processes out. Raises TimeoutError."""
         return locked(self.path.with_name(self.path.name + ".lock"), seconds=self.lock_seconds)
 
 
@@ -223,12 +220,10 @@ class _NoTuningCache:
         self._note = f"measured times are not kept: {reason}; XPURUNTIME_TUNING_CACHE=off says so without this note"
 
     def find(self, key: str, validators: Mapping[str, str]) -> tuple[None, str]:
-        """Return no entry, and the reason."""
         del key, validators
         return None, self._note
 
     def put(self, key: str, entry: Mapping[str, Any]) -> str:
-        """Return the reason why it was not kept."""
         del key, entry
         return self._note
 

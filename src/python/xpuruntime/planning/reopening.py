@@ -70,7 +70,6 @@ def check_plan(
 
 
 def _compared(plan: Plan, now: Plan) -> Iterator[tuple[str, bool]]:
-    """Yield for each ingredient a line with both values, and whether they differ."""
     before, after = plan.model.digest or plan.model.sha256, now.model.digest or now.model.sha256
     yield (
         f"model: the plan is of sha256 {before[:12]} ({plan.model.path}), and this one is {after[:12]}",
@@ -110,7 +109,6 @@ def _build(library: LibraryIdentity | None) -> str:
 
 
 def _differing(old: Any, new: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the keys at which two trees of plain values differ, with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new}, key=str):
             yield from _differing(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))

@@ -251,7 +251,6 @@ def _with_device_fix(
 def _taking(
     request: PlanRequest, candidate: EngineCandidate, machine: Machine, engines: Mapping[str, Engine]
 ) -> Iterator[str]:
-    """Yield the engines that take the model's format and drive the candidate's kind of device."""
     kind = candidate.device.partition(":")[0]
     for name, engine in engines.items():
         if engine.automatic and request.model.format in engine.formats and kind in ("auto", *kinds_of(engine, machine)):
@@ -259,7 +258,6 @@ def _taking(
 
 
 def _only_simulates(candidate: EngineCandidate, request: PlanRequest, policy: Policy, machine: Machine) -> bool:
-    """Whether a simulator would run for a policy that leaves the engine to the plan."""
     if candidate.fallback or request.purpose == "compile" or request.artifact is not None:
         return False
     facts = machine.engines.get(candidate.engine)
@@ -332,7 +330,6 @@ def _with_fix(control: Control) -> Control:
 
 
 def _parents(key: str) -> list[str]:
-    """Return the keys that a key is inside of."""
     return [key[:index] for index, character in enumerate(key) if character in ".["]
 
 
@@ -363,7 +360,6 @@ def _unknown(candidate: EngineCandidate, engines: Mapping[str, Engine]) -> Verdi
 
 
 def _misspelt(name: str, engines: Mapping[str, Engine]) -> tuple[str, str, str]:
-    """Return what is wrong with a name that no engine has, the name to write for it, and what else helps."""
     near = nearest_engine(name, engines)
     hint = f"did you mean '{near}'? " if near else ""
     return (

@@ -210,8 +210,6 @@ class CompiledRules:
 
 
 class _Branch(NamedTuple):
-    """A level of the tree."""
-
     fact: int
     exact: dict[Any, _Tree]
     #: Length of a literal prefix to the prefixes of this length.

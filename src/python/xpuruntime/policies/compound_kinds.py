@@ -216,7 +216,6 @@ class MappingOf(Kind):
         return read_entries(node, self._check_name, self._read_value)
 
     def _check_name(self, name: str) -> None:
-        """Raise `Refused` for text that cannot be a name."""
         raise NotImplementedError
 
     def _read_value(self, node: Node) -> Any:

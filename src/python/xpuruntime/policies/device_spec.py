@@ -65,7 +65,6 @@ class DeviceSpec(PolicyValue, frozen=True, kw_only=True):
     index: int | None = field(Integer(0, _MOST_INDEX, "Index of the device, from 0."), default=None)
 
     def _check_together(self) -> None:
-        """Refuse an index for a kind that has none."""
         if self.index is not None and self.kind not in _INDEXED:
             raise Refused(f"'{self.kind}' takes no index. Fix: write '{self.kind}'", "index")
 

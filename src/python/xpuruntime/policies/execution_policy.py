@@ -106,7 +106,6 @@ class WeightsPolicy(PolicyValue, frozen=True, kw_only=True):
     )
 
     def _check_together(self) -> None:
-        """Refuse claims about weights that are not stated, and types that do not go together."""
         if self.storage is None:
             if stated := next((name for name in ("compute", "group", "exclude") if getattr(self, name)), None):
                 raise Refused(
@@ -271,7 +270,6 @@ class ExecutionPolicy(PolicySection, frozen=True, kw_only=True):
         return tuple(EngineOnDevice(engine, device) for engine, _, device in (entry.partition("@") for entry in listed))
 
     def _check_together(self) -> None:
-        """Refuse fields that contradict each other."""
         if self.tf32 is False and self.precision == "tf32":
             raise Refused(
                 "false contradicts precision 'tf32'. Fix: leave 'tf32' out, or state precision 'fp32'", "tf32"

@@ -152,7 +152,6 @@ def _format_of(name: str) -> str:
 
 
 def _neighbour(path: Path) -> tuple[str, str | None]:
-    """Return why there is no such file, and the file that may be meant."""
     from xpuruntime.policies.document import nearest
 
     try:

@@ -31,8 +31,6 @@ def _kernels(op: str) -> OneOrMore:
 
 
 class _Preferences(FrozenDict):
-    """The short forms of a `KernelPolicy`."""
-
     __slots__ = ()
     FIX = "take the new policy that policy.set(op, kernel) or policy.remove(op) returns"
 

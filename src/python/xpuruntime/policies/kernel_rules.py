@@ -375,7 +375,6 @@ class KernelRule(PolicyValue, frozen=True, kw_only=True):
         return ops_of(self.use) if self.match.op is None and self.use is not None else None
 
     def _check_together(self) -> None:
-        """Refuse rules that ask for nothing or match everything, and kernels of another operation."""
         if self.use is None and self.precision is None:
             raise Refused("asks for nothing. Fix: state 'use', 'precision' or both")
         if not self.match.stated_fields():

@@ -249,7 +249,6 @@ class _Builder:
         self._documents = 0
 
     def take(self, event: Any) -> None:
-        """Take one event."""
         kind = type(event).__name__
         here = Node(event.start_mark.line + 1, event.start_mark.column + 1)
         if kind == "AliasEvent":

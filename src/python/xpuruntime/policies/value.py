@@ -279,7 +279,6 @@ def _classes(root: Any) -> frozenset[Any]:
 
 
 def _inner(kind: Kind) -> tuple[tuple[str, str, str], Nested | None]:
-    """Return the values of a key, if they are mappings, and how they are written in a file and in Python."""
     if isinstance(kind, Nested):
         return ("", "", ""), kind
     item = getattr(kind, "item", None)

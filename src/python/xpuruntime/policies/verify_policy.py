@@ -195,7 +195,6 @@ class VerifyGeneration(PolicyValue, frozen=True, kw_only=True):
     )
 
     def _check_together(self) -> None:
-        """Refuse limits on no text, and a text without a limit."""
         if self.text is None:
             raise Refused("states no 'text'. Fix: state a JSON list of texts, such as [[1, 5, 7], [1, 9]]")
         if self.top1 is None and self.kl is None and self.perplexity is None:
@@ -296,7 +295,6 @@ class AccuracyPolicy(PolicyValue, frozen=True, kw_only=True):
     cosine: float | None = field(Number(0.0, 1.0, "Least cosine similarity of each output."), default=None)
 
     def _check_together(self) -> None:
-        """Refuse a policy that would accept any result."""
         if self.rtol is None and self.atol is None and self.cosine is None:
             raise Refused("states no limit. Fix: state 'rtol', 'atol' or 'cosine'")
 
@@ -339,7 +337,6 @@ class CalibrationPolicy(PolicyValue, frozen=True, kw_only=True):
     samples: int | None = field(Integer(1, _MOST, "How many samples there are."), default=None)
 
     def _check_together(self) -> None:
-        """Refuse inputs that are not named, or that nothing identifies."""
         for name in ("path", "digest"):
             if getattr(self, name) is None:
                 raise Refused(f"states no {name!r}. Fix: {_COMMAND}")

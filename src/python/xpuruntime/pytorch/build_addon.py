@@ -51,7 +51,6 @@ def _sources() -> Path:
 
 
 def _options() -> list[str]:
-    """Return the options of the compiler that the result depends on."""
     options = [*_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
     if torch.backends.cuda.is_built():
         options.append("-DXPURUNTIME_TORCH_WITH_CUDA")

@@ -68,7 +68,6 @@ class _Sign(NamedTuple):
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Steps and collectives, to compare ranks by."""
         return self.steps, self.collectives
 
 
@@ -288,7 +287,6 @@ class RankAgreement:
         self._store.set(f"sign/{self.rank}", json.dumps(sign))
 
     def _look(self) -> None:
-        """Read the signs of the others, and find a rank that failed, is gone, or is behind."""
         now, limit = time.monotonic(), _SILENT * self._timeout
         for rank in self._others:
             sign, living, moved = self._seen[rank]
@@ -333,7 +331,6 @@ class RankAgreement:
             self._failure = rank, "; ".join([reason, *notes])
 
     def _silence(self, rank: int, seconds: float) -> str:
-        """Return how a rank was silent for so long: without a sign of life, or in the middle of a step."""
         if rank == self.rank:
             return f"was silent for {seconds:g} s"
         sign, living, _ = self._seen[rank]
@@ -392,7 +389,6 @@ class _Exchange:
         return document
 
     def _claim(self, key: str) -> bool:
-        """Say whether this rank is the first one."""
         store, claimed = self._ranks._store, f"claim/{key}"
         if store.add(f"{claimed}/count", 1) != 1:
             return False
@@ -401,11 +397,9 @@ class _Exchange:
         return True
 
     def measures(self, key: str) -> bool:
-        """Say whether this rank is to measure the key for all."""
         return key in self._own and key not in self._given
 
     def give(self, key: str, entry: Mapping[str, Any]) -> None:
-        """Give the others what this rank has measured."""
         if self.measures(key) or (key not in self._own and self._claim(key)):
             self._given.add(key)
             self._ranks._set(f"times/{key}", json.dumps([self._ranks.rank, dict(entry)]).encode())

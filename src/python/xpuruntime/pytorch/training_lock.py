@@ -206,10 +206,8 @@ def _place(row: Row) -> tuple[str, ...]:
 
 
 def _sizes(row: Row) -> dict[str, int | str]:
-    """Return ``m``, ``n`` and ``k`` of a product of two matrices, of a prefill without ``m``; of other calls nothing.
-
-    How many tokens there are to begin with is no property of what computes them.
-    """
+    # Return ``m``, ``n`` and ``k`` of a product of two matrices, of a prefill without ``m``; of other calls nothing.
+    # How many tokens there are to begin with is no property of what computes them.
     matrices = [shape for shape in row.shapes if len(shape) == _MATRIX]
     if row.op != "matmul" or row.operator not in _PRODUCTS or len(matrices) < _MATRIX:
         return {}
@@ -220,13 +218,11 @@ def _sizes(row: Row) -> dict[str, int | str]:
 
 
 def _is_compiled(row: Row) -> bool:
-    """Whether `torch.compile` made code, and not only a graph of PyTorch's own kernels."""
     names = (row.operator, *row.observed)
     return row.operator == COMPILED or any(name.startswith("triton_") or "cpp_fused_" in name for name in names)
 
 
 def _digests_of(tokenizer: Any) -> dict[str, str]:
-    """Return digests of what a tokenizer of transformers makes tokens by."""
     if not hasattr(tokenizer, "get_vocab"):
         msg = f"tokenizer is a {type(tokenizer).__name__}: give a tokenizer of transformers"
         raise TypeError(msg)

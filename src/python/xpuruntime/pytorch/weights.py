@@ -201,13 +201,11 @@ def _bf16_us(layers: Iterable[torch.nn.Linear], rows: int, device: torch.device)
 
 
 def _rows_of(row: Row) -> int:
-    """Return how many rows the first operand of a product has."""
     operand = next((shape for shape in row.shapes if len(shape) > 1), (0, 0))
     return math.prod(operand[:-1])
 
 
 def _copy_bandwidth(device: torch.device, size: int) -> float:
-    """Return bytes a second, read and written, of the fastest of some copies."""
     source = torch.empty(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     best = 0.0
@@ -258,7 +256,6 @@ def _is_of_pytorch(module: torch.nn.Module) -> bool:
 
 
 def _compute_of(row: Row) -> str:
-    """Return in which type a row of products computed; empty: it has none, or does not tell."""
     name = row.operator.partition(".")[0]
     if name in _COMPUTES or name == "aten::_weight_int4pack_mm_for_cpu":
         return _COMPUTES.get(name, "float")
@@ -268,7 +265,6 @@ def _compute_of(row: Row) -> str:
 
 
 def _stored(weight: torch.Tensor) -> tuple[str, float, int | None]:
-    """Return the type of the stored values, the bits of one of them, and the size of a group."""
     if hasattr(weight, "to_local"):  # of several ranks
         weight = weight.to_local()
     if not hasattr(weight, "__tensor_flatten__"):
@@ -316,7 +312,6 @@ def deviations(
 
 
 def _idle(claimed: WeightsPolicy, names: Iterable[str]) -> list[str]:
-    """Return a sentence for each exclusion that no layer has, such as a misspelt one."""
     names = list(names)
     return [
         f"execution.weights.exclude has {pattern!r:.80}, which is the name of no linear layer"

@@ -75,7 +75,6 @@ def distributions(paths: Sequence[str] | None = None) -> Iterator[Distribution]:
 
 @functools.lru_cache(maxsize=256)
 def _in_folder(location: str, changed: int) -> tuple[Distribution, ...]:
-    """List a folder as it was when something in it changed last."""
     del changed
     names = sorted(name for name in os.listdir(location) if name.endswith("-info"))  # noqa: PTH208 - every run
     return tuple(
@@ -188,7 +187,6 @@ def _points(group: str) -> list[EntryPoint]:
 
 
 def _states(distribution: Distribution, group: str) -> bool:
-    """Whether the entry points of a distribution name a group."""
     path = os.path.join(distribution.record, "entry_points.txt")  # noqa: PTH118 - of every distribution
     if not os.path.exists(path):  # noqa: PTH110 - costs a fifth of an error
         return False

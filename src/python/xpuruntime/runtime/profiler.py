@@ -207,7 +207,6 @@ class RecordedBlock(Generic[W]):
             self._watch = self._loss = None
 
     def _running(self) -> W:
-        """Return what watches the block. Raises InputError outside of it."""
         if self._watch is None:
             name = type(self).__name__
             msg = f"this {name}() is not entered, or its with block has been left already"

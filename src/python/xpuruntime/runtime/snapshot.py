@@ -210,7 +210,6 @@ def _folders(package: str) -> list[str]:
 
 
 def _cuda_libraries(own: dict[str, Library]) -> tuple[Library, ...]:
-    """Return what the libraries need of CUDA, and what that needs in turn."""
     index: LibraryIndex | None = None
     loaded = {library.name: library for library in loaded_libraries()}
     libraries: dict[str, Library] = {}

@@ -130,7 +130,6 @@ def _named(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a type that spans may have."""
     if isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, (list, tuple)):

@@ -50,7 +50,6 @@ _CLEAN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ",
 
 
 def _sweep() -> None:
-    """Remove the scratch folders that a killed worker has left."""
     if sys.is_finalizing():
         return
     import tempfile
@@ -216,7 +215,6 @@ class Worker:
                 os.close(fd)
 
     def _exchange(self, request: bytes, limit: float, what: str, end: float | None = None) -> dict[str, Any]:
-        """Send a request, and return the next line of the worker."""
         end, look = time.monotonic() + limit if end is None else end, 0.0
         rest = memoryview(request)
         with selectors.DefaultSelector() as waits:
@@ -267,7 +265,6 @@ class Worker:
         return at >= 0
 
     def _read_answers(self) -> bool:
-        """Take what is there, and return whether there may be more."""
         data = _read(self._fds["answers"])
         self._received += data or b""
         if len(self._received) > self._longest:
@@ -281,7 +278,6 @@ class Worker:
         return data is None
 
     def _check(self, what: str) -> None:
-        """Look at the process and its memory."""
         assert self._process is not None
         if _has_ended(self._process.pid) and not (self._read_answers() and self._has_line()):
             self._ended(what)
@@ -339,7 +335,6 @@ def _line(value: dict[str, Any]) -> bytes:
 
 
 def _read(fd: int) -> bytes | None:
-    """Return what is in a pipe, ``b""`` at its end and ``None`` where nothing is there now."""
     try:
         return os.read(fd, 1 << 16)
     except BlockingIOError:
@@ -352,7 +347,6 @@ def _has_ended(pid: int) -> bool:
 
 
 def _resident(pid: int) -> int:
-    """Return the bytes in main memory of a process and its descendants."""
     total, todo = 0, [pid]
     while todo:
         folder = Path("/proc", str(todo.pop()))

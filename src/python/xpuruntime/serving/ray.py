@@ -57,13 +57,10 @@ def add_GRPCInferenceServiceServicer_to_server(servicer: Any, server: Any) -> No
 
 
 class _Reply:
-    """A message as Ray sends it."""
-
     def __init__(self, data: bytes) -> None:
         self._data = data
 
     def SerializeToString(self) -> bytes:  # noqa: N802 - the name that Ray calls
-        """Return the bytes of the message."""
         return self._data
 
 
@@ -79,11 +76,9 @@ class _Context(ExitStack):
         self._context = context
 
     def add_done_callback(self, callback: Callable[[_Context], object]) -> None:
-        """Have a function called when the call has ended here."""
         self.callback(callback, self)
 
     def invocation_metadata(self) -> Sequence[tuple[str, str]]:
-        """Return the metadata that the client sent."""
         metadata: Sequence[tuple[str, str]] = self._context.invocation_metadata()
         return metadata
 
@@ -91,7 +86,6 @@ class _Context(ExitStack):
         """Return ``None``: Ray's proxy alone knows the deadline, and cancels the call."""
 
     async def abort(self, code: Any, details: str, trailing_metadata: Sequence[tuple[str, str]] = ()) -> None:
-        """End the call with a status."""
         self._context.set_code(code)
         self._context.set_details(details)
         if trailing_metadata:
@@ -232,7 +226,6 @@ def check_replica(settings: ServeSettings) -> None:
 
 
 def _unused(settings: ServeSettings) -> list[str]:
-    """Return what settings state of listeners, which are Ray's."""
     sections = {"http": (settings.http, ("listen", "body_threads")), "grpc": (settings.grpc, ("listen", "max_message"))}
     return [
         f"{section}.{key}"
@@ -369,7 +362,6 @@ class Predictor:
 
 
 def _node_of_actor() -> str | None:
-    """Return the node of the Ray actor that this is called in; ``None`` outside of one."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
         return None
@@ -398,7 +390,6 @@ def _document(
 
 
 def _forwarding() -> Callable[..., Any]:
-    """Return what Ray runs in a replica: it hands requests to the application of the replica's own models."""
     return _Forwarding()
 
 

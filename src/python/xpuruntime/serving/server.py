@@ -377,7 +377,6 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _require(*packages: str) -> None:
-    """Raise where a package of the extra is missing."""
     import importlib
 
     for package in packages:

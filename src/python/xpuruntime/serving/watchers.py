@@ -126,7 +126,6 @@ class Watcher(ABC):
         """Close what this has opened."""
 
     def _run(self, session: InferenceSession, feed: Feed, fixed: int = 0) -> tuple[dict[str, Any], float]:
-        """Run a request alone, and return its outputs and seconds."""
         feed_slice = Slice(feed, 0, feed.rows)
         assembly = assemble(self._layout, [feed_slice], fixed)
         begin = time.perf_counter()

@@ -64,7 +64,6 @@ class Arrays(Protocol):
 
 
 def _spread(shape: tuple[int, ...], input_: Input) -> tuple[tuple[int, ...], tuple[slice, ...], tuple[int, ...]]:
-    """Return the shape of the memory, what of it is used, and how its dimensions are then ordered."""
     order = input_.order or tuple(range(len(shape)))
     memory = [shape[i] for i in order]
     used = [slice(None)] * len(memory)

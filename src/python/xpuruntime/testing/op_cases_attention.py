@@ -123,7 +123,6 @@ def _common(draw: Draw, spec: dict[str, Any], factors: Any) -> Any:
 
 
 def _weights(q: Any, k: Any, v: Any, mask: Any, causal: Any, scale: float, factors: Any, dtype: str) -> Any:
-    """Return the weights before dropout, where there is one."""
     if factors is None:
         return None
     units = np.broadcast_to(np.eye(k.shape[2]), (*v.shape[:3], v.shape[2]))

@@ -278,7 +278,6 @@ def find_factors(case: OpCase, kernel: str, arrays: Arrays, seed: int = 0) -> Ar
 
 
 def _dropped_weights(call: OpCall, kernel: str, arrays: Arrays, rng: Array | None = None) -> Array:
-    """Return the weights [batch, heads, q_length, kv_length] after dropout."""
     inputs = {name: call.inputs[name] for name in ("q", "k", "mask", "rng") if name in call.inputs}
     if rng is not None:
         inputs["rng"] = Input(rng, "int64")

@@ -121,7 +121,6 @@ class SearchContext:
         self._check_calibration()
 
     def _check_calibration(self) -> None:
-        """Refuse a calibration that no candidate would use."""
         execution, model = self.base.execution, self.request.model
         values = {value for tunable in self.space.tunables.values() for key in tunable if key.key == _PRECISION
                   for value in key.values}  # fmt: skip
@@ -237,7 +236,6 @@ def _planned(
 
 
 def _call_mode(spec: TuneSpec, policy: Policy, device: str) -> tuple[str, tuple[str, ...]]:
-    """Return how candidates are called, and why where nobody states it."""
     stated, batch, padded = spec.objective.call, spec.objective.batch, policy.execution.static_batch
     graphs = policy.execution.cuda_graph != "off" or any(mode != "off" for mode in spec.space.cuda_graph)
     call = stated or ("bind" if graphs and device.startswith("cuda") else "run")
@@ -252,7 +250,6 @@ def _call_mode(spec: TuneSpec, policy: Policy, device: str) -> tuple[str, tuple[
 
 
 def _engines(policy: Policy, registry: EngineRegistry, model_format: str) -> tuple[str, ...]:
-    """Return the engines that the policy leaves open: those it lists, or all that ``auto`` may choose."""
     stated = policy.execution.engine
     if not isinstance(stated, str):
         return stated
@@ -356,7 +353,6 @@ def _given(data: Any, model: ModelInfo, batch: int) -> tuple[list[dict[str, Any]
 
 
 def _refuse_batch(model: ModelInfo, batch: int) -> None:
-    """Refuse a batch that a model without an open batch does not have."""
     first = next((input_.shape[0] for input_ in model.inputs if input_.shape), None)
     if first != batch:
         raise InputError(

@@ -128,7 +128,6 @@ class Race:
             self.incumbent = best
 
     def _replace_failed(self) -> None:
-        """Let the quickest of the others stand in for an incumbent that failed."""
         left = [name for name in self.figures if name not in self.exits]
         if left:
             known = {name: [figure for figure in self.figures[name] if figure is not None] for name in left}
@@ -194,7 +193,6 @@ class Duel:
         return DuelResult(won, gain, f"decided after {rounds} rounds")
 
     def _undecided(self, why: str, last: DuelResult) -> DuelResult:
-        """Return a look at the end, with the reason why the duel ended where nothing is decided."""
         if last.won is not None:
             return last
         apart = _apart(self._split)
@@ -202,7 +200,6 @@ class Duel:
 
 
 def _apart(split: Sequence[tuple[float, float]]) -> str:
-    """Say how far two turns of the control are apart in the same rounds."""
     if len(split) < 3:
         return ""
     ratio = paired_ratio([last for _, last in split], [first for first, _ in split])
@@ -254,7 +251,6 @@ class SettingGains:
         return not setting.key.startswith(OPTIONS) or (setting.engine, setting.key) in self._first
 
     def _ratio(self, setting: Setting) -> float | None:
-        """Return the ratio of a setting alone to its engine as it comes, where both were measured."""
         state, default = self.single.get(setting), self.default.get(setting.engine)
         if state is None or default is None or state.estimate is None or default.estimate is None:
             return None

@@ -192,7 +192,6 @@ class RayCluster:
         self.close()
 
     def _trial_resources(self, *, cuda: bool) -> dict[str, Any]:
-        """Return what a trial needs: as stated; else a GPU, or all processors of the smallest node."""
         stated = dict(self._placement.resources)
         if "num_cpus" in stated:
             return stated
@@ -202,7 +201,6 @@ class RayCluster:
         return {"num_cpus": min((size for size in sizes if size), default=1), **stated}
 
     def _capacity(self) -> int:
-        """Return how many trials the cluster has room for at once."""
         names = {"num_cpus": "CPU", "num_gpus": "GPU"}
         wanted = {names.get(name, name): value for name, value in self.resources.items()}
         count = sum(min(int(node.get(name, 0) // value) for name, value in wanted.items()) for node in self._alive())
@@ -212,7 +210,6 @@ class RayCluster:
         return count
 
     def _alive(self) -> list[dict[str, float]]:
-        """Return the resources of each node."""
         return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
     def _start_nodes(self, count: int) -> list[RayNode]:
@@ -237,7 +234,6 @@ def _find_server(address: str) -> None:
 
 
 def _check_version(node: RayNode) -> RayNode:
-    """Refuse a node with another version of this package."""
     if node.version != (mine := version("xpuruntime")):
         raise UnsupportedOperationError(
             f"ray: the node {node.name} has xpuruntime {node.version}, and here is {mine}. Fix: install one version"
@@ -246,7 +242,6 @@ def _check_version(node: RayNode) -> RayNode:
 
 
 def _node_name(_: object) -> str:
-    """Return the address and the first digits of the id of the node that this runs on."""
     import ray
 
     return f"{ray.util.get_node_ip_address()}/{ray.get_runtime_context().get_node_id()[:8]}"

@@ -118,7 +118,6 @@ class NodeExecutor:
             self._folder.cleanup()
 
     def _localised(self, job: RunnerJob) -> RunnerJob:
-        """Return a job with its paths on this node."""
         folder = Path(self._folder.name)
         changes = {
             name: str(folder / value) for name in ("model", "calibration", "samples") if (value := getattr(job, name))

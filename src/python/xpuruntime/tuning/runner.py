@@ -216,14 +216,12 @@ class Runner:
 
     @property
     def _timed_inputs(self) -> range:
-        """The indices of the inputs that a turn goes through."""
         return range(min(self.job.timed, len(self._feeds)))
 
     def _reference(self, index: int) -> dict[str, Any]:
         return read_arrays(Path(self.job.samples) / f"outputs-{index}")
 
     def _wrong(self, last: tuple[int, dict[str, Any]]) -> str:
-        """Compare outputs of a timed run with the reference: a fast answer must still be the right one."""
         index, outputs = last
         digest = digest_of(outputs)
         if self._passed.get(index) == digest:
@@ -285,7 +283,6 @@ class Runner:
 
 
 def _loop(calls: Calls, timed: Sequence[int], runs: int, first: int) -> tuple[np.ndarray[Any, Any], int, Any]:
-    """Return the seconds of each run, the index of the last inputs, and what the last run returned."""
     clock, times, index, outputs = time.perf_counter, np.empty(runs), 0, None
     for number in range(runs):
         index = timed[(first + number) % len(timed)]

@@ -83,7 +83,6 @@ class TrialScheduler:
             executor.time_left = lambda: self._deadline - measurements.clock()
 
     def _add_candidate(self, changes: Mapping[str, Any]) -> CandidateState:
-        """Plan changes and return the state of the candidate."""
         self._counts["planned"] += 1
         name, planned = self._next_id(), self._plan(changes)
         if isinstance(planned, Rejected):
@@ -135,11 +134,9 @@ class TrialScheduler:
         return state.trial.code is None
 
     def _run_heats(self, states: Sequence[CandidateState]) -> None:
-        """Open candidates and race those that keep the constraints, in heats: one on each device at the same time.
-
-        All heats of a time have the same incumbent, on each device anew. Which candidate is in which heat follows from
-        what was measured, and not from which device was quicker.
-        """
+        """Open candidates and race those that keep the constraints, in heats: one on each device at the same time."""
+        # All heats of a time have the same incumbent, on each device anew. Which candidate is in which heat follows
+        # from what was measured, and not from which device was quicker.
         waiting = list(states)
         while waiting:
             executors = (
@@ -170,7 +167,6 @@ class TrialScheduler:
         return self._race(executor, number, self._incumbent, heat)
 
     def _race(self, executor: Executor, number: int, incumbent: str | None, heat: Sequence[str]) -> Race | None:
-        """Race candidates against the incumbent, or the first of them where there is none."""
         if not heat:
             return None
         start, *heat = heat if incumbent is None else (incumbent, *heat)
@@ -239,7 +235,6 @@ class TrialScheduler:
         self._update_reserve()
 
     def _record_race(self, race: Race) -> None:
-        """Take over how a race ended."""
         start = race.start
         base = self._states[start].estimate or 1.0
         self._states[start].estimate = base
@@ -280,7 +275,6 @@ class TrialScheduler:
         return False
 
     def _has_time(self, state: CandidateState) -> bool:
-        """Whether there is time for a candidate."""
         if self._measurements.due(state.trial_key, self._deadline):
             return True
         self._skip_for_time(state)
@@ -330,7 +324,6 @@ class TrialScheduler:
         return f"c{len(self._states)}"
 
     def _leader(self) -> str | None:
-        """Return the incumbent, or the best of those that are undecided where that is the control."""
         open_ = [
             (state.estimate, name)
             for name, state in self._states.items()

@@ -194,7 +194,6 @@ def build_space(
 def _settled(
     tunables: Sequence[Tunable], fixed: set[str], replaced: Mapping[str, tuple[Any, ...]]
 ) -> Iterator[Tunable]:
-    """Yield the settings that are free, each once, with the values that are asked for."""
     seen = set(fixed)
     for tunable in tunables:
         values = tuple(dict.fromkeys(replaced.get(tunable.key, tunable.values)))
@@ -315,7 +314,6 @@ def _settings_digest(plan: Plan, policy: Policy, batch: int | None) -> str:
 
 
 def _reason(error: XpuRuntimeError) -> str:
-    """Return the reason of a plan's refusal: its line on the candidate, without the one that says that it is one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[1:] or lines)[:500]
 

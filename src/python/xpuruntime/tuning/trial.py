@@ -209,7 +209,6 @@ def _clock(core: int) -> int | None:
 
 
 def _cores(name: str) -> tuple[int, ...]:
-    """Return the cores of a set."""
     cores: list[int] = []
     for part in name.removeprefix(_SET).split("+"):
         match = _RANGE.fullmatch(part)
@@ -223,7 +222,6 @@ def _cores(name: str) -> tuple[int, ...]:
 
 
 def _cores_text(cores: Sequence[int]) -> str:
-    """Return cores in short: ``"0-3+8"``."""
     parts: list[list[int]] = []
     for core in cores:
         if parts and parts[-1][-1] == core - 1:
@@ -359,7 +357,6 @@ class Measurements:
         return self._journal.record(key, measurement, self.clock(), device)
 
     def _replace_device(self, executor: Executor, reason: str) -> dict[str, Any]:
-        """Have an executor go on elsewhere, and return what the journal says of it."""
         why_not = executor.replace_device()
         with self._losing:
             if why_not and len(self.executors) == 1:
@@ -370,5 +367,4 @@ class Measurements:
 
 
 def _retry_key(key: str) -> str:
-    """Return the key of a measurement that is made once more."""
     return f"{key}/again"

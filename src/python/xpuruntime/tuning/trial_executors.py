@@ -127,7 +127,6 @@ class SessionExecutor(Executor):
         """Open a candidate and return what `Runner.check` does."""
 
     def _job(self, candidate: Candidate) -> RunnerJob:
-        """Return the job of a candidate on this device."""
         job = self._job_of(candidate)
         execution = job.policy.get("execution", {})
         policy = job.policy
@@ -312,7 +311,6 @@ class ProcessExecutor(SessionExecutor):
         return worker if worker is not None and worker.alive else self._started(candidate)[0]
 
     def _started(self, candidate: Candidate) -> tuple[Worker, float]:
-        """Start a worker and open the candidate in it. Return it, and the seconds until the first result."""
         self.close(candidate)
         job = msgspec.to_builtins(self._job(candidate))
         try:

@@ -224,7 +224,6 @@ def _open_executors(
     cluster: RayCluster | None,
     samples: Path,
 ) -> Sequence[Executor]:
-    """Return an executor for each device."""
     constraints = context.spec.constraints
     if cluster is not None:
         shared = context.spec.ray is not None and context.spec.ray.model == "shared"
@@ -247,7 +246,6 @@ def _merge_arguments(
     devices: Sequence[str] | None,
     ray: str | RayPlacement | Mapping[str, Any] | None,
 ) -> TuneSpec:
-    """Return the specification with what the caller gives in place of its parts."""
     changes: dict[str, Any] = {}
     load = spec.objective
     if objective is not None:
@@ -268,7 +266,6 @@ def _merge_arguments(
 
 
 def _refuse_unmeasurable(spec: TuneSpec, device: TrialDevice, cluster: RayCluster | None) -> None:
-    """Refuse an objective for which this machine, or the isolation, has no measure."""
     name = spec.objective.name
     if cluster is not None:
         if reason := cluster.unmeasurable(name, device.device):

@@ -78,7 +78,6 @@ class Search(TrialScheduler):
             return self._outcome("undecided", f"the finalists were not tested: {ended}")
 
     def _open_control(self) -> None:
-        """Open the user's own policy, which every gain is measured against."""
         state = self._add_candidate({})
         state.code = CandidateCode.CONTROL
         state.reason = "the policy that was given"
@@ -142,7 +141,6 @@ class Search(TrialScheduler):
             self._race_points(points, 2)
 
     def _race_points(self, points: Sequence[Point], size: int) -> None:
-        """Plan points, and open and race those that a plan takes."""
         states = []
         for point in points:
             state = self._plan_point(point, size) if len(self._states) < _MOST_CANDIDATES else None
@@ -152,7 +150,6 @@ class Search(TrialScheduler):
         self._run_heats(states)
 
     def _plan_point(self, point: Point, size: int) -> CandidateState | None:
-        """Plan a point; ``None`` where it is rejected, or gets what another gets."""
         state = self._add_candidate(point.changes)
         self._points[state.candidate.id] = point
         self._tried_settings.add(frozenset(point.settings))
@@ -163,7 +160,6 @@ class Search(TrialScheduler):
         return state if state.code == CandidateCode.UNDECIDED else None
 
     def _keep_time_for_kernels(self) -> None:
-        """Keep back, of the time that is left, what the kernels of the leader take."""
         leader, opened = self._leader(), self._counts["opened"]
         if self._kernel_reserve or leader is None or not opened:
             return
@@ -172,7 +168,6 @@ class Search(TrialScheduler):
         self._kernel_reserve = min(choices * now / opened, _KERNEL_SHARE * max(self._deadline - now, 0.0))
 
     def _kernel_choices(self, state: CandidateState) -> dict[str, list[str]]:
-        """Return the kernels that a plan takes in a candidate, by operation."""
         return {
             op: planned
             for op, names in self._kernels.items()
@@ -180,7 +175,6 @@ class Search(TrialScheduler):
         }
 
     def _search_kernels(self) -> None:
-        """Try kernels of the leader, an operation at a time, those that take most time first."""
         leader = self._leader()
         if leader is None or not self._kernels or not self._measurements.due("shares", self._deadline):
             return
@@ -249,7 +243,6 @@ class Search(TrialScheduler):
         return self._no_winner(gain)
 
     def _go_on(self, name: str, duel: Duel, most: int, ended: dict[str, DuelResult]) -> bool:
-        """Go on with the duel of a finalist for at most so many rounds, and return whether it won."""
         state, outputs = self._states[name], duel.run(most)
         ended[name] = outputs
         state.gain = outputs.gain or state.gain
@@ -290,10 +283,8 @@ class Search(TrialScheduler):
         return self._outcome("winner", reason, winner=name, gain=gain)
 
     def _finalists(self, *, kept: bool) -> list[str]:
-        """Return the candidates that may be finalists, the best first.
-
-        Where the policy that was given is kept, those are the ones that may be better than it.
-        """
+        """Return the candidates that may be finalists, the best first."""
+        # Where the policy that was given is kept, those are the ones that may be better than it.
         codes = (CandidateCode.UNDECIDED,) if kept and self._incumbent == CONTROL else FINAL
         ranked = [
             (state.estimate, name)
@@ -303,7 +294,6 @@ class Search(TrialScheduler):
         return [name for estimate, name in sorted(ranked) if not kept or estimate < 1]
 
     def _meets_constraints(self, state: CandidateState) -> bool:
-        """Test determinism and the 99th percentile."""
         candidate, constraints, executor = state.candidate, self._spec.constraints, self._measurements.main_executor
         try:
             if self._grade != "none":
@@ -359,7 +349,6 @@ class Search(TrialScheduler):
         return Duel(measured, decide, family=family, seed=self._spec.seed)
 
     def _promising(self, points: Sequence[Point]) -> list[Point]:
-        """Return the points that may still win, and note how many were left out."""
         lead = self._states[self._incumbent].estimate if self._incumbent is not None else None
         kept = self._gains.promising(points, lead)
         if len(kept) < len(points):

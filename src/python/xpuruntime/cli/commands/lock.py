@@ -151,7 +151,6 @@ def lock(
 
 
 def _shapes(values: Sequence[str] | None) -> dict[str, tuple[int, ...]] | None:
-    """Read ``NAME=1x3x8x8``."""
     numbers: dict[str, tuple[int, ...]] = {}
     for value in values or ():
         name, equals, sizes = value.rpartition("=")
@@ -165,7 +164,6 @@ def _shapes(values: Sequence[str] | None) -> dict[str, tuple[int, ...]] | None:
 
 
 def _batches(text: str) -> tuple[int, ...]:
-    """Read ``1,2,4,8``."""
     parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isascii() and part.isdigit() and len(part) < 8 for part in parts):
         raise InputError(f"--batches {text}: write numbers of rows, such as 1,2,4,8")

@@ -140,7 +140,6 @@ def kernels(
 
 
 def _by_kernel(listed: tuple[KernelInfo, ...]) -> RenderableType:
-    """Return a row for each kernel with its operations, which fits a screen."""
     from rich.console import Group
     from rich.text import Text
 

@@ -250,7 +250,6 @@ def bench(
 
 
 def _saved_timings(path: str) -> dict[str, Any]:
-    """Return what ``xrt bench --json`` printed into a file."""
     import msgspec
 
     from xpuruntime.files.paths import reason_of, user_path

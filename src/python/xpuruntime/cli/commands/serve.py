@@ -179,7 +179,6 @@ def serve(
 
 
 def _settings(source: str, of_model: Mapping[str, Any], *, trust: bool) -> ServeSettings:
-    """Return the settings in a file, or those of the one model that the options describe."""
     from xpuruntime.policies.kinds import Text
     from xpuruntime.serving.batching.settings import BatchSettings
     from xpuruntime.serving.models.model_settings import ModelSettings, check_model_name
@@ -203,7 +202,6 @@ def _settings(source: str, of_model: Mapping[str, Any], *, trust: bool) -> Serve
 
 
 def _check(option: str, kind: Kind, value: Any) -> None:
-    """Refuse the value of an option in its name, and not in that of the setting that it becomes."""
     from xpuruntime.policies.document import Refused
 
     try:
@@ -302,10 +300,8 @@ class _StoppedLoading(KeyboardInterrupt):
 
 
 def _until_signalled() -> Any:
-    """Return a context manager with a latch that Ctrl-C, SIGTERM or SIGHUP sets.
-
-    Until its `loaded` is set, the first one raises. A second one interrupts at once.
-    """
+    """Return a context manager with a latch that Ctrl-C, SIGTERM or SIGHUP sets."""
+    # Until its `loaded` is set, the first one raises. A second one interrupts at once.
     import signal
     from contextlib import contextmanager
 

@@ -225,7 +225,6 @@ def _live(*, as_json: bool) -> Iterator[Callable[[TuneProgress], None] | None]:
 
 
 def _table(progress: TuneProgress) -> RenderableType:
-    """Return the best candidates so far, what is measured, and what is left of the budget."""
     from rich.console import Group
     from rich.text import Text
 
@@ -256,7 +255,6 @@ def _table(progress: TuneProgress) -> RenderableType:
 
 
 def _read_with(path: str | None) -> Iterator[tuple[str, str]]:
-    """Yield the file of a search, and the policy and the inputs that it names."""
     from xpuruntime.tuning.spec.tune_spec import TuneSpec
 
     if path is None:

@@ -188,7 +188,6 @@ def _option(format: str, path: str) -> str:
 
 
 def _outputs(output: Sequence[str] | None, formats: Sequence[str]) -> list[tuple[str, str]]:
-    """Read ``FORMAT=FILE``."""
     from xpuruntime.policies.document import did_you_mean
 
     outputs = []
@@ -302,7 +301,6 @@ def determinism(
 
 
 def _sizes(text: str) -> list[int]:
-    """Read sizes with commas. Raises InputError."""
     from xpuruntime.errors import InputError
 
     parts = text.split(",")

@@ -128,10 +128,8 @@ _PLAIN_TYPES, _PLAIN_FIELDS = frozenset(range(1, 17)) - {8}, {"float_data": 1, "
 
 
 def _is_plain(model: onnx.ModelProto) -> bool:
-    """Whether the ONNX checker can have nothing against a model but a node that its schema does not allow.
-
-    ONNX Runtime compares nodes with the same schemas when it loads a model, all but those of constants.
-    """
+    """Whether the ONNX checker can have nothing against a model but a node that its schema does not allow."""
+    # ONNX Runtime compares nodes with the same schemas when it loads a model, all but those of constants.
     graph = model.graph
     values = (*graph.input, *graph.output)
     return (
@@ -394,7 +392,6 @@ def _check_data(tensor: onnx.TensorProto, where: str) -> None:
 
 
 def _check_values(tensor: onnx.TensorProto, where: str) -> None:
-    """Check that data in a field of its type has as many values as dims say."""
     many = next((len(getattr(tensor, field)) for field in _TYPED if len(getattr(tensor, field))), 0)
     if not many or tensor.data_type in _PACKED:
         return

@@ -116,7 +116,6 @@ def external_digests(info: ModelInfo) -> dict[str, str]:
 
 @functools.lru_cache(maxsize=64)
 def _remembered(path: str, size: int, mtime_ns: int) -> str:
-    """Return the digest of a file that had this size and time."""
     del size, mtime_ns
     return file_digest(path)
 
@@ -215,7 +214,6 @@ def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def _expanded(bodies: Mapping[tuple[str, str], Sequence[onnx.NodeProto]], where: str) -> dict[tuple[str, str], int]:
-    """Return the nodes that each function stands for, at most ``MAX_NODES + 1``."""
     calls = {
         name: [key for node in body if (key := (normal_domain(node.domain), node.op_type)) in bodies]
         for name, body in bodies.items()
@@ -369,7 +367,6 @@ def _place(tensor: onnx.TensorProto, where: str) -> _Place:
 
 
 def _size(location: str, tensor: str, folder: str, where: str) -> int:
-    """Return the size of the file at `location`, after the checks on where it is."""
     what = f"the data of tensor {tensor!r} is kept in {location!r}"
     parts = PureWindowsPath(location)
     if Path(location).is_absolute() or parts.drive or parts.root:

@@ -247,7 +247,6 @@ class _Draws:
         return not (self._is_zero(node.input[2]) or self._is_zero(node.input[1]))  # training_mode, ratio
 
     def _is_zero(self, name: str) -> bool:
-        """Whether a tensor is a constant that is zero."""
         from onnx import numpy_helper
 
         stored = self.constants.get(name, [])
@@ -275,7 +274,6 @@ class _Draws:
 
 
 def _inner_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield nodes and those of their subgraphs."""
     for node in nodes:
         yield node
         for _, graph in subgraphs(node):

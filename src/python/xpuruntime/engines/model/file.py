@@ -182,17 +182,15 @@ def opened(path: Any) -> Iterator[tuple[str, BinaryIO, os.stat_result]]:
 
 
 class _PartsOfOnnx:
-    """Importer of two modules of onnx without the package around them, which imports ten times as much.
+    """Importer of two modules of onnx without the package around them, which imports ten times as much."""
 
-    The package can be imported later: it then finds these two modules here, so that each exists once.
-    """
+    # The package can be imported later: it then finds these two modules here, so that each exists once.
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._loaded: dict[str, ModuleType] = {}
 
     def load(self, name: str) -> ModuleType:
-        """Return a module of onnx."""
         loaded = self._loaded.get(name)
         if loaded is not None:
             return loaded
@@ -220,7 +218,6 @@ class _PartsOfOnnx:
         return None if loaded is None else ModuleSpec(name, self, origin=loaded.__file__)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module of a spec."""
         return self._loaded[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:

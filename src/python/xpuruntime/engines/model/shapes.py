@@ -191,7 +191,6 @@ def _settle(info: ModelInfo, stated: Mapping[str, tuple[int | str, ...]]) -> _Ra
 
 
 def _pairs(tensor: TensorInfo, sizes: tuple[int | str, ...]) -> Iterator[tuple[int | str | None, ShapeRange]]:
-    """Yield what the model and what the policy says of each dimension."""
     if tensor.kind != "tensor":
         raise PolicyError(
             f"{_KEY}.{tensor.name}: this input is no tensor but of the kind {tensor.kind}. Fix: leave it out"
@@ -211,7 +210,6 @@ def _all_inputs(info: ModelInfo) -> tuple[TensorInfo, ...]:
 
 
 def _changed(tensor: TensorInfo, ranges: tuple[ShapeRange | None, ...]) -> tuple[int | None, ...]:
-    """Return the sizes that the policy fixes and the model does not."""
     before = tensor.shape if tensor.shape is not None else (None,) * len(ranges)
     return tuple(
         bounds.min if bounds is not None and bounds.fixed and not isinstance(size, int) else None

@@ -144,7 +144,6 @@ def _parameter(name: str, value: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return text as a string literal of protobuf's text format."""
     return json.dumps(text, ensure_ascii=True) if text.isascii() else '"' + _escaped(text) + '"'
 
 

@@ -111,7 +111,6 @@ def compile_model(request: Request, settings: OnnxRuntimeSettings, folder: Path)
 
 
 def _before(request: Request, source: ModelSource) -> Any:
-    """Return the graph that ONNX Runtime's optimizers started from, with the names of the model."""
     if source.quantized is None:
         return request.model.named_proto()
     import onnx

@@ -263,7 +263,6 @@ def _memory(
 
 
 def _pool_refusal(pool: str, graph: str) -> tuple[str, str] | None:
-    """Return why an xpuruntime pool cannot serve the provider, and the fix."""
     if pool == "driver":
         return "memory of the driver's pool is ordered by a stream, and the provider passes none", "use pool: caching"
     if pool != "engine" and graph != "off":

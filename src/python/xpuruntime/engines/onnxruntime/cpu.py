@@ -124,11 +124,10 @@ class CpuModel(HostModel):
 
 
 class _CpuBuffers(HostBuffers):
-    """Buffers that ONNX Runtime writes straight into, except where it would not or must not.
+    """Buffers that ONNX Runtime writes straight into, except where it would not or must not."""
 
-    It makes an output that is an input, one whose sizes it knows otherwise, and one whose buffer shares memory with an
-    input that no operator writes in place; these are copied after each run where they have a buffer.
-    """
+    # It makes an output that is an input, one whose sizes it knows otherwise, and one whose buffer shares memory with
+    # an input that no operator writes in place; these are copied after each run where they have a buffer.
 
     def __init__(self, model: CpuModel, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         session = model._handle
@@ -146,13 +145,11 @@ class _CpuBuffers(HostBuffers):
         super().__init__(model, inputs, outputs)
 
     def in_place(self, source: str, name: str) -> bool:
-        """Say so of a cache that its attention writes in place."""
         mine, theirs = self.buffers.get(name), self.inputs[source]
         same = mine is not None and mine.ctypes.data == theirs.ctypes.data and mine.nbytes == theirs.nbytes
         return same and not self._copies and writes_cache(self._model._info, source, name)
 
     def arrange(self) -> None:
-        """Bind every buffer."""
         import onnxruntime as ort
 
         for name, array in self.inputs.items():
@@ -175,7 +172,6 @@ class _CpuBuffers(HostBuffers):
         return not fits(array.shape, self._declared[name])
 
     def run(self) -> None:
-        """Run, and take what ONNX Runtime made."""
         if self.changed:
             self.place()
         for _, name in self._loose:  # ONNX Runtime takes what it made in one run for a buffer in the next
@@ -219,7 +215,6 @@ class _CpuBuffers(HostBuffers):
         self.changed = True
 
     def close(self) -> None:
-        """Forget the buffers, and ONNX Runtime's binding."""
         super().close()
         self._io = self._raw = None
 
@@ -234,7 +229,6 @@ def fits(shape: tuple[int, ...], declared: Sequence[Any] | None) -> bool:
 
 
 def _values(tensors: Mapping[str, _core.Tensor]) -> dict[str, Any]:
-    """Return tensors as ONNX Runtime takes them, sharing their memory."""
     return {name: _value(tensor) for name, tensor in tensors.items()}
 
 

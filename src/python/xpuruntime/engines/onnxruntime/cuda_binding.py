@@ -177,7 +177,6 @@ class CudaBinding(Binding):
         return False
 
     def _copying(self, call: Any, stream: Any) -> Any:
-        """Return `call` with the copies after it, on a stream."""
         from xpuruntime import _core
 
         model, copies = self._model, self._copies

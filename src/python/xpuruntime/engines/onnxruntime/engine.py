@@ -211,7 +211,6 @@ class OnnxRuntimeEngine(PackagedEngine[OnnxRuntimeSettings]):
 
 
 def _capability(device: str, machine: Machine) -> tuple[int, int] | None:
-    """Return the compute capability of a CUDA device."""
     kind, _, index = device.partition(":")
     devices = [d for d in machine.cuda if kind == "cuda" and d.index == int(index or 0)]
     return devices[0].compute_capability if devices else None

@@ -159,13 +159,11 @@ class KernelKeys:
 
     @functools.cached_property
     def _seen(self) -> dict[str, tuple[str, ...]]:
-        """The operations of the model, also written out, with their nodes."""
         from xpuruntime.engines.written_out import written_out
 
         return written_out(self._request.model.nodes)
 
     def _unserved(self, key: str, op: str, wanted: Sequence[str]) -> None:
-        """Add the control of a key for an operation that the model writes out, which nothing here serves."""
         nodes = self._seen[op]
         rest = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
         named = ", ".join(map(repr, nodes[:_NAMED]))
@@ -195,7 +193,6 @@ class KernelKeys:
         return by_key(self._found.left)
 
     def _rewritten(self, key: str, wanted: Sequence[str], *, present: bool, what: str) -> None:
-        """Add the control of a key that asks for xpuruntime kernels."""
         done, left = self._done.get(key, []), self._left.get(key, [])
         if self._why_not is not None and present:
             reason, fix = self._why_not
@@ -216,7 +213,6 @@ class KernelKeys:
             self._book.add(key, _counted(done) if done else "-", level, reason, fix)  # type: ignore[arg-type]
 
     def _absent(self, key: str, op: str, wanted: Sequence[str]) -> None:
-        """Add the control of a key for what the model does not have: it asks for what never runs."""
         from xpuruntime.engines.written_out import absence
 
         self._book.add(key, "-", "advisory" if wanted[-1] == "auto" else "unsupported", *absence(op, self._seen))
@@ -256,11 +252,9 @@ class KernelKeys:
         self._settings = self._settings.replace(keep_fp32=tuple(keep))
 
     def _idle(self, key: str, index: int, rule: KernelRule) -> None:
-        """Add the control of a rule that is for no node of the model.
-
-        A path that the model does not have asks for a missing module, and a size that the operation does not have for
-        no call at all. Other conditions may hold for other models, devices and phases that the policy is for.
-        """
+        """Add the control of a rule that is for no node of the model."""
+        # A path that the model does not have asks for a missing module, and a size that the operation does not have for
+        # no call at all. Other conditions may hold for other models, devices and phases that the policy is for.
         why, fix = self._policy.compiled_rules.rules[index].lacking_sizes()
         if why:
             self._book.add(key, "-", "advisory", f"it can match no node: {why}", fix)
@@ -339,7 +333,6 @@ class KernelKeys:
 
 
 def _not_built(words: Sequence[str], reason: str, op: str | None) -> tuple[str, str | None]:
-    """Return why no kernel has one of these names, and the fix: the build lacks its backend, or another reason."""
     from xpuruntime import _core
 
     missing = [why for why in dict.fromkeys(map(_core.why_not_built, words)) if why]
@@ -350,7 +343,6 @@ def _not_built(words: Sequence[str], reason: str, op: str | None) -> tuple[str, 
 
 
 def _why_not(request: Request, settings: OnnxRuntimeSettings) -> tuple[str, str] | None:
-    """Return why no xpuruntime operator can be in the graph, and the fix; ``None`` where they can."""
     if settings.qdq is not None:
         return (
             "the graph is quantized, and xpuruntime kernels compute in floats",
@@ -362,7 +354,6 @@ def _why_not(request: Request, settings: OnnxRuntimeSettings) -> tuple[str, str]
 
 
 def _why_not_tuned(policy: KernelPolicy) -> tuple[str, str] | None:
-    """Return why nothing is measured, and the fix; ``None`` where that can be done."""
     if policy.tuning.objective == "memory":
         return "sessions are compared by their times alone", "state tuning: {objective: time}"
     return None

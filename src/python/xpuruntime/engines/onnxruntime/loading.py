@@ -61,7 +61,6 @@ def load_model(request: Request, settings: OnnxRuntimeSettings) -> LoadedModel:
 def _rewritten(
     request: Request, settings: OnnxRuntimeSettings, source: ModelSource, log: ConversionLog
 ) -> Rewriting | None:
-    """Return the model with xpuruntime operators as the plan says; ``None`` where the policy asks for none."""
     if request.artifact is not None or not (settings.rewrites or settings.tune):
         return None
     from xpuruntime.engines.onnxruntime.rewriting.loading import rewritten
@@ -70,7 +69,6 @@ def _rewritten(
 
 
 def _as_it_runs(source: ModelSource, rewriting: Rewriting | None) -> ModelSource:
-    """Return the model that is opened: the rewritten one, where there is one."""
     return source if rewriting is None or not rewriting.rewrites else rewriting.source
 
 
@@ -86,11 +84,9 @@ def _check(
 def _open(
     settings: OnnxRuntimeSettings, source: ModelSource, device: str, log: ConversionLog
 ) -> tuple[Opened, OnnxRuntimeSettings]:
-    """Open a session, and return it with the settings that it was opened with.
-
-    A graph that was changed here, and that an optimizer spoils, is opened with fewer optimizers. A level that the
-    policy states is kept.
-    """
+    """Open a session, and return it with the settings that it was opened with."""
+    # A graph that was changed here, and that an optimizer spoils, is opened with fewer optimizers. A level that the
+    # policy states is kept.
     try:
         return open_session(settings, source, device), settings
     except (EngineError, ModelError) as error:
@@ -177,11 +173,9 @@ def preload_cuda() -> None:
 
 
 def _allocator(request: Request, settings: OnnxRuntimeSettings) -> Any:
-    """Return a slot over a pool of the session's own, or ``None``.
-
-    The provider passes no stream with its allocations, so the pool is shared with nobody: what is freed in it is used
-    again only by the same provider, whose runs are put one after the other.
-    """
+    """Return a slot over a pool of the session's own, or ``None``."""
+    # The provider passes no stream with its allocations, so the pool is shared with nobody: what is freed in it is used
+    # again only by the same provider, whose runs are put one after the other.
     if settings.pool == "engine":
         return None
     from xpuruntime import _core

@@ -154,7 +154,6 @@ class OnnxRuntimeExporter(NativeExporter):
         )
 
     def _of_the_graph(self, outcomes: KeyOutcomes, settings: OnnxRuntimeSettings) -> None:
-        """Add what the graph that is written realises, and the kernels."""
         outcomes.add(
             "execution.precision", "kept", "types of the graph that is written; its accuracy was probed when locked"
         )
@@ -286,12 +285,10 @@ def _triton_parameters(settings: OnnxRuntimeSettings) -> dict[str, str]:
 
 
 def _not_passed_on(settings: OnnxRuntimeSettings) -> list[str]:
-    """Return the session entries that Triton's backend has no parameter for."""
     return sorted(set(settings.session) - set(_TRITON_ENTRIES))
 
 
 def _rewritten(settings: OnnxRuntimeSettings) -> tuple[str, ...]:
-    """Return what is to be said of nodes that xpuruntime's kernels serve in a session."""
     count = len(settings.rewrites)
     if not count:
         return ()

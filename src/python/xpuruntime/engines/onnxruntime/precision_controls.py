@@ -82,7 +82,6 @@ def resolve_precision(
 def _half_precision(
     settings: OnnxRuntimeSettings, builder: ControlBuilder, precision: str, *, cuda: bool
 ) -> OnnxRuntimeSettings:
-    """Have the graph converted to fp16 or bf16."""
     settings = settings.replace(convert=precision)
     if cuda:
         builder.add(
@@ -130,10 +129,8 @@ def _fp32(request: Request, settings: OnnxRuntimeSettings, builder: ControlBuild
 
 
 def _keep_activations(request: Request, settings: OnnxRuntimeSettings) -> OnnxRuntimeSettings:
-    """Have products with dequantized weights computed in the type of their activations, unless int8 is asked for.
-
-    ONNX Runtime fuses them into MatMulNBits, and by default quantizes the activations to int8.
-    """
+    """Have products with dequantized weights computed in the type of their activations, unless int8 is asked for."""
+    # ONNX Runtime fuses them into MatMulNBits, and by default quantizes the activations to int8.
     scheme, precision = request.model.quantization.scheme, request.policy.execution.precision
     kept = scheme == "weight_only" if precision == "model" else precision != "int8"
     ops = {name.rpartition(":")[2] for name in request.model.ops}
@@ -143,7 +140,6 @@ def _keep_activations(request: Request, settings: OnnxRuntimeSettings) -> OnnxRu
 
 
 def _integers(request: Request, builder: ControlBuilder) -> None:
-    """Say that a float precision does not reach nodes of a model that are integer operators."""
     if request.policy.execution.precision in ("model", "int8") or not (named := integer_nodes(request)):
         return
     for index, control in enumerate(builder.controls):
@@ -157,7 +153,6 @@ def _integers(request: Request, builder: ControlBuilder) -> None:
 
 
 def _other_floats(request: Request, builder: ControlBuilder) -> None:
-    """Say that fp32 does not reach nodes of a model that state another floating-point type."""
     if request.policy.execution.precision not in ("fp32", "tf32") or request.artifact is not None:
         return
     named = other_floats(request.model, ("fp64", "fp16", "bf16"))
@@ -213,7 +208,6 @@ class _PackedProduct(NamedTuple):
 
 
 def _packed_products(model: ModelInfo, *, cuda: bool) -> Iterator[_PackedProduct]:
-    """Yield the products with constant weights, and what the graph states of these."""
     for graph in graphs(model.named_proto()):
         types = {tensor.name: dtype_name(tensor.data_type) for tensor in graph.initializer}
         dequantized = {

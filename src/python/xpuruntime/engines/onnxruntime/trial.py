@@ -130,10 +130,8 @@ def _ended(source: ModelSource, trial_request: dict[str, object]) -> str:
 
 
 def _without_rules(model: str | bytes) -> bytes:
-    """Return a model whose operators of xpuruntime name no rules, which are those of one session and one process.
-
-    ONNX Runtime refuses it when it makes the kernels, which is after its optimizers ran.
-    """
+    """Return a model whose operators of xpuruntime name no rules, which are those of one session and one process."""
+    # ONNX Runtime refuses it when it makes the kernels, which is after its optimizers ran.
     import onnx
 
     proto = onnx.ModelProto.FromString(model) if isinstance(model, bytes) else onnx.load(model)
@@ -182,7 +180,6 @@ def _onnxruntime() -> str:
 
 
 def _try(trial_request: dict[str, object]) -> str:
-    """Open the model in a process of its own."""
     command = [sys.executable, "-I", "-X", "faulthandler=0", "-c", _WORK, json.dumps(trial_request)]
     try:
         done = subprocess.run(

@@ -118,7 +118,6 @@ def inspect_folder(folder: Path) -> ModelInfo:
 
 
 def _names(file: ConfigFile, decoder: dict[str, Any], part: str) -> dict[str, str]:
-    """Return the names of a decoder's inputs or outputs by role; those of the engine where none are stated."""
     stated = decoder.get(part, {})
     if not isinstance(stated, dict) or not all(isinstance(name, str) and name for name in stated.values()):
         raise file.wrong(f"model.decoder.{part}", "an object of names", stated)
@@ -159,7 +158,6 @@ def _fitted(file: ConfigFile, facts: GenAiFolder, decoder: dict[str, Any], info:
 
 
 def _weights(info: ModelInfo) -> dict[str, int]:
-    """Return how many products have constant weights in which form: the operator and what it states of them."""
     proto = info.named_proto()
     types = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
     forms: Counter[str] = Counter()
@@ -215,12 +213,10 @@ class _Decoder(HostModel):
         _refused()
 
     def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
-        """Refuse."""
         del inputs, outputs, stream
         _refused()
 
     def close(self) -> None:
-        """Release the graph."""
         loaded = self._handle
         super().close()
         if loaded is not None:

@@ -130,7 +130,6 @@ class GenAiModel(GenerationModel):
             return np.array(self._prompted(handle, tokens, len(tokens), {}).get_output("logits"))
 
     def _prompted(self, handle: Any, tokens: Any, limit: int, search: Mapping[str, Any]) -> Any:
-        """Return the engine's generator of a sequence of at most `limit` tokens, after its prefill."""
         import onnxruntime_genai as engine
 
         try:

@@ -241,12 +241,10 @@ class _Sharing:
         return self.shares
 
     def _mentioned(self) -> set[int]:
-        """Give each mentioned node to the executed node with its last operation; the others serve it.
-
-        A recurrent node belongs to its layer. Without a last operation, a step that makes floats goes before one that
-        counts: OpenVINO computes the sizes of a layer's state beside it. A conversion of a result serves the node,
-        unless converting is what the node does. Times decide nothing: they are others in the next run.
-        """
+        """Give each mentioned node to the executed node with its last operation; the others serve it."""
+        # A recurrent node belongs to its layer. Without a last operation, a step that makes floats goes before one that
+        # counts: OpenVINO computes the sizes of a layer's state beside it. A conversion of a result serves the node,
+        # unless converting is what the node does. Times decide nothing: they are others in the next run.
         best: dict[int, tuple[bool, bool, bool, bool, bool, int]] = {}
         still: set[int] = set()
         named = [(*node.mentioned, *self._layers_of(position)) for position, node in enumerate(self.executed)]
@@ -290,7 +288,6 @@ class _Sharing:
         return ()
 
     def _constant(self, mentioned: set[int]) -> set[int]:
-        """Return the unmentioned nodes that follow from constants and shapes."""
         known: set[str] = set()
         constants: set[int] = set()
         for index, node in enumerate(self.nodes):
@@ -327,7 +324,6 @@ class _Sharing:
             self._through(index, readers)
 
     def _through(self, index: int, readers: Sequence[int]) -> None:
-        """Follow readers that were removed to one that runs."""
         waiting, seen = list(readers), set(readers)
         for reader in waiting:
             if reader in self.owner:
@@ -341,7 +337,6 @@ class _Sharing:
         self.shares.folded[index] = REMOVED
 
     def _inside(self, index: int) -> None:
-        """Assign a node of a subgraph to the unit of the node that contains it."""
         path = self.nodes[index].graph
         holders = [i for i, node in enumerate(self.nodes[:index]) if path.startswith(f"{node.name}/")]
         holder = max(holders, key=lambda i: len(self.nodes[i].name), default=None)

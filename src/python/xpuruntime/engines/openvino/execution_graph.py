@@ -114,7 +114,6 @@ def _layout(text: str) -> str | None:
 
 
 def _size(sizes: Sequence[int | None]) -> int | None:
-    """Return the bytes of outputs together; ``None`` where there are none, or a shape is not fixed."""
     return None if not sizes or None in sizes else sum(size or 0 for size in sizes)
 
 
@@ -178,7 +177,6 @@ def name_operations(graph: Any, nodes: Sequence[NodeInfo]) -> None:
 
 
 def _makers(nodes: Sequence[NodeInfo]) -> dict[str, int]:
-    """Return tensor to the node that computes it: not one that passes on what another computes."""
     makers: dict[str, int] = {}
     for number, node in enumerate(nodes):
         if node.graph:

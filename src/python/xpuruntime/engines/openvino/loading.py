@@ -94,16 +94,13 @@ class _Opener:
             _there(self.core, settings.device, request.device)
 
     def open(self, extra: Mapping[str, Any]) -> Any:
-        """Compile or import the model; `more` are properties on top."""
         with kept_signal_stack():  # a plugin can load another one
             return self._open(extra)
 
     def counted(self) -> tuple[Any, Any, list[str]]:
-        """Compile the model with counters. Return the copy to count, one with all settings to read back, and notes.
-
-        OpenVINO runs a request on any of its streams, and each counts for itself; so the copy that is counted has one,
-        with the threads that one of several has.
-        """
+        """Compile the model with counters. Return the copy to count, one with all settings to read back, and notes."""
+        # OpenVINO runs a request on any of its streams, and each counts for itself; so the copy that is counted has
+        # one, with the threads that one of several has.
         compiled = self.open(_COUNTERS)
         streams = _whole(compiled, "NUM_STREAMS") if self.settings.device == "CPU" else 1
         if streams <= 1:
@@ -175,7 +172,6 @@ class _Opener:
         return graph
 
     def _note_flattened(self, nodes: list[str]) -> None:
-        """Say once which nodes are computed on a matrix."""
         if nodes and not self._flattened:
             rest = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
             reason = "opsets 11 and 12 normalize all axes from its own on, and OpenVINO reads it as of one axis"
@@ -209,7 +205,6 @@ class _Opener:
             graph.reshape(shapes)
 
     def _verify(self, compiled: Any, extra: Mapping[str, Any]) -> None:
-        """Refuse a compiled model that reads back another precision or device than was asked for."""
         settings, device = self.settings, self.request.device
         path = self.request.model.path
         hint = word(compiled.get_property("INFERENCE_PRECISION_HINT"))
@@ -242,7 +237,6 @@ def _core(device: str) -> Any:
 
 
 def _whole(compiled: Any, name: str) -> int:
-    """Return a property that is a number; 1 where it does not say."""
     try:
         return int(str(compiled.get_property(name)))
     except (RuntimeError, ValueError):
@@ -262,12 +256,10 @@ def _there(core: Any, word_: str, device: str) -> None:
 
 
 def _with_data(source: ModelSource, info: ModelInfo, folder: Callable[[], str]) -> Any:
-    """Return a model as OpenVINO reads it: a path, or bytes that hold their weights.
-
-    OpenVINO looks external data up beside a file only, and follows no links out of that folder, so that bytes with such
-    data and files with such links are given their weights; where these are too large for that, the model is written to
-    the folder that `folder` makes.
-    """
+    """Return a model as OpenVINO reads it: a path, or bytes that hold their weights."""
+    # OpenVINO looks external data up beside a file only, and follows no links out of that folder, so that bytes with
+    # such data and files with such links are given their weights; where these are too large for that, the model is
+    # written to the folder that `folder` makes.
     model, base = source.model, source.folder
     if isinstance(model, str):
         if model != info.file or not real_files([file.location for file in info.external_files], info.base_dir or "."):
@@ -291,8 +283,6 @@ def _with_data(source: ModelSource, info: ModelInfo, folder: Callable[[], str]) 
 def _observer(
     request: Request, settings: OpenVinoSettings, opener: _Opener
 ) -> Callable[[Mapping[str, Any], int], Observed]:
-    """Return what makes an instrumented copy of the model and watches it run."""
-
     def observer(feeds: Mapping[str, Any], runs: int) -> Observed:
         from xpuruntime.engines.base import Observed
         from xpuruntime.engines.openvino.observing import observe

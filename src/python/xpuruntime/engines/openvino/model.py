@@ -248,7 +248,6 @@ class OpenVinoModel(HostModel):
         return results
 
     def _in_order(self, ready: Mapping[str, Any]) -> list[Any]:
-        """Return checked arrays in the order of OpenVINO's ports."""
         self.values.check(ready)
         return [ready[name] for name in self.names]
 
@@ -281,7 +280,6 @@ def _finished(
     shapes: tuple[tuple[int, ...], ...],
     failed: Callable[[Exception], XpuRuntimeError],
 ) -> list[Any]:
-    """Return the results of a run; see `SlotPool.finish`."""
     try:
         return pool.finish(slot, results, arrays, shapes)
     except Exception as error:
@@ -411,7 +409,6 @@ class OpenVinoBuffers(HostBuffers):
             self._set_outputs()
 
     def _again(self, error: Exception | None) -> None:
-        """Raise, or run once more where another run may have spoiled this one."""
         if not self._pool.spoil(self._generation) and error is not None:
             raise self._failed(error) from None
         try:

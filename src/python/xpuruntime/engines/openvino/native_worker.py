@@ -73,7 +73,6 @@ def _text(info: Mapping[str, Any], key: str) -> str:
 
 
 def _bytes(port: Any) -> int | None:
-    """Return the bytes of an output; ``None`` where its shape is not fixed."""
     if not port.get_partial_shape().is_static:
         return None
     count = 1

@@ -104,7 +104,6 @@ def _live(executed: Sequence[Executed], ran: Sequence[tuple[Executed, str]]) -> 
 
 
 def _outside(idle: Callable[[], Any], notes: list[str]) -> dict[str, float]:
-    """Return what a request costs beside its operators."""
     try:
         return {"call": idle_call_us(idle())}
     except RuntimeError as error:
@@ -114,8 +113,6 @@ def _outside(idle: Callable[[], Any], notes: list[str]) -> dict[str, float]:
 
 
 class _Units:
-    """Makes units of executed nodes."""
-
     def __init__(
         self,
         executed: Sequence[Executed],
@@ -180,11 +177,9 @@ class _Units:
         return executed.time_us is not None and bool(self.counted.counts) and executed.name not in self.counted.counts
 
     def inserted(self, position: int) -> bool:
-        """Whether an executed node stands for no source node."""
         return not self.shares.owned.get(position) and not self.shares.serves.get(position)
 
     def time(self, executed: Executed) -> Time | None:
-        """Return the mean of the counted runs, at least; ``None`` where nothing was counted in any run."""
         if not self._counts(executed) or executed.name not in self.counted.seen:
             return None
         return Time(value=self.counted.counts[executed.name].low, unit="us", kind="wall", runs=self.runs)
@@ -252,11 +247,9 @@ class _Units:
         return folded_unit(node, "openvino", why, id=self._id(node.name), **where)
 
     def _ran(self, executed: Executed, owned: Sequence[int], wanted: str | None) -> str | None:
-        """Return the precision in which a unit ran.
-
-        OpenVINO's is that of the first input. A condition or a counter there, as the model has it, says nothing of
-        floats that are asked for: then what the unit writes does.
-        """
+        """Return the precision in which a unit ran."""
+        # OpenVINO's is that of the first input. A condition or a counter there, as the model has it, says nothing of
+        # floats that are asked for: then what the unit writes does.
         quantized = self._integer(owned) or self._eight_bits(owned, executed.precision)
         if quantized or wanted not in FLOATS or executed.precision in FLOATS or executed.writes is None:
             return executed.precision
@@ -287,7 +280,6 @@ class _Units:
         return self.settings.precision
 
     def _integer(self, owned: Sequence[int]) -> bool:
-        """Whether the model states a product of integers, or one of values that it quantizes."""
         ops = ((i, self.info.nodes[i].op) for i in owned)
         return any(op in _INTEGER or (op in HEAVY and self._quantized(i)) for i, op in ops)
 
@@ -295,11 +287,9 @@ class _Units:
         return ran in _EIGHT_BITS and any(self._quantized(i) for i in owned)
 
     def _quantized(self, index: int) -> bool:
-        """Whether the model itself quantizes what a node reads."""
         return any(self.makers.get(name) == "DequantizeLinear" for name in self.info.nodes[index].inputs[:1])
 
     def _weighted(self, index: int) -> bool:
-        """Whether a product has a constant weight, which is what quantizers quantize."""
         inputs = self.info.nodes[index].inputs
         return len(inputs) > 1 and inputs[1] not in self.makers
 
@@ -308,7 +298,6 @@ class _Units:
 
 
 def _types_of_sources(info: ModelInfo) -> dict[str, str]:
-    """Return the precision of each input and weight of the model."""
     types = {input_.name: precision_name(input_.dtype) for input_ in info.inputs}
     for tensor in info.named_proto().graph.initializer:
         types[tensor.name] = precision_of(tensor.data_type)
@@ -332,7 +321,6 @@ def _has_source(info: ModelInfo) -> bool:
 
 
 def _boundaries(executed: Sequence[Executed], units: _Units) -> tuple[Boundary, ...]:
-    """Return the inserted changes of type and layout, by kind and what they change."""
     groups: dict[tuple[Literal["cast", "layout"], str], list[Executed]] = {}
     for position, node in enumerate(executed):
         if node.still or node.kind not in ("Reorder", "Convert") or not units.inserted(position):
@@ -360,7 +348,6 @@ def _boundaries(executed: Sequence[Executed], units: _Units) -> tuple[Boundary, 
 
 
 def _overall(units: Sequence[Unit]) -> dict[str, str]:
-    """Return what the units say of the keys that are about all of them."""
     overall = {}
     ran = [u for u in units if u.source_nodes and u.relation != "folded"]
     for key, values in (

@@ -107,7 +107,6 @@ def _missing_files() -> str | None:
 
 
 def _accelerator_nodes() -> bool:
-    """Say whether Linux shows a GPU or NPU of Intel, or of an unknown maker."""
     nodes = [*Path("/dev/dri").glob("renderD*"), *Path("/dev/accel").glob("accel*")]
     return any(_vendor(node) in (_INTEL, None) for node in nodes) or Path("/dev/dxg").exists()
 
@@ -189,7 +188,6 @@ class _Kept:
             ov.Core().get_property("CPU", "FULL_DEVICE_NAME")  # loads a CPU plugin, which frees them when it is dropped
 
     def in_child(self) -> None:
-        """Begin with another `Core`."""
         self.parents.append(self.core)
         self.core = None
 
@@ -257,7 +255,6 @@ def _refused(raw: str, text: str, nodes: Sequence[NodeInfo]) -> str | None:
 
 
 def _named(listed: str, nodes: Sequence[NodeInfo]) -> str:
-    """Return operators as OpenVINO lists them, such as ``"Det-17"``, with the nodes of the model that have them."""
     ops = {entry.strip().rpartition(".")[2].partition("-")[0] for entry in listed.split(",")}
     names = [node.name for node in nodes if node.op in ops]
     rest = f" and {len(names) - 4} more" if len(names) > 4 else ""

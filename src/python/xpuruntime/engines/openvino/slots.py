@@ -194,7 +194,6 @@ class Slot:
         self._shapes = shapes
 
     def _notice(self, results: Sequence[Array]) -> None:
-        """Give outputs memory of their own from the next run on, once they are large."""
         known = self._large | self._passed
         large = {i for i, result in enumerate(results) if result.nbytes >= SHARED_FROM} - known
         if large:
@@ -204,7 +203,6 @@ class Slot:
             self._large |= large - passed
 
     def _fresh(self) -> None:
-        """Give the request new output tensors, which OpenVINO sizes itself."""
         import openvino as ov
 
         for index in self._large:

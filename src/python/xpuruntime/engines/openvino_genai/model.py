@@ -126,7 +126,6 @@ class PipelineModel(GenerationModel):
             return self._compiled.create_infer_request()
 
     def _rows(self, parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-        """Return the logits of parts of a text, each over the cache of those before."""
         request, done, rows = self._request_of_graph(), 0, []
         names = {name for port in self._compiled.inputs for name in port.get_names()}
         try:
@@ -176,7 +175,6 @@ class PipelineModel(GenerationModel):
         return [(tokens, "stop" if tokens and tokens[-1] in self.folder.ends else "length") for tokens in sequences]
 
     def _whole(self, prompts: list[Any], new: int, search: Mapping[str, Any]) -> tuple[list[list[int]], int]:
-        """Return the new tokens of each prompt, and after how many nanoseconds the first was there."""
         import openvino
         import openvino_genai as engine
 

@@ -153,7 +153,6 @@ def _typed(node: onnx.NodeProto, types: NodeTypes, form: Signature, target: int,
 
 
 def _positions(types: Sequence[int], form: Signature, target: int) -> frozenset[int]:
-    """Return the fp32 inputs whose type variable also allows the target."""
     return frozenset(
         i
         for i, t in enumerate(types)
@@ -166,7 +165,6 @@ def _short(target: int) -> str:
 
 
 def _refusal(node: onnx.NodeProto, form: Signature, target: int) -> str:
-    """Say that the operator's signature has no such type, and which opset brings it."""
     domain = normal_domain(node.domain)
     text = f"{node.op_type} (version {form.since}) has no {_short(target)} form"
     first = _first_with(node.op_type, domain, form.since, target) if not domain else None
@@ -285,7 +283,6 @@ def convert(
 
 
 def _prepare(proto: onnx.ModelProto, notes: list[str], where: str) -> onnx.ModelProto:
-    """Inline functions, separate weights from inputs, and turn float constants into weights."""
     if proto.functions:
         count = len(proto.functions)
         proto = inline_functions(proto, where)
@@ -305,7 +302,6 @@ def _prepare(proto: onnx.ModelProto, notes: list[str], where: str) -> onnx.Model
 
 
 def _lift_constants(graph: onnx.GraphProto) -> None:
-    """Turn Constant nodes with fp32 values into initializers, except outputs of the graph."""
     import onnx
 
     results = {value.name for value in graph.output}
@@ -347,7 +343,6 @@ def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 
 def _check(proto: onnx.ModelProto, where: str, precision: str) -> None:
-    """Let the ONNX checker look at the result."""
     reason = complaint_about(proto)
     if reason is not None:
         raise refuse(

@@ -241,7 +241,6 @@ def _drawn(tensor: TensorInfo, shape: tuple[int, ...], random: Any) -> Any:
 
 
 def _narrow(dtype: str) -> Any:
-    """Return the dtype of a narrow float, where the optional package that defines it is there."""
     if not dtype.startswith(("bfloat", "float8")):
         return None
     try:
@@ -330,7 +329,6 @@ def probe_sizes(inputs: Iterable[TensorInfo], dims: Mapping[str, int] | None = N
 
 
 def _places(inputs: Iterable[TensorInfo]) -> Iterator[tuple[str, tuple[int, int], int]]:
-    """Yield name, limits and a size that suits, of every named dimension."""
     for tensor in inputs:
         for index, dim in enumerate(tensor.shape or ()):
             if isinstance(dim, str):

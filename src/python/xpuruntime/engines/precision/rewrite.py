@@ -129,7 +129,6 @@ class Rewriter:
                 scope.forms[name] = {self.target: name}
 
     def _wanted(self, node: onnx.NodeProto, choice: NodePrecision, scope: _Scope) -> frozenset[int]:
-        """Return the inputs to take in the new type."""
         if not choice.follows and node.op_type != "Cast":
             return choice.inputs
         for i in choice.inputs:
@@ -139,7 +138,6 @@ class Rewriter:
         return choice.inputs
 
     def _want(self, name: str, form: int, scope: _Scope) -> str:
-        """Return the name of a value in the form wanted; makes it where the value lives."""
         owner = scope.owner(name)
         if owner is None:
             owner = scope
@@ -151,11 +149,9 @@ class Rewriter:
         return forms[form]
 
     def _state_shape(self, graph: onnx.GraphProto, result: str, copy_name: str, rank: int | None) -> None:
-        """State the sizes of what is cast to a result of the model, those that are not fixed by names of their own.
-
-        ONNX Runtime infers that cached keys and values with new ones behind them are as long as those before, and
-        writes them in their place where both are no inputs and results of the model.
-        """
+        """State the sizes of what is cast to a result of the model, those that are not fixed by names of their own."""
+        # ONNX Runtime infers that cached keys and values with new ones behind them are as long as those before, and
+        # writes them in their place where both are no inputs and results of the model.
         for value in [output for output in graph.output if output.name == result]:
             copy = graph.value_info.add()
             copy.CopyFrom(value)
@@ -184,7 +180,6 @@ class Rewriter:
         return name
 
     def _retype_attribute(self, node: onnx.NodeProto) -> None:
-        """Change the attribute that says the output type of Cast and ConstantOfShape."""
         import onnx
 
         if node.op_type == "Cast":
@@ -202,7 +197,6 @@ class Rewriter:
             value.t.CopyFrom(tensor)
 
     def _initializers(self, scope: _Scope) -> None:
-        """Give each fp32 weight the forms that its readers ask for."""
         graph = scope.graph
         fixed = {value.name for value in (*graph.input, *graph.output)}
         requested: dict[str, set[int]] = {}

@@ -203,7 +203,6 @@ _LOG = 1 << 26
 
 
 def _verify(placed: Sequence[Placed], source: ModelSource, opening: Opening, settings: QnnSettings) -> None:
-    """Refuse a session whose nodes did not go where the policy lets them."""
     away = [node for node in placed if node.provider != PROVIDER]
     strays = [node for node in away if not _allowed(node, settings.allow_cpu_ops)]
     if strays or (placed and len(away) == len(placed)):  # none at all: the graph was folded to constants

@@ -172,7 +172,6 @@ def _device() -> Any:
 
 
 def _devices(ort: Any) -> list[Any]:
-    """Return the provider's devices, an NPU before others."""
     devices = [device for device in ort.get_ep_devices() if device.ep_name == PROVIDER]
     return sorted(devices, key=lambda device: device.device.type != ort.OrtHardwareDeviceType.NPU)
 
@@ -197,11 +196,9 @@ def load_backend(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _without_greeting() -> Iterator[None]:
-    """Have the C library's `stdout` write into memory for a moment; all but the greeting is passed on afterwards.
-
-    File descriptor 1 is left alone, so that nothing that Python or other processes write is touched. The stream in
-    memory is never closed: another thread may hold it, and what it writes late is then lost instead of a crash.
-    """
+    """Have the C library's `stdout` write into memory for a moment; all but the greeting is passed on afterwards."""
+    # File descriptor 1 is left alone, so that nothing that Python or other processes write is touched. The stream in
+    # memory is never closed: another thread may hold it, and what it writes late is then lost instead of a crash.
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         yield
         return

@@ -76,7 +76,6 @@ def probe(name: str) -> EngineFacts:
 
 
 def _problems(folder: Path) -> Iterator[str]:
-    """Say which libraries of the wheel are missing or are none."""
     from xpuruntime.errors import InputError
     from xpuruntime.runtime.libraries.search import read_elf
 
@@ -92,7 +91,6 @@ def _problems(folder: Path) -> Iterator[str]:
 
 
 def _sdk(folder: Path) -> str | None:
-    """Return the version of QNN's SDK that the wheel says it holds."""
     try:
         text = (folder / "build_and_package_info.py").read_text(encoding="utf-8")
     except OSError:

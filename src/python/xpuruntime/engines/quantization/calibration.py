@@ -166,8 +166,6 @@ class _Stacked:
 
 
 class _InMemory:
-    """The arrays of a mapping, row by row."""
-
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         self._arrays = arrays
 
@@ -206,8 +204,6 @@ class _Folder:
 
 
 class _Listed:
-    """A list: each item is one sample."""
-
     def __init__(self, items: list[Any] | tuple[Any, ...], origin: str, model: ModelInfo) -> None:
         self.origin = origin
         self._items, self._model = items, model

@@ -128,11 +128,9 @@ def _raise_opset(model: ModelInfo, proto: onnx.ModelProto, style: Style, notes: 
 
 
 def _give_rows_of_bias(proto: onnx.ModelProto) -> None:
-    """Give each constant bias of a Gemm the shape [N], and both factors the 1 that quantizers and integer kernels take.
-
-    The bias of a Gemm may be anything that broadcasts to [M, N], and ONNX Runtime's quantizer has scales for [N]. What
-    has another shape is added after the product.
-    """
+    # Give each constant bias of a Gemm the shape [N], and both factors the 1 that quantizers and integer kernels take.
+    # The bias of a Gemm may be anything that broadcasts to [M, N], and ONNX Runtime's quantizer has scales for [N].
+    # What has another shape is added after the product.
     import numpy as np
     import onnx
     from onnx import numpy_helper
@@ -196,11 +194,9 @@ def _keep_used_opsets(proto: onnx.ModelProto) -> None:
 
 
 def _regions(source: onnx.ModelProto, prepared: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
-    """Return which nodes of the source each prepared node stands for.
-
-    Those between it and the values before it that both graphs have. Of prepared nodes with values between them that the
-    source has not, such as the Reshape, Gemm, Reshape that a MatMul and an Add became, the product has them all.
-    """
+    """Return which nodes of the source each prepared node stands for."""
+    # Those between it and the values before it that both graphs have. Of prepared nodes with values between them that
+    # the source has not, such as the Reshape, Gemm, Reshape that a MatMul and an Add became, the product has them all.
     makers = {output: node for node in source.graph.node for output in node.output if output}
     kept = {output for node in prepared.graph.node for output in node.output} & makers.keys()
     groups: dict[str, list[onnx.NodeProto]] = {}
@@ -223,7 +219,6 @@ def _regions(source: onnx.ModelProto, prepared: onnx.ModelProto) -> dict[str, tu
 
 
 def _between(makers: dict[str, onnx.NodeProto], kept: set[str], ends: Iterable[str]) -> tuple[str, ...]:
-    """Return the source nodes that make `ends`, back to values that are in `kept`."""
     waiting, between = list(ends), dict[str, None]()
     while waiting:
         node = makers.get(waiting.pop())

@@ -196,7 +196,6 @@ def _counted(ops: Counter[str]) -> str:
 
 
 def _tidy(proto: onnx.ModelProto) -> None:
-    """Name every node once, and drop who wrote the file when."""
     set_node_names(proto)
     del proto.metadata_props[:]
 
@@ -239,7 +238,6 @@ def _account(
 
 
 def _folded(prepared: Prepared) -> list[str]:
-    """Say which nodes were put together before quantizing."""
     several = {region for region in prepared.regions.values() if len(region) > 1}
     if not several:
         return []

@@ -80,7 +80,6 @@ class Aliases:
 
 
 def _rename(proto: onnx.ModelProto, change: Callable[[str], str]) -> None:
-    """Replace each name of a tensor in the graph and its subgraphs."""
     for graph in graphs(proto):
         for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
             value.name = change(value.name)
@@ -180,11 +179,9 @@ def _channels_of_convolutions(
 
 
 def _outside_images(proto: onnx.ModelProto) -> set[str]:
-    """Return the additions, multiplications and poolings that stand between other things than convolutions.
-
-    Between two convolutions the values are integers already. Elsewhere, as beside the products of a transformer, they
-    would only lose digits.
-    """
+    """Return the additions, multiplications and poolings that stand between other things than convolutions."""
+    # Between two convolutions the values are integers already. Elsewhere, as beside the products of a transformer, they
+    # would only lose digits.
     makers = {output: node for node in proto.graph.node for output in node.output if output}
     inside: dict[str, bool] = {}
 

@@ -166,10 +166,8 @@ def source_tensor(name: str, tensors: Iterable[str]) -> str | None:
 
 
 def _claims(units: Sequence[Unit], quantized: QuantizedModel) -> dict[int, tuple[str, ...]]:
-    """Return the nodes of the quantized graph that a unit has for its own by its name; the first unit of a name has it.
-
-    Optimizers that change layouts rename values, by which units are joined otherwise, and only add to names of nodes.
-    """
+    # Return the nodes of the quantized graph that a unit has for its own by its name; the first unit of a name has it.
+    # Optimizers that change layouts rename values, by which units are joined otherwise, and only add to names of nodes.
     claims: dict[int, tuple[str, ...]] = {}
     seen: set[str] = set()
     for index, unit in enumerate(units):

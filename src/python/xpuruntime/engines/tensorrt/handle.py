@@ -230,7 +230,6 @@ class Handle:
         self._stream_weights()
 
     def _validity(self, plan: bytes) -> list[str]:
-        """Return what the vendor says of a plan that it did not load, in words."""
         trt = self.trt
         if not hasattr(trt.Runtime, "get_engine_validity"):
             return []
@@ -481,7 +480,6 @@ class Slots:
             raise type(error)(msg, engine=error.engine, device=error.device) from None
 
     def _give(self, turn: _Turn) -> None:
-        """End a turn, however far it came."""
         with self._lock:
             self._taken.pop(turn, None)
             self._making.discard(turn)
@@ -500,8 +498,6 @@ class Slots:
 
 
 class _Turn:
-    """A block that holds a slot."""
-
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
 

@@ -108,10 +108,8 @@ class TensorRtModel(LoadedModel):
 
     @staticmethod
     def _used(slot: Slot, items: Mapping[str, DeviceArray], kinds: Mapping[str, Kind]) -> None:
-        """See to it that nobody gets the memory of inputs before the run has read them.
-
-        Torch and CuPy give memory away in the order of the caller's stream, which waits for the run.
-        """
+        """See to it that nobody gets the memory of inputs before the run has read them."""
+        # Torch and CuPy give memory away in the order of the caller's stream, which waits for the run.
         from xpuruntime import _core
 
         for item in items.values():

@@ -121,7 +121,6 @@ class TrtexecExporter(NativeExporter):
         return arguments
 
     def _words(self, options: Mapping[str, str]) -> list[str]:
-        """Return the options whose values trtexec spells in another way."""
         arguments = []
         for name, (flag, words) in _SPELT.items():
             if name in options:
@@ -169,5 +168,4 @@ class TrtexecExporter(NativeExporter):
 
 
 def _kib(size: int) -> int:
-    """Return bytes as kibibytes, rounded up: trtexec takes whole numbers with a suffix."""
     return -(-size // _KIB)

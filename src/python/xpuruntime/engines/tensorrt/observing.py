@@ -76,7 +76,6 @@ def observe(model: TensorRtModel, request: Request, feeds: Mapping[str, Any], ru
 
 
 def _times(model: TensorRtModel, slot: Slot, feeds: Mapping[str, Any], runs: int) -> dict[str, list[float]]:
-    """Return layer name to microseconds, one for each run but the first."""
     profiler = _profiler(model.handle.trt)
     slot.watch(profiler)
     items = {name: model.upload(array, slot.stream) for name, array in feeds.items()}
@@ -151,7 +150,6 @@ def read_back(handle: Handle, context: Any, request: Request) -> dict[str, str]:
 
 
 def _sizes(engine: Any, name: str) -> str:
-    """Return the sizes an input was built for, as a policy writes them."""
     shape = tuple(engine.get_tensor_shape(name))
     if all(size >= 0 for size in shape):
         return f"[{', '.join(map(str, shape))}]"
@@ -234,7 +232,6 @@ def attribute_units(
 
 
 def _named(layer: Layer, source: SourceModel) -> tuple[str, ...]:
-    """Return the source nodes that a layer names: in its metadata, else by the names of what was fused into it."""
     nodes = layer_nodes(layer.metadata, source.parsed)
     if nodes or _FOREIGN in layer.name:
         return nodes
@@ -244,7 +241,6 @@ def _named(layer: Layer, source: SourceModel) -> tuple[str, ...]:
 
 
 def _owners(layers: Sequence[Layer], named: Sequence[tuple[str, ...]]) -> dict[str, int]:
-    """Return the layer at which each node is accounted for: the first that computes, else the first of all."""
     owner: dict[str, int] = {}
     for moving in (False, True):
         for index, layer in enumerate(layers):
@@ -293,7 +289,6 @@ def _unit(
 
 
 def _requested(own: list[NodeInfo], source: SourceModel, precision: str) -> str | None:
-    """Return the precision asked of a unit: that of its last node which computes."""
     for node in reversed(own):
         if node.op in CONVERSIONS:
             continue
@@ -424,7 +419,6 @@ def _dtype(text: str) -> str | None:
 
 
 def _layout(text: str, rank: int) -> str | None:
-    """Return xpuruntime's name of the layout of an image; other tensors have none."""
     if rank not in _IMAGE_RANKS:
         return None
     wide = _VECTORIZED.search(text)

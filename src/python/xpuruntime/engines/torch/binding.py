@@ -90,7 +90,6 @@ class GuardedCall:
 
 
 def _address(tensor: Any) -> int:
-    """Return where the memory of a tensor begins, 0 where it has none."""
     try:
         return int(tensor.untyped_storage().data_ptr())
     except (NotImplementedError, RuntimeError):  # sparse tensors
@@ -98,7 +97,6 @@ def _address(tensor: Any) -> int:
 
 
 def _version(tensor: Any) -> int:
-    """Return a number that changes when the tensor is written."""
     from xpuruntime.pytorch import _private_api
 
     try:
@@ -249,7 +247,6 @@ class TorchBinding(Binding):
         return replay
 
     def _capture(self, compute: Callable[[], None]) -> Any:
-        """Return a graph of what `compute` puts on the stream that is current when it is called."""
         from xpuruntime.pytorch.capture.graph_recorder import CudaRecorder
 
         # It repairs what PyTorch leaves behind when a capture fails, such as generators that refuse to draw.
@@ -321,7 +318,6 @@ class TorchBinding(Binding):
 
 
 def _overlaps(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> bool:
-    """Say whether an output shares memory with an input."""
     spans = {name: _span(tensor) for name, tensor in outputs.items() if tensor.is_contiguous()}
     for name, (start, end) in spans.items():
         for other, (least, most) in spans.items():
@@ -332,7 +328,6 @@ def _overlaps(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> bool:
 
 
 def _span(tensor: Any) -> tuple[int, int]:
-    """Return the addresses between which the elements of a tensor lie."""
     start = tensor.data_ptr()
     if not tensor.numel():
         return start, start

@@ -74,7 +74,6 @@ def resolve_settings(request: Request) -> tuple[TorchSettings, tuple[Control, ..
 
 
 def _decoding(request: Request, builder: ControlBuilder, options: dict[str, str], mode: str) -> dict[str, Any]:
-    """Add what a decoder of transformers has beside, and return its settings."""
     execution = request.policy.execution
     captures = execution.cuda_graph != "off" and request.device.startswith("cuda")
     for name, needed in (("max_length", captures), ("mode", captures or mode == "eager")):
@@ -100,7 +99,6 @@ def _decoding(request: Request, builder: ControlBuilder, options: dict[str, str]
 
 
 def _loaded_in(request: Request) -> str | None:
-    """Return the precision that weights of a decoder are loaded in; ``None``: as the folder states."""
     precision = request.policy.execution.precision
     return {"tf32": "fp32", "model": None}.get(precision, precision)
 

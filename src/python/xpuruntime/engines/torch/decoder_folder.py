@@ -85,7 +85,6 @@ def _values(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _weights(file: ConfigFile) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return how many values have which type, and the files that hold them."""
     names: tuple[str, ...] = (_WEIGHTS,)
     if kind_of(file.folder / _WEIGHTS) == "missing":
         places = ConfigFile(file.folder, _INDEX, _AGAIN)

@@ -199,7 +199,6 @@ class DecoderModel(GenerationModel):
         ]
 
     def _whole(self, prompts: list[Any], new: int, search: dict[str, Any], **extra: Any) -> list[list[int]]:
-        """Return the new tokens of a batch, by ``generate`` of transformers or by captured steps."""
         import torch
 
         longest = max(map(len, prompts))
@@ -353,7 +352,6 @@ class _FirstToken:
         self._began, self._calls, self.first_ns = time.perf_counter_ns(), 0, 0
 
     def put(self, value: Any) -> None:
-        """Take the prompt, then tokens."""
         del value
         self._calls += 1
         if self._calls == 2:
@@ -372,7 +370,6 @@ def _options(search: Mapping[str, Any], padding: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _drawn(seed: int | None, device: str) -> Iterator[None]:
-    """Let random numbers of the process be those of a seed in the block, where there is one."""
     if seed is None:
         yield
         return
@@ -384,7 +381,6 @@ def _drawn(seed: int | None, device: str) -> Iterator[None]:
 
 
 def _until(tokens: list[int], ends: Sequence[int]) -> list[int]:
-    """Return tokens up to the first that ends the text, without the padding after it."""
     end = next((index for index, token in enumerate(tokens) if token in ends), len(tokens))
     return tokens[: end + 1]
 

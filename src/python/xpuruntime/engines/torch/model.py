@@ -306,7 +306,6 @@ def _compile_now(model: TorchModel, request: Request) -> None:
 
 
 def _not_held(judgement: Judgement[TorchSettings]) -> set[str]:
-    """Return the kernel keys that the plan calls unsupported; under ``strict`` there are none."""
     return {control.key for control in judgement.controls if control.enforceability == "unsupported"}
 
 
@@ -331,7 +330,6 @@ def _pinned(call: Call, pins: Pins, device: str) -> Call:
 
 
 def _converted(call: Call, request: Request, convert: str) -> Call:
-    """Let floating inputs enter, and outputs leave, in the types that the model states."""
     import torch
 
     inside = {"fp16": torch.float16, "bf16": torch.bfloat16}[convert]

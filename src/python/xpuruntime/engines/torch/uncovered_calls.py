@@ -104,7 +104,6 @@ def _reason(op: str, names: Sequence[str]) -> str:
 
 
 def _has_more(key: str, rules: tuple[tuple[KernelRule, str], ...], nodes: Iterable[NodeInfo]) -> bool:
-    """Say whether a key may be for one of these operators."""
     asking = KernelPolicy(rules=tuple(rule for rule, source in rules if source == key)).compiled_rules
     places = (facts._replace(node=UNKNOWN) for node in nodes if (facts := facts_of_program_node(node)).op in OPS)
     return any(asking.matching(facts) for facts in places)

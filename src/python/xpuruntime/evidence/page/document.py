@@ -290,7 +290,6 @@ def _compared_data(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _labels(rows: list[dict[str, Any]]) -> list[str]:
-    """Return a name for each candidate, numbered where two are the same."""
     seen: dict[str, int] = {}
     labels = []
     for row in rows:
@@ -328,7 +327,6 @@ def _divergence(divergence: dict[str, Any]) -> dict[str, Any]:
 
 
 def _missing(row: dict[str, Any], requested: bool) -> tuple[str, str]:
-    """Return why there is no drift of layers, empty where there is, and how to get what is missing."""
     drift = row["drift"]
     if row["status"] in ("rejected", "failed"):
         return f"the engine did not run ({row['status']}): {row['reason']}", "make it run first: see the reason"
@@ -386,7 +384,6 @@ def _figures(record: dict[str, Any]) -> dict[str, float | str | None]:
 
 
 def _number(value: float | None) -> float | str | None:
-    """Return a number as JSON can hold it: five digits, or the word for what is none."""
     if value is None:
         return None
     if math.isfinite(value):

@@ -125,7 +125,6 @@ def model_name(report: Report) -> str:
 
 
 def _outside(report: Report) -> dict[str, Any] | None:
-    """Return what no unit has of an instrumented run: what it is called, and its microseconds."""
     run = {} if report.latency is None else report.latency.detail.get("instrumented", {})
     if "outside_us" not in run:
         return None
@@ -133,14 +132,11 @@ def _outside(report: Report) -> dict[str, Any] | None:
 
 
 class _Names:
-    """Strings, each once."""
-
     def __init__(self) -> None:
         self.all: list[str] = []
         self._places: dict[str, int] = {}
 
     def place(self, text: str | None) -> int:
-        """Return where a string stands, -1 for none."""
         if text is None:
             return -1
         result = self._places.setdefault(text, len(self.all))
@@ -198,7 +194,6 @@ def _timeline(report: Report, names: _Names) -> dict[str, Any] | None:
 
 
 def _device_kernels(report: Report, names: _Names) -> dict[str, Any]:
-    """Return the kernels of devices, and which of them each unit started, with its own times."""
     sums = summed(report.units)
     places = {(share.kind, share.name): index for index, share in enumerate(sums)}
     return {
@@ -228,7 +223,6 @@ def _device_kernels(report: Report, names: _Names) -> dict[str, Any]:
 
 
 def _graph(report: Report, names: _Names) -> dict[str, list[Any]]:
-    """Return the source nodes and, for each, the nodes that it reads from."""
     makers = {output: i for i, node in enumerate(report.graph) for output in node.outputs}
     reads = [sorted({makers[n] for n in node.inputs if n in makers} - {i}) for i, node in enumerate(report.graph)]
     return {
@@ -277,7 +271,6 @@ def _memory_over_time(report: Report) -> dict[str, Any]:
 
 
 def _live(report: Report) -> dict[str, list[int]]:
-    """Return columns: the place of the unit in the report, -1 for one that is not in it, and the bytes around it."""
     places = {unit.id: index for index, unit in enumerate(report.units)}
     return {
         "unit": [places.get(memory.unit, -1) for memory in report.live],
@@ -386,7 +379,6 @@ def _hot(report: Report) -> list[str]:
 
 
 def _sections(report: Report) -> list[str]:
-    """Return the status of CUDA graphs, memory over time and the shapes that the report speaks of."""
     parts = []
     status = report.cuda_graph
     if status is not None:

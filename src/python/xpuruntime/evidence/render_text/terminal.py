@@ -106,8 +106,6 @@ def render(report: Report, *, summary: bool = False, brief: bool = False) -> Ren
 
 
 class _Command:
-    """A command in lines that a shell joins again."""
-
     def __init__(self, command: str) -> None:
         self.command = command
 
@@ -173,7 +171,6 @@ def _reasons(report: Report) -> list[RenderableType]:
 
 
 def _instrumented(report: Report) -> dict[str, Any]:
-    """Return the instrumented runs, as `instrumented` made them; empty in reports without."""
     instrumented: dict[str, Any] = (report.latency.detail if report.latency else {}).get("instrumented", {})
     return instrumented
 

@@ -150,7 +150,6 @@ def _fixed(tensors: Sequence[TensorInfo], feeds: Mapping[str, Array]) -> Batch |
 
 
 def _limits(tensors: Sequence[TensorInfo], axes: Mapping[str, int]) -> tuple[int, int]:
-    """Return the least and the largest size that the policy allows."""
     low, high = 1, 1 << 31
     for tensor in tensors:
         if tensor.name in axes and tensor.limits and (limit := tensor.limits[axes[tensor.name]]) is not None:
@@ -159,7 +158,6 @@ def _limits(tensors: Sequence[TensorInfo], axes: Mapping[str, int]) -> tuple[int
 
 
 def _default_sizes(low: int, high: int) -> tuple[int, ...]:
-    """Return the usual sizes as far as they are allowed, and both ends of what the policy states."""
     ends = {low, high} if high < 1 << 31 else set()
     return tuple(sorted({size for size in DEFAULT_SIZES if low <= size <= high} | ends))
 

@@ -137,10 +137,8 @@ def locate(info: ModelInfo, mismatch: Mismatch, repeat: Repeat, compared: Collec
 def _first_hidden(
     info: ModelInfo, tensor: str, makers: Mapping[str, NodeInfo], rows: Collection[str]
 ) -> NodeInfo | None:
-    """Return the first node between the tensors with rows and `tensor` whose results have no rows.
-
-    A node that reads no tensor with rows, such as one that prepares a weight, is none of them.
-    """
+    """Return the first node between the tensors with rows and `tensor` whose results have no rows."""
+    # A node that reads no tensor with rows, such as one that prepares a weight, is none of them.
     entries: list[NodeInfo] = []
     waiting, done = list(makers[tensor].inputs), set[str]()
     while waiting:

@@ -238,7 +238,6 @@ class _Testing:
         return GradeTest(grade="run_to_run", trials=count, verdict="passed", reason=reason)
 
     def _poisoned(self) -> TrialResult:
-        """Run in buffers on the host that hold NaN before each run."""
         if not self.session.plan.device.startswith("cpu") and self.session.plan.device != "npu":
             raise UnsupportedOperationError("outputs are on the device", device=self.session.plan.device)
         batch = self.session._open().whole_batch
@@ -322,7 +321,6 @@ class _Testing:
     def _rows(
         self, grade: str, compare: Callable[[Run, Batch], TrialResult], passed: Callable[[Batch], str]
     ) -> GradeTest:
-        """Test a grade that compares rows, where an output has them."""
         batch = self.batch
         if not isinstance(batch, Batch):
             reason = f"the model has no batch dimension: {batch.reason}"
@@ -349,7 +347,6 @@ class _Testing:
         return GradeTest(grade=grade, trials=count, verdict="passed", reason=passed(batch))
 
     def _output_axes(self) -> dict[str, int]:
-        """Return the axis of the batch in the outputs whose shape names it."""
         if not isinstance(self.batch, Batch):
             return {}
         name = self.batch.dimension
@@ -361,12 +358,10 @@ class _Testing:
 
     @cached_property
     def without_rows(self) -> list[str]:
-        """Outputs that do not have one row for each of the batch."""
         assert isinstance(self.batch, Batch)
         return self._missing_rows(self.session.run, self.batch, [output.name for output in self.session.outputs])
 
     def _missing_rows(self, run: Run, batch: Batch, names: Sequence[str]) -> list[str]:
-        """Return the tensors of which a dimension does not follow the size of the batch."""
         sizes = (batch.permuted, 1) if batch.sizes else (batch.permuted,)
         runs = [(size, kept(run(batch.take(range(size))))) for size in sizes]
         return [
@@ -379,8 +374,6 @@ class _Testing:
         ]
 
     def _failed(self, grade: str, count: int, wrong: Mismatch, test: Callable[[Run], TrialResult]) -> GradeTest:
-        """Return the failed test with the first tensor that differs."""
-
         def repeat(names: Sequence[str]) -> Mismatch | None:
             with self._tapped(names) as run:
                 return test(run)[1]

@@ -140,8 +140,6 @@ def compare_environments(
 
 
 class _Opened:
-    """A side, ready to be compared."""
-
     def __init__(
         self, name: str, report: Report, worker: Worker | None, folder: Path, defaults: dict[str, str]
     ) -> None:
@@ -153,8 +151,6 @@ class _Opened:
 
 
 class _Work:
-    """What both sides have in common."""
-
     def __init__(
         self,
         folder: Path,
@@ -283,7 +279,6 @@ def _groups(
 
 
 def _units(units: tuple[UnitSide, ...], what: What) -> str:
-    """Return the values of units that one kind of difference compares."""
     if what == "inserted":
         counts: dict[str, int] = {}
         for unit in units:

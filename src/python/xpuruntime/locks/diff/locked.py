@@ -79,7 +79,6 @@ def locked_levels(before: RecordedSide, after: RecordedSide) -> tuple[tuple[Leve
 
 
 def _of_kernels_that_did_not_run(drift: Difference, identity: Identity, other: Identity) -> bool:
-    """Whether kernels that ran on one side alone drifted in their build or a library."""
     if all(any(validator.id == drift.validator for validator in side.validators) for side in (identity, other)):
         return False
     kernels = {*identity.kernels, *other.kernels}
@@ -157,7 +156,6 @@ class _Rows:
         return msgspec.structs.replace(drift, nodes=nodes, causes=causes, restore=restore)
 
     def caused(self, depends_on: set[str] | None = None) -> tuple[tuple[str, ...], str]:
-        """Return the rows that may have caused a difference, and what restores them; ``None``: of any entry."""
         wanted = set().union(*self._depends.values()) if depends_on is None else depends_on
         causes = (*(row for id, row in self._changed.items() if id in wanted), *self._keys)
         return causes, restoring(causes, self._all)
@@ -179,7 +177,6 @@ def _kernels(rows: _Rows, base: Identity, other: Identity) -> Level:
 
 
 def _numerics(before: RecordedSide, after: RecordedSide, rows: _Rows) -> Level:
-    """Compare the outputs that both sides have, of the same inputs."""
     sides = [{output.name: output for output in side.identity.outputs} for side in (before, after)]
     for side, outputs in zip((before, after), sides, strict=True):
         if not outputs:
@@ -291,7 +288,6 @@ def _locked_there(
     arguments: Mapping[str, Any],
     folder: Path,
 ) -> RecordedSide:
-    """Lock the model in an interpreter as the lock `like`, of the file `where`, was made."""
     stated = dict(arguments)
     if like.policy is not None and all(
         stated.get(name) is None for name in ("policy", "device", "engine", "precision")

@@ -184,7 +184,6 @@ def _file_alone(expect: Any, sha256: str | None) -> Any:
 
 
 def _library(expect: Any, library: dict[str, Any] | None) -> Any:
-    """Return the identity of a library, where the report has a build ID of it."""
     if library is None or not isinstance(expect, dict) or not library.get("build_id"):
         return None
     return {**expect, **{name: library[name] for name in ("build_id", "size") if name in expect}}
@@ -200,7 +199,6 @@ def _variables(
 
 
 def _shapes(report: Report, at: str) -> tuple[LockedShapes, ...]:
-    """Return the shapes that were run, as far as a report has them as numbers."""
     if report.shapes is None:
         return ()
     shapes: dict[str, tuple[int, ...]] = {}

@@ -211,7 +211,6 @@ def _job(lock: Lock, where: Path, model: Any, calibration: Any, *, trust: bool) 
 
 
 def _check_same(lock: Lock, where: Path, info: Any, calibration: Any) -> None:
-    """Refuse another model, other data or other calibration inputs than the lock has."""
     identity = lock.identity
     assert identity.plan is not None
     about = tuple(validator for validator in identity.validators if validator.kind in _OF_THE_MODEL)
@@ -229,7 +228,6 @@ def _check_same(lock: Lock, where: Path, info: Any, calibration: Any) -> None:
 
 
 def _word(name: str) -> str:
-    """Return a name that folders and servers take."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("._-") or "model"
 
 
@@ -301,7 +299,6 @@ def _refuse_existing(folder: Path) -> None:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """Refuse to replace what is no export, or one with files in it that are not of it."""
     if kind_of(folder) == "folder":
         try:
             plain = msgspec.json.decode(read_regular(folder / RECORD, _MAX_RECORD))

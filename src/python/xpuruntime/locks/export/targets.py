@@ -350,7 +350,6 @@ def _json(value: Mapping[str, Any]) -> bytes:
 
 
 def _moved(path: Path, blobs: Path) -> Path:
-    """Move a file among the blobs, under its digest."""
     target = blobs / file_digest(path)
     path.replace(target)
     return target

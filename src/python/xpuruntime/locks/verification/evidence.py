@@ -179,10 +179,8 @@ def _time_once(subject: Subject, number: int, times: dict[str, list[float]]) -> 
 
 
 def _varied(feeds: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return inputs with the same shapes and, as far as that goes, the same values, in an order of their own.
-
-    Floats are made a little smaller, too, so that no two numbers give equal inputs.
-    """
+    """Return inputs with the same shapes and, as far as that goes, the same values, in an order of their own."""
+    # Floats are made a little smaller, too, so that no two numbers give equal inputs.
     import numpy as np
 
     arrays = {}
@@ -196,7 +194,6 @@ def _varied(feeds: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def _differ(feeds: dict[str, Any], others: dict[str, Any]) -> bool:
-    """Whether any of the arrays that `_varied` made is another."""
     return any(array is not feeds[name] and array.tobytes() != feeds[name].tobytes() for name, array in others.items())
 
 
@@ -400,7 +397,6 @@ def _kernels(report: Report) -> Claim:
 
 
 def _whole(report: Report) -> Iterator[Claim]:
-    """Yield a claim where the pass says less than it should."""
     if report.observations and len(report.unobservable) == len(report.observations):
         yield Claim(
             id="evidence.observed",

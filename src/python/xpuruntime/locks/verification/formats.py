@@ -155,7 +155,6 @@ def _result(result: VerificationResult, claim: Claim, index: int) -> dict[str, A
 
 
 def _location(result: VerificationResult, claim: Claim) -> dict[str, Any]:
-    """Return the line of the policy or the lock, else the first line of that, else of the model."""
     file = result.file_of(claim) or result.model
     physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(file)}}
     physical["region"] = {"startLine": claim.line or 1, "startColumn": claim.column or 1}
@@ -361,7 +360,6 @@ def _row(claim: Claim) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text on one line, with what Markdown or HTML would read as markup as entities."""
     return _SPECIAL.sub(lambda match: f"&#{ord(match[0])};", printable(" ".join(text.split())))
 
 
@@ -418,7 +416,6 @@ def _claim(result: VerificationResult, claim: Claim) -> dict[str, Any]:
 
 
 def _interval(claim: Claim) -> dict[str, float | None] | None:
-    """Return a figure of speed, start or memory and its limit, as ratios to what it is compared with."""
     known = claim.figures
     if "margin" in known:
         return {"value": known["ratio"], "low": known["low"], "high": known["high"], "limit": 1 + known["margin"]}

@@ -151,7 +151,6 @@ def _disk_full(name: str, error: str) -> MetricFailed:
 
 
 def _how_ended(failure: WorkerFailure, what: str, timeout: float) -> tuple[str, str]:
-    """Return in a word and in a sentence how a process ended."""
     if failure.kind is FailureKind.TIMEOUT:
         return "timeout", f"{what} took more than {timeout:g} s, and its process was killed"
     if failure.signal is not None:

@@ -127,7 +127,6 @@ def _anchor() -> Callable[[], None]:
 
 
 def _workers(subject: Subject, python: str, stack: ExitStack) -> Pair:
-    """Return the session in a process of this interpreter beside one of another."""
     if not isinstance(subject.model, (str, os.PathLike)):
         raise ControlError("another interpreter needs the file of a model, and this is a module in memory")
     inputs = Path(stack.enter_context(ScratchFolder("verify")), "inputs")
@@ -355,11 +354,9 @@ def _known(comparisons: Mapping[str, RatioComparison]) -> bool:
 
 
 def _contradicted(comparison: RatioComparison, rounds: RoundTimes, expected: float) -> str:
-    """Return how the fastest calls contradict the medians on a machine with more work than processors, else nothing.
-
-    Rounds that alternate see a disturbance that comes and goes. They do not see a process that waits for processors
-    in all rounds while the other one does not.
-    """
+    """Return how the fastest calls contradict the medians on a machine with more work than processors, else nothing."""
+    # Rounds that alternate see a disturbance that comes and goes. They do not see a process that waits for processors
+    # in all rounds while the other one does not.
     load, cores = rounds.conditions.load, rounds.conditions.cores
     if load is None or not cores or max(load) <= cores:
         return ""
@@ -373,7 +370,6 @@ def _contradicted(comparison: RatioComparison, rounds: RoundTimes, expected: flo
 def _tail(
     metric: str, variants: Mapping[str, Sampler], checks: VerifySpeed, margin: Margin, budget: float, expected: float
 ) -> TimedMetric:
-    """Compare 99th percentiles of turns of single runs."""
     least = runs_required(0.99)
     singles = {name: _single(sampler) for name, sampler in variants.items()}
     once = max(float(np.median(pair(1, 5))) for pair in singles.values())
@@ -417,7 +413,6 @@ def _single(sampler: Sampler) -> Sampler:
 
 
 def _percentiles(measured: RoundTimes) -> tuple[list[float], list[float], list[float]]:
-    """Return the 99th percentile of each turn of the session, and of the control's two turns of each round."""
     rounds = len(measured.twin)
     session = np.asarray(measured.calls["session"]).reshape(rounds, -1)
     control = np.asarray(measured.calls["control"]).reshape(rounds, 2, -1)

@@ -224,7 +224,6 @@ def verify(
 
 
 def _logged(result: VerificationResult) -> VerificationResult:
-    """Log the claims that did not pass, and the verdict."""
     model = result.model
     for claim in result.claims:
         level = {"pass": "DEBUG", "fail": "WARNING"}.get(claim.verdict, "INFO")
@@ -366,7 +365,6 @@ def _check_interpreter(python: str) -> None:
 
 
 def _document(policy: object) -> files.Document | None:
-    """Return the policy file with its lines, where the policy is one."""
     is_path = (isinstance(policy, str) and policy not in ("auto", "prefer", "strict")) or hasattr(policy, "__fspath__")
     return files.load(policy) if is_path else None  # type: ignore[arg-type]
 
@@ -425,7 +423,6 @@ def _feeds(session: InferenceSession, inputs: Mapping[str, Any] | None) -> tuple
 
 
 def _claims(subject: Subject) -> Iterator[Claim]:
-    """Yield the claims of all sections that are asked for."""
     sections = [section for section in SECTIONS if not subject.sections or section in subject.sections]
     for number, section in enumerate(sections, 1):
         timed = subject.limits.speed if section == sections[-1] == "speed" else None

@@ -146,7 +146,6 @@ def session_memory(model: str, inputs: str, arguments: dict[str, Any]) -> dict[s
 
 
 def _taken(device: str) -> int | None:
-    """Return what this process has of the host's memory, or what is taken of a CUDA device's."""
     import xpuruntime
     from xpuruntime.runtime.cpu_and_memory import process_memory
 

@@ -108,7 +108,6 @@ class _Words:
 
     @property
     def title(self) -> str:
-        """What is replaced, in a few words."""
         return f"{', '.join(self._replacements)} of transformers"
 
     def remove(self) -> None:

@@ -67,7 +67,6 @@ _FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def _own_forward(kind: type) -> FunctionType | None:
-    """Return the forward that a class itself defines, where it takes one tensor and has the three projections."""
     forward = kind.__dict__.get("forward")
     return forward if isinstance(forward, FunctionType) and _is_unit(kind, forward) else None
 
@@ -78,7 +77,6 @@ def _is_unit(kind: type, forward: FunctionType) -> bool:
 
 
 def _own_gate(kind: type) -> FunctionType | None:
-    """Return the method of experts that a class itself defines, of gate and input beside each other."""
     gate = kind.__dict__.get(_GATE)
     return gate if isinstance(gate, FunctionType) and gate.__code__.co_argcount == 2 else None
 
@@ -129,7 +127,6 @@ def _calls_gate(module: Any) -> bool:
 
 
 def _facts_of(module: Any) -> tuple[Any, ...]:
-    """Return the activation of a module, or its class, and what that computes with."""
     activation = None
     for name in ACTIVATIONS:
         if activation is None:
@@ -239,10 +236,8 @@ def _others_hook() -> bool:
 
 
 def _form_of(original: FunctionType, kind: Any, *facts: Any) -> str:
-    """Return what a class computes where the active policy decides that; after ``!`` where it does so in its own way.
-
-    The policy that holds is part of the key of compiled code; see `compile_hooks`.
-    """
+    # Return what a class computes where the active policy decides that; after ``!`` where it does so in its own way.
+    # The policy that holds is part of the key of compiled code; see `compile_hooks`.
     active = active_policy()
     if active is None or torch.compiler.is_exporting():
         return ""

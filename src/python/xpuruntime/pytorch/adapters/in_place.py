@@ -117,10 +117,8 @@ class _Definitions:
         self._hook: Any = None
 
     def follow(self, user: Callable[[type], None]) -> list[type]:
-        """Call `user` with each class that is defined from now on, and return those that there are.
-
-        A class whose base has an ``__init_subclass__`` that calls no other is seen when somebody next asks.
-        """
+        """Call `user` with each class that is defined from now on, and return those that there are."""
+        # A class whose base has an ``__init_subclass__`` that calls no other is seen when somebody next asks.
         if not self._users:
             self._before = torch.nn.Module.__dict__.get("__init_subclass__")
             self._hook = classmethod(self._defined)  # type: ignore[arg-type]

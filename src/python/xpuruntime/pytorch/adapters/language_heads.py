@@ -183,7 +183,6 @@ def _loss(
 
 
 def _under_autocast(*tensors: Tensor | None) -> tuple[Any, ...]:
-    """Return operands in the type that autocast gives those of a linear layer."""
     like = next(x for x in tensors if x is not None)
     if not torch.is_autocast_enabled(like.device.type):
         return tensors
@@ -216,7 +215,6 @@ class _Call:
         self._heads: list[_Head] = []
 
     def defer(self, _head: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Replace the input of the head, before its forward, where the call is of this thread."""
         if threading.get_ident() != self._thread or len(inputs) != 1 or type(inputs[0]) is not torch.Tensor:
             return None
         rows: Any = inputs[0].as_subclass(_Rows)
@@ -224,19 +222,16 @@ class _Call:
         return (rows,)
 
     def logits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Logits:
-        """Return the logits of the head."""
         head = _Head(x, weight, bias, self._model)
         self._heads.append(head)
         return Logits.of(head, tuple(x.shape[:-1]), _under_autocast(x.new_empty(0))[0].dtype)
 
     def end(self) -> None:
-        """Let who gets the logits read them."""
         for head in self._heads:
             head.inside = False
 
 
 def _own_forward(kind: type) -> FunctionType | None:
-    """Return the forward that a class itself defines, where it is a model of transformers that computes a loss."""
     forward = kind.__dict__.get("forward")
     base = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     if not isinstance(forward, FunctionType) or base is None or not issubclass(kind, base):

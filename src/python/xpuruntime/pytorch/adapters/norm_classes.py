@@ -160,7 +160,6 @@ def _plan_of(
     gate: Any,
     usual: bool,
 ) -> _Plan:
-    """Return what serves a kind of eager calls."""
     kind, dtype, device = type(module), x.dtype, x.device
     if device.type not in _DEVICES:
         return _Plan(None)
@@ -190,10 +189,8 @@ def _plan_of(
 
 
 def _text_of(recognized_formula: tuple[Formula, float], *, by_package: bool) -> str:
-    """Return a formula as text, which Dynamo takes for a constant.
-
-    The kernels of other packages have names for what the class does around the norm, and do it, too.
-    """
+    """Return a formula as text, which Dynamo takes for a constant."""
+    # The kernels of other packages have names for what the class does around the norm, and do it, too.
     formula, eps = recognized_formula
     alone = by_package and not formula.gate and not formula.group_size and formula.op == "rms_norm"
     form = _FORMS.get(formula.scale, "") if alone else ""
@@ -216,10 +213,8 @@ def _traced_as(
     dims: int,
     gated: bool,
 ) -> str:
-    """Return the formula of a call that is being compiled, where the policy asks for a kernel; else Inductor fuses it.
-
-    The policy that holds is part of the key of compiled code; see `compile_hooks`.
-    """
+    # Return the formula of a call that is being compiled, where the policy asks for a kernel; else Inductor fuses it.
+    # The policy that holds is part of the key of compiled code; see `compile_hooks`.
     active = active_policy()
     if active is None or not active.ops & _NORMS:
         return ""
@@ -241,7 +236,6 @@ def _traced_as(
 
 
 def _normalize(op: str, eps: float, rows: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Compute a norm by a kernel of the policy's."""
     if weight is not None and weight.dtype != rows.dtype:
         weight, bias = weight.float(), None if bias is None else bias.float()
     shape = rows.shape[-1:]

@@ -162,8 +162,6 @@ def _recognize(
 
 
 def _equal(formula: Formula, way: Any, seen: Tensor, x: Tensor, weight: Any, bias: Any, gate: Any, eps: float) -> bool:
-    """Say whether a formula gives the same bits, with the norm computed in one way."""
-
     def normalize(rows: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         wide = rows.float()
         if formula.op == "layer_norm":
@@ -194,7 +192,6 @@ def _columns(columns: int, at: int) -> Tensor:
 
 
 def _instance(kind: Any, state: NormState, parameters: dict[str, Tensor]) -> torch.nn.Module:
-    """Return an instance that has what the forward reads, and nothing else."""
     instance: torch.nn.Module = kind.__new__(kind)
     torch.nn.Module.__init__(instance)
     for name, value in state.attributes:

@@ -65,12 +65,10 @@ def _by_kernel(
 
 
 class _Looks:
-    """Whether the halves of cos and sin repeat each other, looked at in each pair of eager calls by kernels that ask.
-
-    A model makes one pair a forward, which its layers share, and the device is waited for once a pair. A call that is
-    captured cannot look: it goes by the pairs of its shape that eager calls brought under the same policy, of which
-    those that rotate by nothing say nothing.
-    """
+    # Whether the halves of cos and sin repeat each other, looked at in each pair of eager calls by kernels that ask. A
+    # model makes one pair a forward, which its layers share, and the device is waited for once a pair. A call that is
+    # captured cannot look: it goes by the pairs of its shape that eager calls brought under the same policy, of which
+    # those that rotate by nothing say nothing.
 
     def __init__(self) -> None:
         self._policy = -1
@@ -164,10 +162,8 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
 
 
 def _form_of(original: FunctionType, *facts: Any) -> str:
-    """Return the form of a function where the active policy decides ``rope``; ``!`` where it has none of those known.
-
-    The policy that holds is part of the key of compiled code; see `compile_hooks`.
-    """
+    # Return the form of a function where the active policy decides ``rope``; ``!`` where it has none of those known.
+    # The policy that holds is part of the key of compiled code; see `compile_hooks`.
     active = active_policy()
     if active is None or "rope" not in active.ops or torch.compiler.is_exporting():
         return ""
@@ -177,7 +173,6 @@ def _form_of(original: FunctionType, *facts: Any) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _recognized(original: FunctionType, *facts: Any) -> str:
-    """Run a function on small tensors and compare the bits with each form."""
     return in_clean_thread(_first_form, original, *facts)
 
 
@@ -212,7 +207,6 @@ def _adapted(function: FunctionType) -> Callable[..., Any] | None:
 
 
 def _own_method(name: str, kind: type) -> Any:
-    """Return the method, of an instance or static, by which a class of transformers itself rotates."""
     return kind.__dict__.get(name) if kind.__module__.startswith("transformers") else None
 
 

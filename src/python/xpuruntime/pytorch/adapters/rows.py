@@ -145,7 +145,6 @@ def _loss(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _keeps(logits: Tensor) -> bool:
-    """Say whether logits of half precision may stay as they are."""
     if logits.dtype not in (torch.float16, torch.bfloat16) or not decides("cross_entropy", logits):
         return False
     active = active_policy()
@@ -177,7 +176,6 @@ class _Losses:
 
     @property
     def title(self) -> str:
-        """What is replaced, in a few words."""
         return f"{len(self._replaced)} losses of transformers" if self._replaced else ""
 
     def remove(self) -> None:

@@ -36,7 +36,6 @@ _lock = threading.RLock()
 
 
 def _write(layer: Any, form: str, new_keys: Tensor, new_values: Tensor, write: Any) -> tuple[Tensor, Tensor]:
-    """Do what the method of a layer does whose positions are free."""
     count = new_keys.shape[-2]
     positions = torch.arange(count, device=layer.device) + layer.cumulative_length
     write(layer.keys, layer.values, new_keys, new_values, positions)
@@ -87,10 +86,8 @@ def _adapter(original: FunctionType, owner: type) -> Callable[..., Any]:
 
 
 def _form_of(original: FunctionType, owner: type) -> str:
-    """Return the form of a method where the active policy decides ``cache_update``; ``!`` for an unknown one.
-
-    The policy that holds is part of the key of compiled code; see `compile_hooks`.
-    """
+    """Return the form of a method where the active policy decides ``cache_update``; ``!`` for an unknown one."""
+    # The policy that holds is part of the key of compiled code; see `compile_hooks`.
     active = active_policy()
     if active is None or _OP not in active.ops or torch.compiler.is_exporting():
         return ""
@@ -100,7 +97,6 @@ def _form_of(original: FunctionType, owner: type) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _recognized(original: FunctionType, owner: type) -> str:
-    """Write a prompt and a token into small layers, and compare all that they hold with each form."""
     return in_clean_thread(_first_form, original, owner)
 
 
@@ -151,7 +147,6 @@ class _Layers:
 
     @property
     def title(self) -> str:
-        """What is replaced, in a few words."""
         return f"{self.override.name} of {len(self._adapted)} static caches" if self._adapted else ""
 
     def remove(self) -> None:

@@ -218,10 +218,8 @@ def static_size(size: Any) -> int:
 
 
 def _like(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with the looks of one that is traced: of those on the CPU, PyTorch says that math serves.
-
-    Its memory is never touched.
-    """
+    """Return a tensor with the looks of one that is traced: of those on the CPU, PyTorch says that math serves."""
+    # Its memory is never touched.
     size, stride = ([static_size(n) for n in numbers] for numbers in (x.shape, x.stride()))
     return torch.empty_strided(size, stride, dtype=x.dtype, device="cpu").requires_grad_(x.requires_grad)
 

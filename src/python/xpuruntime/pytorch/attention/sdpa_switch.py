@@ -134,7 +134,6 @@ def _settings(before: SdpaBackends, wanted: list[int], *, only: bool) -> SdpaBac
 
 
 def _cannot(kernel_name: str) -> str:
-    """Return why a kernel of PyTorch's can serve no call at all here, or nothing."""
     kernel = NATIVE_NAMES["attention"][kernel_name]
     if kernel in ("torch.cudnn", "torch.efficient") and not torch.cuda.is_available():
         return f"{kernel} runs on CUDA, and there is no CUDA device"

@@ -228,7 +228,6 @@ def _entry_of(call: AttentionCall) -> EntryPoint:
 
 
 def _word_of(route: Route) -> str:
-    """Return the kernel name that stands for PyTorch's kernel that a route has, or nothing where none does."""
     passed = {name for name, _ in route.passed_over}
     names = NATIVE_NAMES["attention"]
     return next((name for name in route.asked if name not in passed and names.get(name) == route.kernel), "")
@@ -348,11 +347,9 @@ def _settle(
     exact: bool,
     skip: set[str],
 ) -> Route:
-    """Let measured times choose; of a call whose gradient will be asked for, forward and backward together.
-
-    Among xpuruntime kernels, those of installed packages, and those that PyTorch has beside its own choice. A call with
-    dropout stays PyTorch's, and so does one under `torch.func`.
-    """
+    """Let measured times choose; of a call whose gradient will be asked for, forward and backward together."""
+    # Among xpuruntime kernels, those of installed packages, and those that PyTorch has beside its own choice. A call
+    # with dropout stays PyTorch's, and so does one under `torch.func`.
     # Inside of transforms nothing can be measured.
     moved = bool(context.transforms()) or _private_api.forward_level() >= 0
     fixed = bool(call.unfit) or call.dropout_p > 0 or moved
@@ -430,10 +427,8 @@ def _settle(
 
 
 def _operator_cost(kernel: Callable[[], Any], native: Callable[[], Any], call: AttentionCall) -> float:
-    """Return the seconds of the host that a call costs more by a kernel outside of PyTorch, or are assumed.
-
-    Ranks, which share the times of kernels, go by what is assumed, so that all of them choose alike.
-    """
+    """Return the seconds of the host that a call costs more by a kernel outside of PyTorch, or are assumed."""
+    # Ranks, which share the times of kernels, go by what is assumed, so that all of them choose alike.
     least = _OPERATOR_S * (2 if call.needs_grad else 1)
     if tuned_records.SharedTimes.current() is not None:
         return least
@@ -507,7 +502,6 @@ def others_of_pytorch(call: AttentionCall) -> list[str]:
 
 
 def _xpuruntime_kernels_for(call: AttentionCall, exact: bool) -> list[str]:
-    """Return the xpuruntime kernels that may be chosen for a call without being asked for."""
     prepare()
     kernels = _core.KernelRegistry.instance().kernels("attention")
     return [kernel["id"] for kernel in kernels if kernel["automatic"] and not xrt_rejection(kernel["id"], call, exact)]
@@ -523,7 +517,6 @@ def _text_of(call: AttentionCall) -> str:
 
 
 def _layout_of(x: Tensor, length: int | None = None) -> str:
-    """Return sizes and strides, of which the dimension `length` counts by its range alone."""
     sizes, strides = [static_size(n) for n in x.shape], [static_size(n) for n in x.stride()]
     if length is None:
         return f"{sizes}{strides}"

@@ -101,11 +101,9 @@ _call = _Call()
 
 
 def _look_up(cls: Any, name: str) -> Any:
-    """Return an attribute of a function's class; to ``apply`` in C, the forward that knows where it was called.
-
-    That looks up `NODE_CLASS` before it turns the recording of gradients off, then ``forward``, and
-    ``setup_context`` where the class has one of its own, all for one frame of Python.
-    """
+    """Return an attribute of a function's class; to ``apply`` in C, the forward that knows where it was called."""
+    # That looks up `NODE_CLASS` before it turns the recording of gradients off, then ``forward``, and ``setup_context``
+    # where the class has one of its own, all for one frame of Python.
     attribute = type.__getattribute__(cls, name)
     if name == _private_api.NODE_CLASS:
         _call.begun = (cls, id(sys._getframe(1)), context.phase(), _private_api.running_backward())

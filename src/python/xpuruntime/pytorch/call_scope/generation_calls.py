@@ -214,7 +214,6 @@ def _experts(model: Any) -> str:
 
 
 def _implementations(config: Any, name: str) -> str:
-    """Return an implementation, with those of parts of the model that have others."""
     own = getattr(config, name, None)
     parts = {part: getattr(getattr(config, part, None), name, None) for part in getattr(config, "sub_configs", ())}
     others = [f"{part}: {value}" for part, value in sorted(parts.items()) if value is not None and value != own]
@@ -363,7 +362,6 @@ def _digest(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a configuration, of which a list would stand for one of several."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     keyed = {str(name): entry for name, entry in value.items()} if isinstance(value, dict) else value

@@ -110,7 +110,6 @@ def _cache_of(kwargs: Mapping[str, Any]) -> Any:
 
 
 def _phase_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], cache: Any) -> str:
-    """Return the phase of a forward; empty where it is none of generation."""
     if cache is None:
         return "prefill" if kwargs.get("use_cache") is True else ""
     if not hasattr(cache, "get_seq_length"):

@@ -272,7 +272,6 @@ class ModuleNames:
         self._known = {number: entry for number, entry in self._known.items() if entry.module() is not None}
 
     def _name_all(self) -> None:
-        """Name all modules anew, of the roots that count most first."""
         if len(self._shared) > _MOST:
             self._shared.clear()
         self._drop_dead()

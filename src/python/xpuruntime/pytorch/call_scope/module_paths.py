@@ -256,11 +256,10 @@ for _hook in (_enter, _leave, _register):
 
 
 def _recomputing(init: Callable[..., None]) -> Callable[..., None]:
-    """Have a recomputation be of the module in whose forward the checkpoint was made.
-
-    ``torch.utils.checkpoint`` with ``use_reentrant=False`` calls its function again where a backward needs a tensor, in
-    which no module runs. With ``use_reentrant=True`` that is inside of a node of autograd that was made in the module.
-    """
+    """Have a recomputation be of the module in whose forward the checkpoint was made."""
+    # ``torch.utils.checkpoint`` with ``use_reentrant=False`` calls its function again where a backward needs a tensor,
+    # in which no module runs. With ``use_reentrant=True`` that is inside of a node of autograd that was made in the
+    # module.
 
     def follow(frame: Any, *args: Any, **kwargs: Any) -> None:
         init(frame, *args, **kwargs)

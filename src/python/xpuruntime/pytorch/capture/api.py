@@ -281,7 +281,6 @@ def _check(
 
 
 def _warmup(used: CapturedState) -> int:
-    """Return how often a step of these modules runs before it is captured."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if distributed and any(isinstance(module, DistributedDataParallel) for module in used.all_modules()):
         return _DDP_WARMUP

@@ -228,7 +228,6 @@ class CudaRecorder:
 
 
 def _is_on(device: torch.device, other: torch.device) -> bool:
-    """Say whether one device, which may be without its index, is another."""
     return device.type == other.type and device.index in (None, other.index)
 
 
@@ -332,7 +331,6 @@ def _make(index: int) -> None:
 
 @contextlib.contextmanager
 def _no_call_of_the_program() -> Iterator[None]:
-    """Keep policies, recorders and autocast away from what this thread calls in the block."""
     thread = CONTEXT.thread
     before, thread.measuring = thread.measuring, True
     try:

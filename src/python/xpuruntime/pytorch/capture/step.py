@@ -185,7 +185,6 @@ class CapturedStep(Generic[R]):
         return list(map(torch.Tensor.data_ptr, self._tensors))  # of hundreds of tensors, at each call
 
     def _graph_for(self, key: Any, leaves: Sequence[Any], structure: Any) -> _Graph | None:
-        """Return a new graph for `key`, or nothing where the call has to run eagerly."""
         stale = self._graphs.get(key)
         if stale is not None:
             self._drop(key)

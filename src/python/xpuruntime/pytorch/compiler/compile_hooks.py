@@ -135,7 +135,6 @@ def _built_in(policy: Policy) -> str:
 
 
 def _stated(active: CompiledPolicy) -> dict[str, tuple[bool, bool]]:
-    """Return the operations whose calls in compiled code have to state their phase or module, and whether each does."""
     flags_by_op = {op: (active.names_phases(op), active.names_modules(op)) for op in sorted(active.ops)}
     return {op: flags for op, flags in flags_by_op.items() if any(flags)}
 
@@ -268,11 +267,9 @@ def _scale_limit(module: Any) -> None:
 
 
 def _share_graph_trees(module: Any) -> None:
-    """Let all threads record CUDA graphs of compiled code, as PyTorch does since 2.13.
-
-    Before, only the one that imports the module can, and those of autograd that it starts; a change of the policy
-    resets Dynamo, which imports it, in a thread of its own.
-    """
+    """Let all threads record CUDA graphs of compiled code, as PyTorch does since 2.13."""
+    # Before, only the one that imports the module can, and those of autograd that it starts; a change of the policy
+    # resets Dynamo, which imports it, in a thread of its own.
     containers, locks = _private_api.GRAPH_TREES[1:]
     if hasattr(module, "_initialize_tls"):
         return

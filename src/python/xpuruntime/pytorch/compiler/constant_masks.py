@@ -122,7 +122,6 @@ def _ancestors(node: Node) -> set[Node]:
 
 
 def _is_written(graph: Graph, made_of: set[Node]) -> bool:
-    """Say whether something that is left out writes a result, or a view of it."""
     memory = {_memory(node) for node in made_of} - {None}
     others = (node for node in graph.nodes if node not in made_of and _writes(node))
     return any(_memory(source) in memory for node in others for source in node.all_input_nodes)
@@ -149,8 +148,6 @@ def _writes(node: Node) -> bool:
 
 
 class _Repeatable(_private_api.dispatch_mode_base):  # type: ignore[misc]
-    """Refuses operators that draw random numbers."""
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise RuntimeError(f"{func} draws random numbers")

@@ -113,7 +113,6 @@ class InductorAnnotationPass(_private_api.inductor_pass()):  # type: ignore[misc
 
 
 def _origins(sources: Any) -> Iterator[str]:
-    """Yield the names of the nodes that one was made of, those of Dynamo's graph last."""
     for source in sources or ():
         yield source.name
         yield from _origins(source.from_node)
@@ -124,7 +123,6 @@ def _last(stack: Mapping[str, Any]) -> str:
 
 
 def _kind_of_graph() -> str:
-    """Return ``"forward"``, ``"backward"`` or ``"inference"`` for the graph that is being compiled."""
     name: str = _private_api.compiled_graph()()  # such as "model__0_forward_1"
     return name.rstrip("0123456789").rstrip("_").rpartition("_")[2]
 
@@ -153,7 +151,6 @@ def _apply(graph_pass: Callable[..., Any], graph: torch.fx.Graph, kind: str) -> 
 
 
 def _operator(name: str) -> Any:
-    """Return an operator by its name; ``None`` while what defines it has not been imported."""
     namespace, packet, overload = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet, None), overload, None)
 

@@ -169,7 +169,6 @@ def gaps_in_modules(active: CompiledPolicy, module: torch.nn.Module) -> list[Cov
 
 
 def _asks(active: CompiledPolicy, op: str, path: str, part: torch.nn.Module) -> bool:
-    """Say whether a policy asks, in some phase, for more than PyTorch's own choice in a module."""
     if op not in active.ops:
         return False
     requests = _asked(active, op, path, next(part.parameters(), None))
@@ -177,7 +176,6 @@ def _asks(active: CompiledPolicy, op: str, path: str, part: torch.nn.Module) -> 
 
 
 def _asked(active: CompiledPolicy, op: str, module: str, like: torch.Tensor | None) -> list[tuple[str, ...]]:
-    """Return what a policy may ask for in a module, for tensors of the device and dtype of `like`."""
     facts = facts_of_call(
         op,
         device=None if like is None else like.device,
@@ -214,7 +212,6 @@ def gaps_in_graph(active: CompiledPolicy, graph: Any) -> list[CoverageGap]:
 
 
 def _gaps_in_layers(active: CompiledPolicy, name: str, node: Any) -> list[CoverageGap]:
-    """Return what is not reached where a call of a graph is one of attention with weights, or a recurrent layer."""
     if _returns_weights(name, node) and (refused := _with_weights(active, node)) is not None:
         return [refused]
     if name in _LAYERS and _hides_products(active, name, node):
@@ -241,14 +238,12 @@ def _gaps_in_calls(active: CompiledPolicy, nodes: Any) -> list[CoverageGap]:
 
 
 def _result(node: Any) -> torch.Tensor | None:
-    """Return the first result of a call as it was traced."""
     value = node.meta.get("example_value", node.meta.get("val"))
     first = value[0] if isinstance(value, (tuple, list)) and value else value
     return first if isinstance(first, torch.Tensor) else None
 
 
 def _of_regions(active: CompiledPolicy, graph: Any) -> list[CoverageGap]:
-    """Return what is not reached in regions of ``nested_compile_region`` that are called for several modules."""
     nodes = [node for node in getattr(getattr(graph, "graph", None), "nodes", ()) if _name(node) == "invoke_subgraph"]
     regions = [node.args[1] for node in nodes if len(node.args) > 1]
     if len(set(regions)) == len(regions):
@@ -276,10 +271,8 @@ def _hides_products(active: CompiledPolicy, layer: str, node: Any) -> bool:
 
 
 def _returns_weights(name: str, node: Any) -> bool:
-    """Say whether this is attention of ``nn.MultiheadAttention`` that returns its weights, as a whole or its softmax.
-
-    Dynamo keeps the function as a whole where it has seen it before any policy came, and else looks inside.
-    """
+    # Say whether this is attention of ``nn.MultiheadAttention`` that returns its weights, as a whole or its softmax.
+    # Dynamo keeps the function as a whole where it has seen it before any policy came, and else looks inside.
     if name == "softmax":  # Dynamo keeps of each operation which functions called it, torch.export the first of them
         exported = str(node.meta.get("torch_fn", ("", ""))[1])
         return f"in {MULTI_HEAD}" in (node.stack_trace or "") or exported.endswith(MULTI_HEAD)
@@ -290,7 +283,6 @@ def _returns_weights(name: str, node: Any) -> bool:
 
 
 def _with_weights(active: CompiledPolicy, node: Any) -> CoverageGap | None:
-    """Return the escape of such attention, where a policy asks for kernels that cannot serve there."""
     if "multi_head_attention" not in active.overrides:
         return None
     module = _module_of(node)

@@ -115,8 +115,6 @@ _tracing_state = _private_api.tracing_state
 
 
 class _ThreadState(threading.local):
-    """State of one thread."""
-
     policy: tuple[CompiledPolicy | None] | None = None
     recorded = False
     measuring = False
@@ -209,7 +207,6 @@ class DispatchContext:
         return before
 
     def _publish(self) -> None:
-        """Publish to fast kernels which calls they may serve without Python."""
         active = self.process_policy
         watched = self.observer is not None or bool(self.own_policies)
         if active is None:

@@ -178,11 +178,9 @@ def _why_not_raised() -> str:
 
 @contextlib.contextmanager
 def _isolated_context() -> Iterator[None]:
-    """Have what runs inside be real, on plain tensors, whatever the caller traces, transforms or records.
-
-    Neither modes of PyTorch's nor a device of its default are seen, nor transforms of ``torch.func``, nor what
-    ``torch.jit.trace`` writes down.
-    """
+    """Have what runs inside be real, on plain tensors, whatever the caller traces, transforms or records."""
+    # Neither modes of PyTorch's nor a device of its default are seen, nor transforms of ``torch.func``, nor what
+    # ``torch.jit.trace`` writes down.
     traced = _private_api.tracing_state()
     transformed = _private_api.has_transforms()
     if traced is not None:  # PyTorch refuses to set it in kernels that a transform has called

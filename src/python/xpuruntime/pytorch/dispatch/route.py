@@ -94,7 +94,6 @@ def facts_of_call(
 
 
 def _device(device: torch.device | str | None) -> tuple[Fact[str], Fact[str]]:
-    """Return a device and its architecture as rules name them."""
     if not device:
         return UNKNOWN, UNKNOWN
     if device == "cuda":
@@ -215,7 +214,6 @@ def reason_of(error: XpuRuntimeError, op: str, kernel_name: str) -> str:
 
 
 def _unknown(op: str, name: str) -> str:
-    """Return why a name that no registered kernel has cannot serve."""
     if name in FAMILIES[op]:
         return f"neither PyTorch nor this library has {FAMILIES[op][name]} here"
     if name in KERNEL_IDS:

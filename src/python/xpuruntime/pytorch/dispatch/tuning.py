@@ -209,11 +209,10 @@ def pick(
 
 
 def _lags(mark: tuple[str, str, bool], device: Any, rule: TuningPolicy) -> tuple[StepLag, ...]:
-    """Return by what it is decided which times a step goes by, where those of the device choose another kernel.
-
-    A call whose gradient is measured with it is a part of two passes, of which one may wait for the host and the other
-    one for the device: then it is worth most what the device gains. Ranks go by the same times, which they share.
-    """
+    """Return by what it is decided which times a step goes by, where those of the device choose another kernel."""
+    # A call whose gradient is measured with it is a part of two passes, of which one may wait for the host and the
+    # other one for the device: then it is worth most what the device gains. Ranks go by the same times, which they
+    # share.
     if not mark[2] or device.type != "cuda" or tuned_records.SharedTimes.current() is not None:
         return ()
     times, other = CONTEXT.times.get(mark), (*mark[:2], False)
@@ -227,11 +226,9 @@ def _lags(mark: tuple[str, str, bool], device: Any, rule: TuningPolicy) -> tuple
 
 
 def _on_device(times: Replacement, by_device: Replacement, rule: TuningPolicy) -> Replacement:
-    """Return times on the device, the kernel first that is to run in steps that wait for it.
-
-    The host has some time to spare there, of which a call takes its share: a kernel that needs far more of the host
-    than another one has to gain a part of that on the device.
-    """
+    """Return times on the device, the kernel first that is to run in steps that wait for it."""
+    # The host has some time to spare there, of which a call takes its share: a kernel that needs far more of the host
+    # than another one has to gain a part of that on the device.
     costs = {candidate.kernel: candidate.microseconds for candidate in times.candidates}
     surely = [c for c in by_device.candidates if c.verdict in ("faster", "control") and c.kernel in costs]
     if not surely:
@@ -325,10 +322,8 @@ def as_tuning() -> Iterator[None]:
 
 
 def _hooks_hidden() -> AbstractContextManager[Any]:
-    """Keep what is measured from hooks on saved tensors, as of activation checkpointing, which would run a layer again.
-
-    A hook that returned the tensor itself would keep it alive in a cycle.
-    """
+    # Keep what is measured from hooks on saved tensors, as of activation checkpointing, which would run a layer again.
+    # A hook that returned the tensor itself would keep it alive in a cycle.
     if _private_api.saved_tensor_hooks(True) is None:
         return nullcontext()
     hidden: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda x: x)
@@ -364,10 +359,8 @@ def _measure(
     step: TuningStep | None,
     timed: dict[str, list[float]],
 ) -> Replacement:
-    """Measure the candidates that can serve; `route_costs` are seconds of the host on the way to all but the first.
-
-    What they take on a CUDA device is `timed` once for both times: that of a step, and that of the device.
-    """
+    """Measure the candidates that can serve; `route_costs` are seconds of the host on the way to all but the first."""
+    # What they take on a CUDA device is `timed` once for both times: that of a step, and that of the device.
     working: dict[str, Callable[[], Any]] = {}
     for name, run in candidates:
         if route_costs.get(name, 0.0) == math.inf:

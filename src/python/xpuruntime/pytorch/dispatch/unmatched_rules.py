@@ -67,7 +67,6 @@ class RuleUse:
                 self._compare()
 
     def _compare(self) -> None:
-        """Compare the rules with the calls that were noted since the last time."""
         places = {call_site: None for names in self._calls.values() for call_site in names}
         for node, module in places:
             for rule in self._rules.matching(ANY_CALL._replace(node=node, module=module)):

@@ -161,7 +161,6 @@ class _Joining:
         return TimeAttribution(kind, dict(self._calls), dict(self._rest), self._overhead, dict(self._modules))
 
     def _take(self, node: HostEvent, *, timed: bool) -> None:
-        """Take one operator or range of the CPU."""
         if node.call is not None:
             if not self._kinds[node.call.kind].count:
                 self._overhead += node.own  # a kernel that refused, so that another one was taken
@@ -216,7 +215,6 @@ class _Joining:
             other.count += 1
 
     def _take_work(self, work: DeviceEvent) -> None:
-        """Take one kernel, copy or fill of a device."""
         node = work.node
         if work.graph:
             key = UnattributedCalls(
@@ -281,7 +279,6 @@ class _Joining:
         return self._triton.get(kernel, ())
 
     def _share(self, call: HostEvent) -> AttributedTime:
-        """Return the share of the calls of which this is a range."""
         key = self._keys.get(id(call))
         if key is None:
             seen = self._kinds[call.kind]
@@ -359,7 +356,6 @@ class _Joining:
         )
 
     def _uncovered_share(self, node: HostEvent) -> tuple[HostEvent, UncoveredKernel] | None:
-        """Return the outermost operator around this that a policy can speak of, and what it is."""
         if id(node) in self._uncovered:
             return self._uncovered[id(node)]
         share = None if node.parent is None else self._uncovered_share(node.parent)
@@ -392,10 +388,8 @@ class _Joining:
         )
 
     def _only_leads(self, node: HostEvent) -> bool:
-        """Say whether an operator was called again by its own name or another's before it was recorded, or cut short.
-
-        So are the operators that the transforms of ``torch.func`` take: once for each, and then for their result.
-        """
+        # Say whether an operator was called again by its own name or another's before it was recorded, or cut short. So
+        # are the operators that the transforms of ``torch.func`` take: once for each, and then for their result.
         what = uncovered_operator(node.name) or decomposed_operator(node.name)
         return what is not None and (self._leads(node, what) or _cut_short(node, what))
 
@@ -410,7 +404,6 @@ def _cut_short(node: HostEvent, uncovered: UncoveredKernel) -> bool:
 
 
 def _arguments(node: HostEvent) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
-    """Return the shapes and types of the tensors that an operator was called with."""
     shapes = tuple(tuple(shape) for shape in node.shapes if shape and not isinstance(shape[0], (list, tuple)))
     return shapes, tuple(dict.fromkeys(_DTYPES[name] for name in node.dtypes if name in _DTYPES))
 
@@ -421,7 +414,6 @@ def _compiled(name: str) -> UncoveredKernel | None:
 
 
 def _operator(node: HostEvent) -> str | None:
-    """Return the operator that launched a kernel, where there is one; compiled code has none."""
     for ancestor in node.upward():
         if ancestor.name.startswith("triton_") or "cpp_fused_" in ancestor.name:
             return ancestor.name

@@ -90,7 +90,6 @@ def ranged(op: str, name: str, phase: str, shapes: Shapes, *, many: bool = False
 
 
 def _lengths(op: str, name: str, shapes: Shapes) -> tuple[int, int] | None:
-    """Return how many queries and keys an attention has, where its shapes say it."""
     if op != "attention" or name not in _ATTENTIONS or len(shapes) < 2 or min(map(len, shapes[:2])) < _MATRIX:
         return None
     return shapes[0][-2], shapes[1][-2]

@@ -258,10 +258,9 @@ def served_since(before: tuple[Decision, ...]) -> list[Decision]:
 
 
 class _Ranges(threading.local):
-    """Ranges of the profiler around forwards of modules.
+    """Ranges of the profiler around forwards of modules."""
 
-    A range that ends under another profiler than it began under writes into memory of the first, which is freed.
-    """
+    # A range that ends under another profiler than it began under writes into memory of the first, which is freed.
 
     def __init__(self, threads: list[list[tuple[int, Any]]], modules: dict[str, torch.nn.Module]) -> None:
         #: Of this thread, each with how many modules run inside of it.
@@ -271,7 +270,6 @@ class _Ranges(threading.local):
         self.modules = modules
 
     def enter(self, module: torch.nn.Module) -> None:
-        """Begin the range of a module whose forward begins."""
         path, number = module_paths.running(), _core.running_modules()
         self.modules[path] = module
         self.close(number - 1)
@@ -288,7 +286,6 @@ class _Ranges(threading.local):
             self._open.pop()
 
     def of_call(self, seen: RecordedCalls) -> Any:
-        """Return a range for a call."""
         self.close(_core.running_modules())
         return _private_api.RecordFunctionFast(f"{RANGE}{seen.number}")
 

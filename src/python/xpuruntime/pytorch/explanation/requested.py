@@ -118,15 +118,12 @@ class RequestedKernels:
 
 
 def _is_own(op: str, use: Iterable[str]) -> bool:
-    """Say whether kernel names are all those of PyTorch's own choice."""
     return {"torch", DEFAULT_ID[op]}.issuperset(use)
 
 
 def _named(kernels: KernelPolicy, op: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the keys that name kernels for all calls of an operation, or for all of some modules.
-
-    A rule that states no operation is for that of its kernels, where they compute a single one.
-    """
+    """Yield the keys that name kernels for all calls of an operation, or for all of some modules."""
+    # A rule that states no operation is for that of its kernels, where they compute a single one.
     rules = kernels.compiled_rules
     for rule in rules.rules:
         match = rule.rule.match
@@ -138,7 +135,6 @@ def _named(kernels: KernelPolicy, op: str) -> Iterator[tuple[str, tuple[str, ...
 
 
 def _hiding(rows: Sequence[Row], op: str) -> list[str]:
-    """Return what ran in which calls of an operation may be, and cannot be seen."""
     fused = op not in ("matmul", "attention", "conv")  # compiled code calls the operators of these
     opaque = (row.operator for row in rows if row.status == "opaque")
     return list(dict.fromkeys(name for name in opaque if fused or name != COMPILED))

@@ -213,7 +213,6 @@ def decision_of(seen: RecordedCalls, decisions: Sequence[Decision]) -> Decision 
 
 
 def _is_of(decision: Decision, seen: RecordedCalls) -> bool:
-    """Say whether a decision is about calls of this operation and type that the same key asks something for."""
     return (
         decision.asked_by == seen.source
         and decision.asked == (seen.kernel,)
@@ -223,7 +222,6 @@ def _is_of(decision: Decision, seen: RecordedCalls) -> bool:
 
 
 def _fits(decision: Decision, seen: RecordedCalls) -> bool:
-    """Say whether a decision is about tensors of these shapes."""
     if decision.module and decision.module != seen.module:
         return False
     shapes = list(seen.shapes)
@@ -232,7 +230,6 @@ def _fits(decision: Decision, seen: RecordedCalls) -> bool:
 
 
 def _dropped() -> str:
-    """Return why there is no decision of calls that an xpuruntime kernel served."""
     dropped = _core.Dispatcher.instance().dropped_decisions
     if not dropped:
         return "the dispatcher keeps no decision of these calls: it was cleared, or a kernel of a package serves them"
@@ -374,10 +371,8 @@ def _of_rest(key: UnattributedCalls, share: AttributedTime, kind: str, asking: R
 def _of_flex(
     key: UnattributedCalls, requested: tuple[str, ...]
 ) -> tuple[tuple[str, ...], str, str, RowStatus, str] | None:
-    """Return requested, source, resolved, status and reason of a kernel of flex_attention, from when it was compiled.
-
-    ``None``: it is none, or nothing was chosen for it.
-    """
+    # Return requested, source, resolved, status and reason of a kernel of flex_attention, from when it was compiled.
+    # ``None``: it is none, or nothing was chosen for it.
     choices = flash_impl.choices(key.module) if key.reason in (FLEX, CUTE) else ()
     if key.reason == CUTE and not any(choice.kernel == "torch.flex_flash" for choice in choices):
         return None
@@ -398,15 +393,12 @@ def _of_flex(
 
 
 def _follows(key: UnattributedCalls) -> str:
-    """Return the kernel of PyTorch's attention whose gradient this is; empty: it is none."""
     return _kernel_of(key) if key.operator.endswith("_backward") else ""
 
 
 def _traced(key: UnattributedCalls, requested: tuple[str, ...]) -> str:
-    """Return the kernel that is asked for of which compiled code has the operators themselves; empty: none is.
-
-    Its calls have a mask, so that PyTorch's own by the same operator are told apart.
-    """
+    """Return the kernel that is asked for of which compiled code has the operators themselves; empty: none is."""
+    # Its calls have a mask, so that PyTorch's own by the same operator are told apart.
     tensors = 7 if key.operator.endswith("_backward") else 4
     for word in requested if key.op == "attention" and len(key.shapes) >= tensors else ():
         bound = bound_kernel(word, key.op)
@@ -423,12 +415,10 @@ def _is_kept(key: UnattributedCalls, requested: tuple[str, ...]) -> bool:
 
 
 def _kernel_of(key: UnattributedCalls) -> str:
-    """Return the kernel of PyTorch's attention that an operator runs by; empty: it is no such operator."""
     return kernels_in((key.operator,)).get(key.operator, "") if key.op == "attention" else ""
 
 
 def _observed(share: AttributedTime) -> tuple[str, ...]:
-    """Return what ran, the longest first."""
     ran = (name for name in share.kernels if not name.startswith(MODULE))
     names = sorted(ran, key=lambda name: -share.kernels[name])
     return tuple(name for name in names if name not in _MINOR) or tuple(names)

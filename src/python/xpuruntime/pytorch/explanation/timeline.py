@@ -176,7 +176,6 @@ class Timeline:
         return DeviceEvent(event.name(), event.duration_ns(), event.device_index(), node, graph, elsewhere)
 
     def _narrowest(self, thread: int, at: int, within: HostEvent | None) -> HostEvent | None:
-        """Return what ran innermost at a moment; where `within` is given, in that or it."""
         index = bisect_right(self._starts[thread], at) - 1
         node: HostEvent | None = self._threads[thread][index] if index >= 0 else None
         while node is not None and node.end < at:
@@ -187,7 +186,6 @@ class Timeline:
 
 
 def _nest(nodes: list[HostEvent]) -> None:
-    """Sort what ran in one thread, and say what ran in what."""
     nodes.sort(key=lambda node: (node.start, -node.end))
     open_: list[HostEvent] = []
     for node in nodes:
@@ -210,11 +208,9 @@ def _nest(nodes: list[HostEvent]) -> None:
 
 
 def _made(threads: dict[int, list[HostEvent]]) -> dict[tuple[int, int], HostEvent]:
-    """Return thread and sequence number of a node of autograd to the operator of the forward that made it.
-
-    Every operator has the number of the node that comes next. The last one with a number has made that node: those
-    before have made none, and may be of another module.
-    """
+    """Return thread and sequence number of a node of autograd to the operator of the forward that made it."""
+    # Every operator has the number of the node that comes next. The last one with a number has made that node: those
+    # before have made none, and may be of another module.
     events: dict[tuple[int, int], HostEvent] = {}
     for thread, nodes in threads.items():
         for node in nodes:

@@ -88,7 +88,6 @@ def name_nodes(graph: onnx.GraphProto, modules: Collection[str]) -> set[str]:
 
 
 def _folded_into(node: onnx.NodeProto, modules: Collection[str]) -> str | None:
-    """Return the module of a product that a normalization was folded into: the one that has its weight."""
     scopes = _scopes(node)
     if node.op_type not in _FOLDING or not scopes or "batch_norm" not in scopes[-1] or len(node.input) < 2:
         return None
@@ -144,7 +143,6 @@ def _scopes(node: onnx.NodeProto) -> list[str] | None:
 
 
 def _common(paths: set[str]) -> str:
-    """Return the path of the innermost module that has all of these inside."""
     first, *others = (path.split(".") for path in paths)
     same = 0
     while same < len(first) and all(other[same : same + 1] == first[same : same + 1] for other in others):

@@ -393,7 +393,6 @@ class CapturedDecode:
         return counted
 
     def _extent_for(self, tokens: int) -> int:
-        """Return the range of the cache for a step after which it holds so many tokens."""
         return next(extent for extent in self._extents if extent >= tokens)
 
     def _graph_for(self, lane: Lane, choice: Choice, batch: int, extent: int, key: Any = None) -> _Graph | None:
@@ -458,7 +457,6 @@ class CapturedDecode:
                     self._recorder.cut_loose = False  # type: ignore[attr-defined]
 
     def _joining(self, lane: Lane) -> contextlib.AbstractContextManager[None]:
-        """Let steps of the block compute joined products, where no policy names the single ones."""
         if self._joined is None or lane.fused is not None or not self._is_free():
             return contextlib.nullcontext()
         batch = lane.token.shape[0]
@@ -490,13 +488,11 @@ class CapturedDecode:
         return None if why else self._fused
 
     def _is_free(self) -> bool:
-        """Say whether neither a policy nor autocast says how single operations are computed."""
         active = context.active_policy()
         free = active is None or active.leaves_kernels_open()
         return free and not torch.is_autocast_enabled(self._device.type)
 
     def _follow_model(self) -> None:
-        """Drop what belongs to the model as it was, where it has changed."""
         if self._facts is not None and self._facts.hold():
             return
         self._facts = None  # until the model is adopted, however often it is refused before

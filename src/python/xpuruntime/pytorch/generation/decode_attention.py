@@ -50,7 +50,6 @@ def _head_norm(low, high, weight, d, eps, HALF: tl.constexpr, axis: tl.constexpr
 @triton.jit
 def _with_tile(low, high, key_low, key_high, value, seen, added, most, weight, total, factor,
                TYPE: tl.constexpr):  # fmt: skip
-    """Go on with softmax and its product over a tile of the cache; `most` is the largest score so far."""
     scores = tl.dot(low, tl.trans(key_low), input_precision="ieee")
     scores = tl.dot(high, tl.trans(key_high), scores, input_precision="ieee") * factor
     scores = tl.where(seen, scores + added, -float("inf"))

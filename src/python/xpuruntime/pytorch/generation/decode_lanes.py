@@ -301,7 +301,6 @@ class ModelFacts:
 
 
 def _place(tensor: torch.Tensor) -> Any:
-    """Return where a tensor is; of one that is made of others, such as quantized weights, where they are."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return tensor.data_ptr()
     return tuple(_place(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])

@@ -209,7 +209,6 @@ class FusedDecoder:
         return ""
 
     def _choose(self, lane: Lane, limit: float, ways: Sequence[str]) -> None:
-        """Have each kind of product be computed in another way where the step is clearly shorter by it."""
         if len(ways) == 1:
             return
         rows = lane.token.shape[0]

@@ -40,7 +40,6 @@ class _Group:
         return joined
 
     def separate(self) -> None:
-        """Give each parameter that still is a view memory of its own."""
         for part in self.parts:
             for tensor, joined in ((part.weight, self.weight), (part.bias, self.bias)):
                 # Another may be in its place, such as a quantized one, which has no memory of its own.
@@ -50,7 +49,6 @@ class _Group:
                     tensor.data = tensor.detach().clone()
 
     def outputs(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return what the parts would, by one product."""
         outputs: tuple[torch.Tensor, ...] = F.linear(x, self.weight, self.bias).split(self.sizes, dim=-1)
         return outputs
 
@@ -67,7 +65,6 @@ class _Group:
         return F.linear(x, self.parts[number].weight, self.parts[number].bias)
 
     def forget(self) -> None:
-        """Hold no result any longer."""
         self._made = []
 
     def same_bits(self, rows: int) -> bool:

@@ -88,10 +88,8 @@ def _rows_product(x, weight, bias, residual, out, squares, scales, scaled, parts
                   K: gl.constexpr, NORM: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, GATED: gl.constexpr,
                   SCALED: gl.constexpr, ROWS: gl.constexpr, BLOCK_K: gl.constexpr, CHAINS: gl.constexpr,
                   EARLY: gl.constexpr):  # fmt: skip
-    """Weights are the tall operand, rows the narrow one. Each warp has shares of the columns, in chains of sums.
-
-    A program has 16 rows of the weight; of a gated product, 8 of the gate and the same 8 of what it lets through.
-    """
+    """Weights are the tall operand, rows the narrow one. Each warp has shares of the columns, in chains of sums."""
+    # A program has 16 rows of the weight; of a gated product, 8 of the gate and the same 8 of what it lets through.
     WARPS: gl.constexpr = gl.num_warps()
     SHARES: gl.constexpr = WARPS * CHAINS
     STEP: gl.constexpr = SHARES * BLOCK_K

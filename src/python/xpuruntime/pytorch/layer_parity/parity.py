@@ -149,7 +149,6 @@ def _parity(
 
 
 def _module_of(other: Any) -> torch.nn.Module | None:
-    """Return the module that takes the place of another; ``None`` where it is a session, or of another engine."""
     module = other.model if isinstance(other, TorchLogprobs) else other
     return module if isinstance(module, torch.nn.Module) else None
 
@@ -166,7 +165,6 @@ def _layers(
     kwargs: Mapping[str, Any],
     limits: Tolerance,
 ) -> tuple[list[LayerParity], dict[str, str]]:
-    """Run both, and compare the results of their modules."""
     seen = _Hooks(reference.model)
     with seen.watching(), reference.running():
         reference.model(*args, **kwargs)
@@ -284,8 +282,6 @@ def _prompts_parity(reference: TorchLogprobs, other: Any, prompts: Sequence[Any]
 
 @dataclass
 class _Call:
-    """One call of a module that has finished."""
-
     path: str
     kind: str
     number: int

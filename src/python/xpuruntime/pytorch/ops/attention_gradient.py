@@ -92,7 +92,6 @@ def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _backward_again(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    """Return the gradient of the gradient, by differentiating PyTorch's unfused attention twice."""
     saved = ctx.saved_tensors
     mask = saved[4]
     dropout_p, is_causal, scale, kernel = ctx.options

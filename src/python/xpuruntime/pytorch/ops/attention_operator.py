@@ -263,10 +263,8 @@ def _forward_by_torch(
 
 
 def _lse(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """Return the scores' logsumexp, for a gradient by an xpuruntime kernel.
-
-    The scores are made for as many queries at a time as take the memory of `q` and `k`.
-    """
+    """Return the scores' logsumexp, for a gradient by an xpuruntime kernel."""
+    # The scores are made for as many queries at a time as take the memory of `q` and `k`.
     batch, heads, length, head_dim = q.shape
     n_keys, wide = k.shape[2], torch.float64 if q.dtype == torch.float64 else torch.float32
     keys = k.to(wide)
@@ -315,7 +313,6 @@ def _backward_by_torch(
 
 
 def _autograd_here() -> Any:
-    """Let autograd work inside of a kernel, which is called below it."""
     excluded = _private_api.excluded_keys()
     for key in map(_dispatch_key, ("AutogradCPU", "AutogradCUDA", "ADInplaceOrView")):
         excluded = excluded.remove(key)

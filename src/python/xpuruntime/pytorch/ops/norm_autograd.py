@@ -94,11 +94,9 @@ def _rms_norm_gradients(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None, 
 
 
 def _batching(operator: Callable[..., Any], rows: tuple[int, ...], mask: int | None) -> Callable[..., tuple[Any, Any]]:
-    """Return the rule of an operator for vmap.
-
-    A batch is more rows of one call where only arguments that have rows are batched; otherwise each element of the
-    batch is a call.
-    """
+    """Return the rule of an operator for vmap."""
+    # A batch is more rows of one call where only arguments that have rows are batched; otherwise each element of the
+    # batch is a call.
 
     def rule(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
         batched = [isinstance(dim, int) for dim in in_dims]
@@ -158,8 +156,6 @@ class _RmsNorm(torch.autograd.Function):  # type: ignore[misc] # PyTorch leaves 
 
 
 def _node(op: Any, keep: Callable[..., None], backward: Callable[..., tuple[Any, ...]]) -> type[Recorded]:
-    """Return what an operator leaves with autograd."""
-
     class Node(Recorded):
         @classmethod
         def record(cls, keyset: Any, *args: Any) -> Any:

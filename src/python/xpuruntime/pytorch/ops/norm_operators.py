@@ -285,7 +285,6 @@ def _run(
 
 
 def _mark(argument: Any) -> Any:
-    """Return what of an argument the route depends on."""
     if isinstance(argument, torch.Tensor):
         return argument.shape, argument.dtype
     return tuple(argument) if isinstance(argument, (list, tuple)) else argument

@@ -201,11 +201,9 @@ def _goes_to_dispatcher(op: str) -> bool:
 
 
 def _is_native_call(function: str, kernel_name: str, *operands: Tensor | None) -> bool:
-    """Say whether a call uses PyTorch's own operators: for derivatives that xpuruntime lacks, and for ONNX models.
-
-    Derivatives are those of forward mode, where naming a kernel is an `UnsupportedOperationError`, and in compiled code
-    all of ``torch.func``, where a call that names one is left uncompiled.
-    """
+    """Say whether a call uses PyTorch's own operators: for derivatives that xpuruntime lacks, and for ONNX models."""
+    # Derivatives are those of forward mode, where naming a kernel is an `UnsupportedOperationError`, and in compiled
+    # code all of ``torch.func``, where a call that names one is left uncompiled.
     if torch.compiler.is_compiling():
         if traced_for_onnx():
             warn_dropped_in_onnx(function, kernel_name)

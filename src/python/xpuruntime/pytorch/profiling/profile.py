@@ -79,8 +79,6 @@ def _read(data: bytes) -> dict[str, Any]:
 
 
 class _EventMaker:
-    """Makes xpuruntime's events of a trace."""
-
     def __init__(self, base: int, events: Sequence[dict[str, Any]]) -> None:
         self._base = base
         self._theirs = events
@@ -141,7 +139,6 @@ class _EventMaker:
             self._made.append({"ph": "f", "bp": "e", **flow, "pid": near[1], "tid": seen.thread, "ts": near[0]})
 
     def _captures(self) -> None:
-        """Draw each capture of a CUDA graph, from the calls that began and ended it."""
         begun: dict[Any, float] = {}
         calls = [event for event in self._theirs if str(event.get("name", "")).startswith((*_BEGIN, *_END))]
         for event in sorted(calls, key=lambda call: call["ts"]):
@@ -171,7 +168,6 @@ class _EventMaker:
         return tid
 
     def _names(self) -> list[dict[str, Any]]:
-        """Return what names the process of xpuruntime and its tracks."""
         first = min((event["ts"] for event in self._made), default=0.0)
 
         def named(what: str, tid: int, **args: Any) -> dict[str, Any]:

@@ -401,7 +401,6 @@ class BoundKernel:
 
 
 def _only_read(call: TorchCall, what: str, args: tuple[Any, ...]) -> list[Tensor]:
-    """Return the tensors of a call that a kernel must not write."""
     if what == "forward":
         given = args[1 + (OPERATIONS[call.op].writes if call.op in OPERATIONS else 0) :]
     else:
@@ -436,7 +435,6 @@ def alignment_of(x: Tensor) -> int:
 
 
 def _advisory_of(kernel: TorchKernel, call: TorchCall) -> Advisory | None:
-    """Return the advisory that concerns a call by a kernel."""
     rows = [row for row in advisories() if kernel.id in row.kernels and row.op == call.op]
     if not rows:
         return None

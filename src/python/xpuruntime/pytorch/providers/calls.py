@@ -123,7 +123,6 @@ def reference(
 
 @functools.lru_cache(maxsize=1024)
 def _arguments_of(op: str, names: str, attributes: str) -> tuple[list[int | None], dict[str, Any]]:
-    """Return where each operand is among the tensors of a call, and the options of a reference."""
     present = names.split(",")
     places = [present.index(name) if name in present else None for name in OPERATIONS[op].operands]
     return places, {name: value for name, value in options_of(attributes).items() if name != "needs"}

@@ -130,7 +130,6 @@ class _Ends:
         self._begun = time.monotonic()
 
     def __call__(self, cases: int) -> str:
-        """Return why it ends after so many cases; empty where it goes on."""
         seconds = time.monotonic() - self._begun
         self.cancelled = self._step(1, cases, 0, seconds)
         if self.cancelled:
@@ -148,7 +147,6 @@ def _device_name(device: str) -> str:
 
 
 def _held_by(kernel: TorchKernel) -> dict[str, str]:
-    """Return what a verdict holds for."""
     from xpuruntime import __version__
 
     versions = {"xpuruntime": __version__, "torch": str(torch.__version__), "cuda": str(torch.version.cuda)}
@@ -362,11 +360,9 @@ def _rounding_of_loss(case: Case, attributes: Mapping[str, Any]) -> float:
 
 
 def _rounding(case: Case, attributes: Mapping[str, Any], grad: Tensor, off: Tensor) -> dict[str, float]:
-    """Return how far rounding alone may move the gradients of queries and keys, in which terms can cancel.
-
-    These are products by ``P * (dP - delta)``, which kernels round to the type of the inputs. ``delta`` is computed of
-    the output, which is `off` by its own rounding, and both are sums of head_dim products in fp32.
-    """
+    """Return how far rounding alone may move the gradients of queries and keys, in which terms can cancel."""
+    # These are products by ``P * (dP - delta)``, which kernels round to the type of the inputs. ``delta`` is computed
+    # of the output, which is `off` by its own rounding, and both are sums of head_dim products in fp32.
     weights, k, v = _weights(case.operands, attributes)
     size, grad, q = v.shape[-1], grad.double(), case.operands["q"].double()
     upstream = grad @ v.mT
@@ -393,7 +389,6 @@ def _reference(op: str, operands: dict[str, Tensor], attributes: Mapping[str, An
 
 
 def _weights(operands: Mapping[str, Tensor], attributes: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the softmax of the scores, and keys and values for each head of queries, in float64."""
     q, k, v = (operands[name].double() for name in "qkv")
     mask, scale, groups = operands.get("mask"), attributes["scale"], q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)

@@ -53,7 +53,6 @@ def own_sizes(call: TorchCall) -> list[int]:
 
 
 def _repeated(random: Callable[..., Tensor], shape: list[int]) -> Tensor:
-    """Return random numbers, of which some are drawn and repeated where there are many."""
     count = math.prod(shape)
     drawn = random(min(count, _DRAWN))
     return drawn.repeat(-(-count // max(1, len(drawn))))[:count].view(shape)
@@ -166,7 +165,6 @@ def _losses(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:
 
 
 def _linear_losses(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:
-    """Yield losses in a single chunk of rows and in several, the last a short one."""
     for rows, columns, classes, scale in ((5, 16, 33, 1.0), (300, 32, 96, 1.0), (64, 64, 1000, 8.0)):
         operands = {"x": random(rows, columns) * scale / columns**0.5, "weight": random(classes, columns)}
         operands["target"] = torch.arange(rows, device=operands["x"].device) * 7 % classes
@@ -185,7 +183,6 @@ def _softmaxes(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]
 
 
 def _grouped_products(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:
-    """Yield groups of uneven sizes, empty ones among them, by matrices of both orders in memory."""
     own = call.operands["weight"].shape[1:]
     for ends, (k, n) in (((3, 3, 8), (32, 64)), ((0, 65, 66, 128), (64, 96)), ((7, 7), (16, 16)), ((5, 9), own)):
         x, weight = random(ends[-1], k), random(len(ends), k, n)
@@ -197,7 +194,6 @@ def _grouped_products(random: Callable[..., Tensor], call: TorchCall) -> Iterato
 
 
 def _cache_updates(random: Callable[..., Tensor], call: TorchCall) -> Iterator[Case]:
-    """Yield a step and a prompt, at the first and the last positions, of keys as projections make them."""
     dims = [call.operands[name].shape[-1] for name in ("keys", "values")]
     for batch, heads, length, at in ((1, 1, 5, (4,)), (2, 3, 70, range(65)), (3, 2, 9, (5, 6, 7, 8)), (2, 4, 16, (0,))):
         caches = [random(batch, heads, length, columns) for columns in dims]

@@ -84,11 +84,9 @@ def _inside(device: str) -> Iterator[None]:
 
 
 def _run(call: TorchCall | None, function: Any, *tensors: Tensor, grads: Sequence[Tensor] = (), **options: Any) -> Any:
-    """Run a function compiled for tensors of these layouts, the number of rows apart, which is that of dimension 0.
-
-    For one `call`, whose tensors lie alike each time, the code is looked up once. Behind them it takes its `grads`,
-    which may lie in another way than before.
-    """
+    """Run a function compiled for tensors of these layouts, the number of rows apart, which is that of dimension 0."""
+    # For one `call`, whose tensors lie alike each time, the code is looked up once. Behind them it takes its `grads`,
+    # which may lie in another way than before.
     switches = _switches(tensors[0])
     key = (id(call), *[grad.stride() for grad in grads])
     tensors = (*tensors, *grads)
@@ -144,10 +142,8 @@ def _code_for(layouts: Any, function: Any, tensors: list[Tensor], options: dict[
 
 
 def _of_layout(function: Any, tensors: list[Tensor], options: dict[str, Any]) -> Callable[..., Any]:
-    """Return the code that Inductor makes for tensors that lie like these: without Dynamo, as the layout is its guards.
-
-    With Dynamo where its graph is no function of the tensors alone.
-    """
+    # Return the code that Inductor makes for tensors that lie like these: without Dynamo, as the layout is its guards.
+    # With Dynamo where its graph is no function of the tensors alone.
     graphs: list[list[tuple[bool, int]] | None] = []
     inner: list[Callable[[list[Any]], Sequence[Tensor]]] = []
 
@@ -177,10 +173,8 @@ def _of_layout(function: Any, tensors: list[Tensor], options: dict[str, Any]) ->
 
 
 def _arguments(graph: Any, function: Any) -> list[tuple[bool, int]] | None:
-    """Return what a graph of Dynamo's is called with: each a tensor by its number, or the number of rows of one.
-
-    ``None`` where it takes anything else.
-    """
+    """Return what a graph of Dynamo's is called with: each a tensor by its number, or the number of rows of one."""
+    # ``None`` where it takes anything else.
     names = [f"l_{name}_" for name in function.__code__.co_varnames[: function.__code__.co_argcount]]
     taken = {node.name: node.meta.get("example_value") for node in graph.graph.nodes if node.op == "placeholder"}
     rows = {
@@ -200,7 +194,6 @@ def _arguments(graph: Any, function: Any) -> list[tuple[bool, int]] | None:
 
 
 def _uncompiled() -> str:
-    """Return why ``torch.compile`` compiles nothing now, or not by Inductor; empty where it does."""
     for variable in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
         if os.environ.get(variable) == "1":
             return f"{variable}=1 keeps torch.compile from compiling it. Fix: unset {variable}"

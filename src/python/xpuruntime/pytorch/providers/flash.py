@@ -155,10 +155,8 @@ def _as(result: Tensor, operand: Tensor) -> Tensor:
 
 
 def _added(mask: Tensor, like: Tensor) -> Tensor:
-    """Return a mask as it is added to scores, in four dimensions.
-
-    A boolean one is converted in the forward and again in the backward, so that no layer keeps another copy for it.
-    """
+    """Return a mask as it is added to scores, in four dimensions."""
+    # A boolean one is converted in the forward and again in the backward, so that no layer keeps another copy for it.
     mask = mask[(None,) * (4 - mask.dim())]
     return added_mask(mask, like) if mask.dtype == torch.bool else mask
 

@@ -96,7 +96,6 @@ class _SwiGlu(FlashInferKernel):
 
 
 def _beside(gate: Any, up: Any) -> Any:
-    """Return a tensor of which the two are the halves, without a copy where they are so already."""
     import torch
 
     columns = gate.shape[-1]

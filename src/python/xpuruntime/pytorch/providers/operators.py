@@ -151,7 +151,6 @@ def _is_unwatched(op: str, tensors: Sequence[Tensor]) -> bool:
 
 
 def _planned(plan: CallPlan, tensors: Sequence[Tensor], records: bool) -> Sequence[Tensor]:
-    """Return the outputs of a call past the dispatcher, and leave its node with autograd where it `records`."""
     if records:
         args = (plan.operation, plan, plan.names, plan.attributes, plan.word, "")
         return _Served.apply(*args, *tensors)[: plan.operation.results]  # type: ignore[no-any-return]
@@ -281,10 +280,8 @@ def _settle(
 
 
 def _kernel_of_part(op: str, tensors: Sequence[Tensor], names: str, attributes: str, records: bool) -> str | None:
-    """Return the kernel that the active policy gives a part of a call; empty for PyTorch's own.
-
-    ``None`` where that is not known yet.
-    """
+    """Return the kernel that the active policy gives a part of a call; empty for PyTorch's own."""
+    # ``None`` where that is not known yet.
     words: list[str | None] = [""]
 
     def decide(*operands: Tensor, **stated: Any) -> Tensor:
@@ -356,7 +353,6 @@ def _observed(
 
 
 def _times(active: CompiledPolicy, op: str, bound: BoundKernel, tensors: Sequence[Tensor]) -> tuple[Measured, ...]:
-    """Return what a kernel was chosen by for tensors of these shapes and types."""
     kinds = [(tuple(map(int, x.shape)), str(x.dtype).removeprefix("torch.")) for x in tensors]
     times = (
         route.times

@@ -64,7 +64,6 @@ def _stated_precision() -> str:
 
 
 def _precisions() -> list[Any]:
-    """Return what has a precision of its own for fp32."""
     backends = torch.backends
     owners = [backends]
     for owner, parts in (
@@ -160,7 +159,6 @@ _changes: weakref.WeakKeyDictionary[TorchKernel, Changes] = weakref.WeakKeyDicti
 
 
 def _is_changed(before: Any, now: Any) -> bool:
-    """Say whether something is another one; what could not be read before, or now, is not."""
     return before not in (None, ()) and now not in (None, ()) and before != now
 
 

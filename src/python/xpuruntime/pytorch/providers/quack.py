@@ -287,7 +287,6 @@ def _starts(offsets: Any) -> Any:
 
 
 def _rotated(x: Any, cos: Any, sin: Any, *, back: bool) -> Any:
-    """Return queries or keys rotated; or rotated back, as gradients are."""
     from quack.rotary import apply_rotary
 
     angles = [rows.chunk(2, -1)[0].flatten(0, -2) for rows in (cos, sin)]
@@ -299,7 +298,6 @@ def _rotated(x: Any, cos: Any, sin: Any, *, back: bool) -> Any:
 
 
 def _unaligned(call: TorchCall, names: Sequence[str], *, dense: bool = True) -> str:
-    """Return which operand has rows that do not begin at whole vectors; empty for none."""
     for name in names:
         operand = call.operands[name]
         vector = _VECTOR_BITS // _BITS[operand.dtype]

@@ -46,10 +46,9 @@ _UNPAIRED = (
 
 
 class _Function(TorchKernel):
-    """A differentiable function on tensors: called with the operands in order, then with the other arguments.
+    """A differentiable function on tensors: called with the operands in order, then with the other arguments."""
 
-    Its gradient is that of its own autograd formula, for which the function is called once more.
-    """
+    # Its gradient is that of its own autograd formula, for which the function is called once more.
 
     def __init__(self, word: str, op: str, function: Callable[..., Any]) -> None:
         self.id = word
@@ -197,10 +196,8 @@ def _from_elsewhere(module: Any, folder: Path) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _signature(repository: str, commit: str) -> tuple[str, Path]:
-    """Return whether a commit of a repository is ``verified`` or ``unsigned``, and where it is; nothing of it has run.
-
-    A signature that is wrong, or that cannot be checked, is an InputError.
-    """
+    # Return whether a commit of a repository is ``verified`` or ``unsigned``, and where it is; nothing of it has run. A
+    # signature that is wrong, or that cannot be checked, is an InputError.
     replaced = {entry.partition("=")[0] for entry in os.environ.get("LOCAL_KERNELS", "").split(":")}
     if repository in replaced:
         raise InputError(f"LOCAL_KERNELS puts a folder in the place of {repository}; unset LOCAL_KERNELS")

@@ -22,8 +22,6 @@ __all__ = ["Ranks"]
 
 
 class _Turn(NamedTuple):
-    """What the first rank has the others do: a number of steps of a variant."""
-
     name: str
     calls: int
     samples: int

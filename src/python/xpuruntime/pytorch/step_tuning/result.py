@@ -116,7 +116,6 @@ def rows_of(record: Replacement, rows: Sequence[StepCandidate]) -> list[StepCand
 
 
 def _versions(policies: Sequence[KernelPolicy], device: torch.device) -> dict[str, str]:
-    """Return what the times of kernels hold for that policies name or leave to measured times."""
     versions = held_by("", device.type)
     named = (pair for policy in policies for pair in words_of(policy).items())
     for op, word in sorted({(op, word) for ops, words in named for op in ops for word in words}):
@@ -145,7 +144,6 @@ def words_of(policy: KernelPolicy) -> dict[tuple[str, ...], set[str]]:
 
 
 def _packages(used: CapturedState) -> dict[str, str]:
-    """Return the versions of the packages that define the modules of a step."""
     tops = {type(module).__module__.partition(".")[0] for module in used.all_modules()}
     owners = metadata.packages_distributions()
     names = sorted({name for top in tops for name in owners.get(top, ())})
@@ -216,7 +214,6 @@ def _random_states() -> list[torch.Tensor]:
 
 
 def _losses_and_types(step: Callable[..., Any], args: tuple[Any, ...]) -> tuple[tuple[float, ...], set[torch.dtype]]:
-    """Return losses, and the types of what the steps save for their backward: those that autocast computes in, too."""
     types: set[torch.dtype] = set()
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -315,7 +312,6 @@ def decide(
 
 
 def _not_faster(row: StepCandidate, comparison: RatioComparison, control: str, min_effect: float) -> StepCandidate:
-    """Return a row of what is not faster than what it has to be faster than."""
     ratio = f"{comparison.ratio:.3f} [{comparison.low:.3f}, {comparison.high:.3f}] of its time"
     if comparison.verdict is RatioVerdict.SLOWER:
         return replace(row, code=CandidateCode.SLOWER, reason=f"slower than {control}, {ratio}")

@@ -309,7 +309,6 @@ class _Trials:
         return row
 
     def run_known(self, variants: Sequence[Variant], known: Replacement) -> tuple[list[StepCandidate], str, Any] | None:
-        """Run the eager step and the one that won before; ``None`` where that one cannot run now."""
         winner = known.chosen.kernel
         needed = {variant.name: self.run(variant) for variant in variants if variant.name in (EAGER, winner)}
         if needed[winner].code != CandidateCode.UNDECIDED:
@@ -366,7 +365,6 @@ class _Trials:
         return row
 
     def drop_graphs(self, winner: str) -> None:
-        """Drop the graphs that other steps captured, with their memory."""
         for name, step in self.steps.items():
             if name != winner:
                 step.reset()
@@ -385,7 +383,6 @@ class _Trials:
 
 @contextlib.contextmanager
 def _recorded() -> Iterator[CallRecorder]:
-    """Keep what is to be known of the calls in a block, without a profiler."""
     recorder = CallRecorder(lambda _: contextlib.nullcontext())
     before = CONTEXT.watch(recorder)
     try:
@@ -395,10 +392,9 @@ def _recorded() -> Iterator[CallRecorder]:
 
 
 def _idle(policy: KernelPolicy, calls: Sequence[RecordedCalls], refused: Mapping[str, str]) -> tuple[list[str], int]:
-    """Return for which operations no kernel that a policy names has served a call, and for how many one has.
-
-    `refused` are operations, each with why kernels were passed over: calls that are compiled without them are not seen.
-    """
+    """Return for which operations no kernel that a policy names has served a call, and for how many one has."""
+    # `refused` are operations, each with why kernels were passed over: calls that are compiled without them are not
+    # seen.
     sentences, served = [], 0
     for ops, words in words_of(policy).items():
         ran = [call for call in calls if call.op in ops]
@@ -415,7 +411,6 @@ def _idle(policy: KernelPolicy, calls: Sequence[RecordedCalls], refused: Mapping
 
 
 def _race(trials: _Trials, ranks: Ranks, pairs: Mapping[str, str], **options: Any) -> RoundTimes | None:
-    """Time the variants against the eager step; on other ranks than the first, do what that one asks for."""
     if len(trials.samplers) < 2:
         return None
     if ranks.rank != 0:

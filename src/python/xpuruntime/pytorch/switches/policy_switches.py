@@ -127,7 +127,6 @@ def _only_libraries(kernel_names: tuple[str, ...]) -> bool:
 
 
 def _blas_library(policy: Policy) -> str | None:
-    """Return PyTorch's preferred BLAS library for the short form of matmul, or ``None`` to leave it."""
     kernel_names = _kernel_names(policy, "matmul")
     if not kernel_names or kernel_names[0] not in _BLAS or not _only_libraries(kernel_names):
         return None

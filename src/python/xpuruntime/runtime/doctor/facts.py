@@ -233,7 +233,6 @@ def _driver_library() -> tuple[str | None, tuple[int, int] | None]:
 
 
 def _assignments(path: Path) -> dict[str, str]:
-    """Read ``name = "text"`` lines of a Python file without running it."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):

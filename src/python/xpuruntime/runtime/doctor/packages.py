@@ -191,14 +191,12 @@ def in_range(version: str, spec: str) -> bool:
 
 
 def _qnn(facts: Facts, wanted: str) -> str:
-    """Where the QNN plug-in pulled in a second wheel, say how to install it without."""
     if wanted == "onnxruntime" or not any(package.name == "onnxruntime-qnn" for package in facts.packages):
         return ""
     return f" && {PIP} install --force-reinstall --no-deps onnxruntime-qnn"
 
 
 def _parse(line: str) -> tuple[str, str, str]:
-    """Split a requirement line into normalized name, specifier and marker."""
     requirement, _, marker = line.partition(";")
     match = re.match(r"\s*([A-Za-z0-9][\w.-]*)\s*(?:\[[^\]]*\])?\s*\(?([^)]*)\)?", requirement)
     if match is None:

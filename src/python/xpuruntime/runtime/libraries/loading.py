@@ -108,7 +108,6 @@ def library_identity(path: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1024)
 def _identity(path: str, size: int, *_: int) -> tuple[tuple[str, Any], ...]:
-    """Return the identity of a file that had this size, these times and this inode."""
     elf = read_elf(path)
     soname = elf.soname or os.path.basename(path)  # noqa: PTH119 - a text
     if elf.build_id:
@@ -181,7 +180,6 @@ class LibraryIndex:
 
     @functools.cached_property
     def _files(self) -> list[tuple[str, str, str]]:
-        """Path, name and origin of every file, as they are when they are first looked at."""
         files = []
         for folder in self.places:
             try:

@@ -155,7 +155,6 @@ def _opened(path: str | Path, read: Callable[[BinaryIO], _Facts]) -> _Facts:
 
 
 def _header(file: BinaryIO) -> tuple[str, bool, tuple[int, ...]]:
-    """Return the byte order of a file, whether it is 64-bit, and the fields after its identification."""
     ident = file.read(16)
     if ident[:4] != b"\x7fELF" or len(ident) < 16 or ident[4] not in (1, 2) or ident[5] not in (1, 2):
         raise ValueError("it does not begin as an ELF file does")

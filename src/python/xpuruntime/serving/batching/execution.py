@@ -71,7 +71,6 @@ class _Copiers:
         self._pool: ThreadPoolExecutor | None = None
 
     def pool(self) -> ThreadPoolExecutor:
-        """Return them."""
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="xpuruntime-copy")
@@ -216,7 +215,6 @@ def _joined_parts(
     target: int | None,
     empty: Callable[[Sequence[int], Any], np.ndarray[Any, Any]],
 ) -> np.ndarray[Any, Any]:
-    """Return a new array with the parts after each other along the batch, padded along one axis."""
     shape = list(parts[0].shape)
     if info.batch is None:
         parts = parts[:1]
@@ -287,7 +285,6 @@ def take_apart(layout: Layout, results: Mapping[str, Any], rows: int, slices: Se
 
 
 def _checked(info: OutputLayout, result: Any, rows: int) -> np.ndarray[Any, Any]:
-    """Return an output of an execution, with a row for each of its inputs."""
     array = _plain(result, info.datatype)
     if info.batch is not None and (array.ndim <= info.batch or array.shape[info.batch] != rows):
         raise ServingError(

@@ -181,7 +181,6 @@ def _check_fill(name: str, value: float, dtype: np.dtype[Any], word: str) -> Non
 
 
 def _padded_symbols(paddings: Mapping[str, Padding], inputs: Sequence[TensorInfo]) -> dict[str, str]:
-    """Return the names of padded dimensions, each with the first input that has it."""
     symbols: dict[str, str] = {}
     for info in inputs:
         padding = paddings.get(info.name)

@@ -142,7 +142,6 @@ def _target(info: InputLayout, length: int, fixed: bool) -> int:
 
 
 def _content(tensor: InferTensor) -> Hashable:
-    """Return what distinguishes inputs without a batch dimension."""
     array: np.ndarray[Any, Any] = tensor.data
     if array.dtype != object and array.nbytes <= _COMPARED:
         return array.tobytes()

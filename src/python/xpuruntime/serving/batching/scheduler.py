@@ -308,7 +308,6 @@ class Scheduler:
         return min(self._heads(), key=lambda entry: entry.arrived, default=None)
 
     def _heads(self) -> list[Entry]:
-        """Return the oldest waiting entry of each level, in the order of levels."""
         heads = []
         for level, lane in enumerate(self._lanes):
             while lane and not lane[0].waits_at(level):
@@ -318,7 +317,6 @@ class Scheduler:
         return heads
 
     def _due(self, head: Entry) -> tuple[float, Reason]:
-        """Return when the group of an entry is sent although its batch is not full, and why then."""
         due = head.arrived + self._delay
         reason: Reason = "delay" if self._delay else "idle"
         if self._adaptive is not None:
@@ -331,7 +329,6 @@ class Scheduler:
         return due, reason
 
     def _most_urgent(self) -> tuple[float, Entry] | None:
-        """Return the waiting entry with the first deadline, and when it has to be sent."""
         if self._delay == 0 or self.expected is None:
             return None
         first = self.next_deadline()
@@ -417,7 +414,6 @@ class Scheduler:
             del self._groups[key]
 
     def _settle(self, entry: Entry, outcome: Outcome) -> None:
-        """Give an entry its outcome, unless it has one."""
         if entry.outcome != "waiting":
             return
         entry.outcome = outcome

@@ -39,8 +39,6 @@ _PROBE = 128
 
 
 class _Gaps:
-    """Arrivals, and the seconds in which they came."""
-
     __slots__ = ("arrivals", "seconds")
 
     def __init__(self) -> None:
@@ -303,7 +301,6 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
         return self.default_priority_level or (self.priority_levels + 1) // 2
 
     def _check_together(self) -> None:
-        """Refuse fields that contradict each other."""
         too_large = [size for size in self.preferred_batch_size if size > max(self.max_batch_size, 1)]
         if too_large:
             raise Refused(

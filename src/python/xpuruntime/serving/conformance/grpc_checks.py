@@ -93,14 +93,12 @@ class GrpcChecks:
         return code
 
     def _code(self, method: str, message: bytes) -> tuple[str | None, bytes]:
-        """Return the code of an error that judges a message, or None and the answer."""
         code, answer, details = self._send(method, message)
         if code in _NOT_JUDGED or details.startswith(_OF_CLIENT):
             raise FailedCheck(f"{code}: {details}")
         return code, answer
 
     def _send(self, method: str, message: bytes) -> tuple[str | None, bytes, str]:
-        """Return the code, the answer and the details of a call; the code of one that was answered is None."""
         try:
             answer = self._channel.unary_unary(_SERVICE + method)(
                 message, timeout=self._seconds, metadata=self._metadata
@@ -174,7 +172,6 @@ class GrpcChecks:
         return answers[0] if answers else None
 
     def _surplus(self, message: bytes, answers: list[InferResponse]) -> str:
-        """Raise unless a message with contents of no input is refused, or answered as if these were missing."""
         code, answer = self._code("ModelInfer", message)
         if code is not None:
             return code
@@ -185,7 +182,6 @@ class GrpcChecks:
 
 
 def _with_short_contents(model: str, inputs: list[InferTensor]) -> bytes:
-    """Return a request whose first input states a row more than its contents have."""
     first, *rest = inputs
     longer = (first.shape[0] + 1, *first.shape[1:]) if first.shape else (2,)
     return write_infer_request(
@@ -194,7 +190,6 @@ def _with_short_contents(model: str, inputs: list[InferTensor]) -> bytes:
 
 
 def _target(address: str, encrypted: bool) -> tuple[str, bool]:
-    """Return an address as grpcio takes it, and whether it has TLS."""
     target = address
     for scheme, has in (("grpc://", False), ("grpcs://", True)):
         if address.startswith(scheme):

@@ -123,15 +123,12 @@ class _Bounded(io.RawIOBase):
         self.sendall = connected.sendall
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        """Return the file of the answer."""
         return io.BufferedReader(self, 1 << 16)
 
     def readable(self) -> bool:
-        """Answers are read."""
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """Read what there is."""
         seconds = self._deadline - time.monotonic()
         if seconds <= 0:
             raise TimeoutError("timed out")
@@ -402,7 +399,6 @@ class RestChecks:
 
 
 def _null_keys(answer: Answer) -> list[str]:
-    """Return the keys of an answer, and of its outputs, that are null."""
     null_keys = [key for key, value in answer.json(dict[str, msgspec.Raw]).items() if bytes(value) == b"null"]
     outputs = answer.json(_Nullable).outputs
     within = {key for output in outputs for key, value in output.items() if bytes(value) == b"null"}

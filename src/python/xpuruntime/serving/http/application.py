@@ -385,16 +385,13 @@ class _Headers:
         return name in self._found
 
     def find(self, name: bytes) -> str | None:
-        """Return a header, or `None`."""
         value = self._found.get(name)
         return None if value is None else value.decode("latin-1")
 
     def get(self, name: bytes) -> str:
-        """Return a header, or nothing."""
         return self._found.get(name, b"").decode("latin-1")
 
     def trace(self) -> dict[str, str] | None:
-        """Return the headers of the client's trace, or `None`."""
         if b"traceparent" not in self._found:
             return None
         return {name: self.get(name.encode()) for name in TRACE_HEADERS}

@@ -219,7 +219,6 @@ class Connection(HttpToolsProtocol):
             self._refuse_long_head()
 
     def _other_protocol(self) -> bool:
-        """Whether the message asks to go on in another protocol, of which there is none here."""
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def head_ended(self, at: int) -> None:
@@ -245,7 +244,6 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _receive_rest(self, data: bytes, head: Head, end: int) -> None:
-        """Receive the rest of a request whose body has come in part, from `end`."""
         held = self.direct.admit(head, len(data) - end)
         if held is None:
             self._feed(data)
@@ -261,7 +259,6 @@ class Connection(HttpToolsProtocol):
             self.transport.set_protocol(receiver)
 
     def _begin_in_thread(self, receiver: BodyReceiver) -> bool:
-        """Have threads receive the rest of a body, and return whether they do."""
         transport = self.transport
         transport.pause_reading()
         if self.threads.begin(receiver, transport.get_extra_info("socket").fileno()):
@@ -340,7 +337,6 @@ class Connection(HttpToolsProtocol):
             self._go_on()
 
     def _answered(self, reply: bytes | Answer) -> None:
-        """Send a response."""
         self.used = self.loop.time()
         self.server_state.total_requests += 1
         if self.timeout_keep_alive_task is None:

@@ -381,11 +381,9 @@ class MemoryBudget:
         return self._settings.evict != "none" and model.name not in self._settings.keep
 
     def _permanent(self, device: str) -> int:
-        """Return bytes of the models that are never evicted."""
         return sum(size for held, (where, size) in self._held.items() if where == device and not self._may_go(held))
 
     def _evict_one(self, device: str) -> bool:
-        """Unload the least recently used model that nobody uses; return whether there was one."""
         candidates = [held for held, (where, _) in self._held.items() if where == device and self._may_go(held)]
         for held in sorted(candidates, key=lambda candidate: candidate.last_used):
             if held.try_evict():

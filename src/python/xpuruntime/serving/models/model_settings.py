@@ -70,10 +70,7 @@ class SloSettings(PolicyValue, frozen=True, kw_only=True):
 
 
 class _Devices(Kind):
-    """A list of devices."""
-
     def expects(self) -> str:
-        """Say what is accepted."""
         return "a list of devices such as ['cuda:0', 'cuda:1']"
 
     def _check(self, value: Any) -> Any:
@@ -88,7 +85,6 @@ class _Devices(Kind):
         return self._check(value)
 
     def plain(self, value: Any) -> Any:
-        """Return the value as it is written to a file."""
         return list(value)
 
     def _schema(self) -> dict[str, Any]:
@@ -96,10 +92,7 @@ class _Devices(Kind):
 
 
 class _Versions(Kind):
-    """``latest``, ``all``, or a list of numbers."""
-
     def expects(self) -> str:
-        """Say what is accepted."""
         return "'latest', 'all', or a list of version numbers such as [1, 3]"
 
     def _check(self, value: Any) -> Any:
@@ -117,7 +110,6 @@ class _Versions(Kind):
         raise self.wrong_type(describe(node))
 
     def plain(self, value: Any) -> Any:
-        """Return the value as it is written to a file."""
         return list(value) if isinstance(value, tuple) else value
 
     def _schema(self) -> dict[str, Any]:
@@ -179,7 +171,6 @@ class ModelSettings(PolicyValue, frozen=True, kw_only=True):
     )
 
     def _check_together(self) -> None:
-        """Refuse fields that contradict each other."""
         if self.devices and self.device is not None:
             raise Refused("is stated beside 'device'. Fix: leave one of them out", "devices")
         if self.warmup == "lock" and self.lock is None:

@@ -394,7 +394,6 @@ class Models:
 
 
 def _public(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return facts as JSON without folders of this machine."""
     public_facts: dict[str, Any] = without_folders(msgspec.to_builtins(facts))
     return public_facts
 

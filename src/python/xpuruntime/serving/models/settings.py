@@ -86,7 +86,6 @@ class _Address(Text):
         return super()._read(node)
 
     def check(self, value: Any) -> Any:
-        """Return the canonical form of a Python value."""
         return None if value is False else super().check(value)
 
 
@@ -136,7 +135,6 @@ class AdminSettings(PolicyValue, frozen=True, kw_only=True):
     key_file: str | None = field(FilePath("File with the key that admin routes require.", what="a path"), default=None)
 
     def _check_together(self) -> None:
-        """Refuse what is not served."""
         if self.shared_memory:
             raise Refused("true, but memory shared with clients is not served. Fix: leave it out", "shared_memory")
 
@@ -212,7 +210,6 @@ class ServeSettings(PolicyValue, frozen=True, kw_only=True):
     )
 
     def _check_together(self) -> None:
-        """Refuse names that no model has."""
         for name in self.memory.keep:
             if self.models and name not in self.models:
                 raise Refused(f"{quote(name)} is no model of this file", "memory", "keep")

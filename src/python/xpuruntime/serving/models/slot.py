@@ -284,7 +284,6 @@ class ModelSlot:
         self._changed()
 
     def _exchange(self, new: list[ServedVersion]) -> BackgroundCall[None]:
-        """Serve other versions, and begin to retire those that were served before."""
         old = self.loaded
         self._failed_at, self._closed, self._asleep, self.withdrawn = None, False, False, False
         self.failure = None
@@ -296,7 +295,6 @@ class ModelSlot:
         return self._retiring(old)
 
     def _drop_unused(self, versions: Sequence[ServedVersion]) -> None:
-        """Release the versions of a load that failed or was interrupted before they were served."""
         if self._state == "LOADING":
             self._state, self._reason = "UNAVAILABLE", "its loading was interrupted"
         for version in versions:
@@ -354,7 +352,6 @@ class ModelSlot:
         self._hold(opened_versions)
 
     def _hold(self, loaded: Sequence[ServedVersion]) -> None:
-        """Have the memory of these versions counted, and of no others."""
         if loaded:
             self._budget.hold(self, loaded[0].device, sum(version.memory["bytes"] for version in loaded))
         else:

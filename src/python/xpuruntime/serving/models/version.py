@@ -219,10 +219,8 @@ class ServedVersion:
             self._failing = self._failure_of_probe(execution.error)
 
     def _watch_growth(self) -> None:
-        """Have the engine give back memory that it keeps between executions where the process has grown by much.
-
-        The memory of engines grows to that of the largest execution, which no client's size was counted for.
-        """
+        """Have the engine give back memory that it keeps between executions where the process has grown by much."""
+        # The memory of engines grows to that of the largest execution, which no client's size was counted for.
         self._executions += 1
         if self._executions % _LOOKED_AT and not self._releasing:
             return
@@ -333,7 +331,6 @@ class ServedVersion:
         )
 
     def _warm_up(self) -> None:
-        """Run every shape of the lock, or probe inputs, and measure batches where a latency is asked for."""
         settings = self.settings
         most = settings.batching.max_batch_size
         fixed = settings.batching.shapes == "fixed"
@@ -380,7 +377,6 @@ class ServedVersion:
                 )
 
     def _memory(self, before: int | None, device: str | None) -> dict[str, Any]:
-        """Return the size of the model in bytes, and where it is from."""
         if locked := locked_size(self.lock, self.device, self.settings):
             return {"bytes": locked, "source": "lock", "device": self.device}
         engine = sum(self.session.memory().values())

@@ -244,7 +244,6 @@ _PARAMETER_WIRES = {1: VARINT, 2: VARINT, 3: LENGTH, 4: FIXED64, 5: VARINT}
 
 
 def _parameter(message: memoryview, items: Items | None, stated: Parameter | None) -> Parameter | None:
-    """Return the last value in a message, or the one that was stated before."""
     for number, wire, value in fields_of(message, items):
         if number not in _PARAMETER_WIRES:
             continue

@@ -123,7 +123,6 @@ def _numbers(
 
 
 def _structure_of(shape: Sequence[int], length: int) -> bytes:
-    """Return the brackets and commas of an array of this shape; nothing where they are not so many."""
     sizes = itertools.accumulate(reversed(shape), lambda inner, dim: 2 + dim * inner + max(dim - 1, 0), initial=0)
     if max(sizes) > length:
         return b""

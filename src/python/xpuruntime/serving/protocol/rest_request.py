@@ -94,7 +94,6 @@ _LONGEST_SHAPE, _LONGEST_PARAMETERS = 4 << 10, 64 << 10
 
 
 def _decoded(decoder: msgspec.json.Decoder[Any], text: msgspec.Raw, longest: int, where: str) -> Any:
-    """Return a short part of a request. Raises `ServingError` where it is long, or has another type."""
     if len(view := memoryview(text)) > longest:
         raise ServingError(
             Status.INVALID_ARGUMENT, f"{where} have {len(view)} bytes of JSON. Fix: at most {longest} are decoded"
@@ -106,7 +105,6 @@ def _decoded(decoder: msgspec.json.Decoder[Any], text: msgspec.Raw, longest: int
 
 
 def _parameters(text: msgspec.Raw, where: str) -> dict[str, Parameter]:
-    """Return the parameters that are stated, which have to be none of an extension."""
     if not len(memoryview(text)):
         return {}
     read = _decoded(_PARAMETERS, text, _LONGEST_PARAMETERS, f"the parameters of {where}") or {}
@@ -228,7 +226,6 @@ class _Form:
             at += count * datatype.size
 
     def request(self, body: bytes | memoryview, begin: int, now: float | None) -> RestRequest:
-        """Return the request with the values of a body, which are behind its JSON."""
         rest_request = self._asked
         old = rest_request.request
         inputs = []
@@ -311,7 +308,6 @@ def _size(stated: Any, name: str, left: int) -> int:
 
 
 def _outputs(read: list[_Output], by_default: bool) -> tuple[list[RequestedOutput], frozenset[str]]:
-    """Return the outputs that a request names, and the names of those that are to be binary."""
     outputs, binary = [], []
     for raw_output in read:
         where = f"the output {raw_output.name!r}"

@@ -210,13 +210,11 @@ class Gate:
 
 
 async def _in_thread(turns: asyncio.Semaphore, call: Callable[..., _Read], *args: Any) -> _Read:
-    """Return what a function returns that takes long, in a thread, when it has its turn.
-
-    One decoder runs at a time: it may have the interpreter for milliseconds before the event loop has its turn, and
-    several of them that long each. Futures of executors are in a cycle with what they have: what is made of a body, or
-    is raised while it is read, is passed beside them, and so is gone with the request. Parts of a refused body are
-    freed in the thread.
-    """
+    """Return what a function returns that takes long, in a thread, when it has its turn."""
+    # One decoder runs at a time: it may have the interpreter for milliseconds before the event loop has its turn, and
+    # several of them that long each. Futures of executors are in a cycle with what they have: what is made of a body,
+    # or is raised while it is read, is passed beside them, and so is gone with the request. Parts of a refused body are
+    # freed in the thread.
     results: list[_Read] = []
     errors: list[BaseException] = []
 

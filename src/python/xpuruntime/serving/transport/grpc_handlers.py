@@ -151,10 +151,8 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return grpc.stream_unary_rpc_method_handler(handler)
 
     async def _received(self, context: grpc.aio.ServicerContext[bytes, bytes], turns: _Turns | None = None) -> bytes:
-        """Return the one message of a call, which comes once it is asked for, and count it until the call has ended.
-
-        A message that has come is copied in the event loop, so few are asked for at a time.
-        """
+        """Return the one message of a call, which comes once it is asked for, and count it until the call has ended."""
+        # A message that has come is copied in the event loop, so few are asked for at a time.
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         turns = turns or self._turns
         late = refused = False
@@ -191,7 +189,6 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return message
 
     def _hold(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> HeldBytes:
-        """Count a message until its call has ended."""
         held = HeldBytes(self._gate.budget)
         held.take(len(message))
         context.add_done_callback(held.__exit__)
@@ -216,7 +213,6 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return await _abort(context, failed)
 
     async def _read(self, message: bytes) -> InferRequest:
-        """Return the request in a message. Raises `ServingError`."""
         request = await self._gate.decoded(read_infer_request, message, time.monotonic())
         check_model(request.model)
         check_version(request.version)
@@ -262,7 +258,6 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _stream_answer(
         self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes], held: HeldBytes
     ) -> tuple[bytes, int]:
-        """Return a response of a stream, and how many bytes are held until it is sent."""
         request: InferRequest | None = None
         size = 0
         try:
@@ -323,8 +318,6 @@ def _unread(name: str, method: Callable[[], Mapping[str, Any]]) -> Any:
 
 
 def _ending(error: ServingError) -> Any:
-    """Return the handler that ends a call without reading its messages."""
-
     async def handler(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         del messages
         return await _abort(context, error)

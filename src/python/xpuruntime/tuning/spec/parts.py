@@ -66,7 +66,6 @@ class Objective(PolicyValue, frozen=True, kw_only=True):
     )
 
     def _check_together(self) -> None:
-        """Refuse two objectives, and a load where none is measured."""
         if self.minimise is not None and self.maximise is not None:
             raise Refused(f"contradicts maximise {self.maximise!r}. Fix: state one objective", "minimise")
         if self.concurrency > 1 and self.name in ("memory", "energy", "cold_start"):

@@ -122,7 +122,6 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
     DOCUMENT: ClassVar[dict[str, Kind]]
 
     def _check_together(self) -> None:
-        """Refuse devices that share something or this process, and CUDA graphs where none would be used."""
         try:
             check_devices(self.devices)
         except Refused as refused:

@@ -206,7 +206,6 @@ class _Builder:
         return captured
 
     def _unique(self, node: Any) -> str:
-        """Return the node's name; an unnamed or repeated one gets a number."""
         name = node.name or f"({node.op_type})"
         count = self._names.get(name, 0)
         self._names[name] = count + 1
@@ -235,7 +234,6 @@ class _Builder:
 
 
 def _digest(item: Any, key: str) -> bytes:
-    """Digest of a small initializer's type, shape and content; a large or external one stands for itself."""
     external = item.data_location == 1
     if external or len(item.raw_data) > _SMALL or item.ByteSize() > _SMALL + len(item.name) + 64:
         return key.encode()
@@ -247,7 +245,6 @@ def _digest(item: Any, key: str) -> bytes:
 
 
 def _attributes(node: Any, subgraphs: list[Any]) -> bytes:
-    """Digest of the attributes; a node that holds a graph equals no other."""
     digest = hashlib.sha256()
     if subgraphs:
         digest.update(repr((node.name, tuple(node.output))).encode())

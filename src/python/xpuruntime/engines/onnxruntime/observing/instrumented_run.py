@@ -150,7 +150,6 @@ def _timeline(seen: DeviceTimes, unit_of: Mapping[NodeKey, str]) -> Timeline | N
 
 
 def _nothing_to_run(profile: NodeProfile, graph: Any) -> bool:
-    """Whether whole runs executed no node because the optimized graph has none."""
     return bool(profile.windows) and not profile.events and graph is not None and not graph.graph.node
 
 
@@ -190,7 +189,6 @@ def _run(
 
 
 def _finish(session: Any, notes: list[str]) -> tuple[NodeProfile, bool]:
-    """End the profile and read it; what is missing is noted."""
     try:
         written = session.end_profiling()
     except Exception as error:

@@ -73,7 +73,6 @@ class DecidedKernels:
         return msgspec.structs.replace(observed, units=units, notes=tuple(notes), keys=keys, decisions=decided)
 
     def _threads(self, observed: Observed) -> dict[str, KeySeen]:
-        """Report that ONNX Runtime's ``execution.threads`` does not hold for xpuruntime's kernels on the CPU."""
         read, threads = observed.effective.get("execution.threads"), xpuruntime_threads()
         if read is None or self._device != "cpu" or read.endswith(f"={threads}"):
             return {}
@@ -269,7 +268,6 @@ def _sorted(
 
 
 def _innermost(ordered: Sequence[NodeSpan], starts: Sequence[float], at: float, began_ns: int) -> NodeSpan | None:
-    """Return the node that was running at a moment; where nodes hold nodes, the inner one."""
     index = bisect_right(starts, at) - 1
     # Nodes are short and hold others only in control flow: few steps back.
     for position in range(index, max(-1, index - 64), -1):

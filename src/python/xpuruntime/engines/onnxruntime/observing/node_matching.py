@@ -133,10 +133,8 @@ def is_carrier(node: NodeView, source: GraphView, facts: SourceFacts) -> bool:
 
 
 def _base(name: str, facts: SourceFacts) -> str:
-    """Return the source node or tensor in a generated name, without what was put behind it.
-
-    Names of models have ``/`` too, so that the longest that is known counts.
-    """
+    """Return the source node or tensor in a generated name, without what was put behind it."""
+    # Names of models have ``/`` too, so that the longest that is known counts.
     name = name.removeprefix(_CAST)
     shorter = name
     while shorter:
@@ -176,7 +174,6 @@ class _Matcher:
         return True
 
     def _settle(self) -> None:
-        """Apply the sure rules until nothing changes."""
         changed = True
         while changed:
             changed = False
@@ -191,7 +188,6 @@ class _Matcher:
         return any(k and k not in self.matched for k in node.outputs)
 
     def _same_computation(self, node: NodeView) -> bool:
-        """Match what a node writes: it has the operator and the inputs of a source node."""
         if not self._open(node) or node.position in self._carriers:
             return False
         twin = self._twin(node)
@@ -216,7 +212,6 @@ class _Matcher:
         return candidates[0] if len(candidates) == 1 else None
 
     def _carry_back(self, node: NodeView) -> bool:
-        """Match what a carrier reads: it has the value that the carrier writes."""
         if node.position not in self._carriers or not node.inputs or not node.outputs:
             return False
         written = self.matched.get(node.outputs[0])
@@ -283,10 +278,8 @@ class _Matcher:
         return False
 
     def _main(self, node: NodeView) -> NodeView | None:
-        """Return the source node at the heart of an optimized one: same operator, nearest above what its name says.
-
-        Where the name says nothing, nearest above what it writes.
-        """
+        """Return the source node at the heart of an optimized one: same operator, nearest above what its name says."""
+        # Where the name says nothing, nearest above what it writes.
         wanted = _SAME_INPUTS.get(node.op, (node.op,))
         normalized = _NORMALIZED.fullmatch(node.name.removeprefix(_CAST))
         if normalized is not None:  # a BatchNormalization run as a Conv in the blocked layout

@@ -86,7 +86,6 @@ class _Sharing:
         return node.position in self._owner or node.position in self.shares.idle
 
     def _walk(self, node: NodeView, written: list[str], duplicates: list[tuple[NodeView, str]]) -> list[int]:
-        """Claim the source nodes above `written`, down to the nearest tensors of the optimized graph."""
         reads = {self.matched.get(k, k) for k in node.inputs if k}
         own_numbers = {self.facts.number[k] for k in written}
         claimed: list[int] = []
@@ -124,7 +123,6 @@ class _Sharing:
         return not any(k in reads for k in producer.inputs if k)
 
     def _join(self, twin: NodeView, key: str) -> None:
-        """Assign an eliminated duplicate to the node that computes the same value."""
         if self._claimed(twin):
             return
         original = self.source.producers.get(key)
@@ -179,7 +177,6 @@ class _Sharing:
         return None
 
     def _join_equal(self, node: NodeView) -> bool:
-        """Assign a node of an eliminated branch to the owner of its equal in the branch that was kept."""
         for key in node.outputs:
             for other in self.facts.equal.get(self.facts.number.get(key, -1), ()):
                 producer = self.source.producers.get(other)
@@ -189,7 +186,6 @@ class _Sharing:
         return False
 
     def _helpers(self) -> None:
-        """Attribute optimized nodes that own no source node to the nodes that they serve."""
         for node in reversed(self._nodes):
             if node.position in self.shares.owned:
                 continue

@@ -97,7 +97,6 @@ class _Joiner:
         self._id = UnitIds()
 
     def _source(self, model: Any) -> GraphView:
-        """Lay the source flat; an If that the optimizer resolved is replaced by its branch, as the optimizer did."""
         plain = view(model)
         if self.optimized is None:
             return plain
@@ -306,10 +305,8 @@ class _Joiner:
 
 
 def _by_evidence(graph: GraphView, events: Mapping[str, Sequence[NodeEvent]]) -> list[NodeView]:
-    """Return the nodes of a graph, those of a name that several share last, and first where other nodes ran.
-
-    Optimizers give nodes of both branches of an If the same name, and one branch runs.
-    """
+    """Return the nodes of a graph, those of a name that several share last, and first where other nodes ran."""
+    # Optimizers give nodes of both branches of an If the same name, and one branch runs.
     times = Counter(node.name.partition("#")[0] for node in graph.nodes if not node.name.startswith("("))
     ran = Counter(node.scope for node in graph.nodes if times[node.name] == 1 and events.get(node.name))
 

@@ -199,7 +199,6 @@ class RequestedPrecision:
         return "fp32" if self._precision == "tf32" else self._precision
 
     def _only_indices(self, outputs: Sequence[str], ran: str | None) -> bool:
-        """Say whether a unit reads and makes only indices and masks, such as the shape of a transpose."""
         output_types = {self._types.get(name, "?") for name in outputs}
         return bool(output_types) and ran is not None and output_types | set(ran.split("->")) <= _INDICES
 
@@ -218,7 +217,6 @@ class RequestedPrecision:
         )
 
     def _of_quantized(self, held: Sequence[NodeView], ran: str | None) -> str | None:
-        """Return the precision asked for of a quantized operator: the policy's, else what the model's nodes state."""
         if self._precision in FLOATS:
             return self._precision
         if self._precision != "model":
@@ -262,7 +260,6 @@ def _by_own(
     candidates: tuple[KernelCandidate, ...],
     *notes: str,
 ) -> KernelDecision:
-    """Return that ONNX Runtime's own operator serves a node."""
     return KernelDecision(
         op=node.kind,
         description=f"{node.kind} on {device}, by ONNX Runtime",
@@ -299,7 +296,6 @@ def _all(rewriting: Rewriting, decisions: Mapping[str, Sequence[Decision]], devi
 
 
 def _with_own(record: KernelDecision, timed: Timed) -> KernelDecision:
-    """Add what ONNX Runtime's own operator took when the session was loaded."""
     slower = timed.stock / timed.xpuruntime
     own = KernelCandidate(
         id=_OWN,
@@ -313,7 +309,6 @@ def _with_own(record: KernelDecision, timed: Timed) -> KernelDecision:
 
 
 def _stays(timed: Timed, device: str) -> KernelDecision:
-    """Return that ONNX Runtime's own operator was measured to be no slower than xpuruntime's."""
     ratio = timed.xpuruntime / timed.stock
     candidates = (
         KernelCandidate(id=_OWN, config="", accepted=True, reason="", measured_us=timed.stock),

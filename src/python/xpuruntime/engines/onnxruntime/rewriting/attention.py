@@ -143,7 +143,6 @@ def _mask_misfit(scope: Scope, parts: _Parts, q: Shape, k: Shape) -> str:
 
 
 def _standard(scope: Scope, node: onnx.NodeProto, opset: int) -> _Parts | str:
-    """Read Attention of the ONNX standard, opsets 23 and 24."""
     attrs, inputs = attributes(node), [*node.input, "", "", "", "", ""]
     if any(inputs[4:6]) or any(node.output[1:3]):
         return "it keeps past keys and values"
@@ -255,7 +254,6 @@ def _step(scope: Scope, maker: onnx.NodeProto, seen: bool) -> tuple[float, str, 
 
 
 def _is_product(scope: Scope, name: str) -> bool:
-    """Whether a tensor is a product, or one times constants."""
     for _ in range(3):
         maker = scope.maker(name)
         if maker is None or maker.op_type not in ("MatMul", "Mul", "Div"):
@@ -329,10 +327,8 @@ def _transposed(
 
 
 def _folded_transpose(scope: Scope, name: str, shape: Shape) -> tuple[str, list[onnx.NodeProto]] | None:
-    """Return what ``Reshape(Transpose(Reshape(x), [0, 2, 1]))`` transposes, where that swaps the last two of x's four.
-
-    PyTorch joins batch and heads for it. The sizes prove it: the reshapes keep the last two dimensions.
-    """
+    # Return what ``Reshape(Transpose(Reshape(x), [0, 2, 1]))`` transposes, where that swaps the last two of x's four.
+    # PyTorch joins batch and heads for it. The sizes prove it: the reshapes keep the last two dimensions.
     back = scope.maker(name)
     middle = scope.maker(back.input[0]) if back is not None and back.op_type == "Reshape" else None
     join = scope.maker(middle.input[0]) if middle is not None and middle.op_type == "Transpose" else None

@@ -69,7 +69,6 @@ def find_rewrites(
 
 
 def _kinds(function: onnx.FunctionProto) -> list[str]:
-    """Return the operations inside of a function that kernels are chosen for."""
     return sorted({OP_OF_NODE[node.op_type] for node in function.node if node.op_type in OP_OF_NODE})
 
 
@@ -85,7 +84,6 @@ class _Finder:
         self._open: list[RewriteCandidate] = []
 
     def search(self, scope: Scope) -> None:
-        """Look at every node of a graph."""
         # Attention and norms first: they are made of what would also be a product alone.
         for node in scope.graph.node:
             self.look(scope, find_attention(scope, node, self.terms, self.opset))
@@ -99,7 +97,6 @@ class _Finder:
         self._open.clear()
 
     def look(self, scope: Scope, candidate: RewriteCandidate | None) -> None:
-        """Rewrite, leave or offer a node, as the policy says."""
         if candidate is None or candidate.node in self._taken:
             return
         kernel_request = self.asking.requested(candidate)
@@ -131,7 +128,6 @@ class _Finder:
             )
 
     def _offer(self, scope: Scope, candidate: RewriteCandidate) -> None:
-        """List a node whose kernel the policy leaves open, in the form that folds most and some kernel can serve."""
         request = KernelRequest(("auto",), "tuning", ())
         for form in candidate.forms:
             if self._taken.isdisjoint(form.nodes) and self._why_not(candidate, form, request) is None:

@@ -78,7 +78,6 @@ def _tune(rewriting: Rewriting, request: Request, settings: OnnxRuntimeSettings,
 
 
 def _place(settings: OnnxRuntimeSettings, request: Request) -> str:
-    """Return what the times of an operation depend on beside itself: the device, and how the session is opened."""
     from xpuruntime.runtime.device import Device
 
     kind = request.device.partition(":")[0]
@@ -211,7 +210,6 @@ def check_rewriting(
 
 
 def _tolerance(rewriting: Rewriting) -> Tolerance:
-    """Return the tolerance of the least exact type that was rewritten."""
     from xpuruntime.engines.onnxruntime.rewriting.graph import DTYPES
     from xpuruntime.evidence.tolerances import TOLERANCES
 
@@ -235,7 +233,6 @@ def _first_difference(
     feeds: Mapping[str, Any],
     tolerance: Tolerance,
 ) -> str:
-    """Name the first rewritten node, in the order of the graph, whose result differs."""
     from xpuruntime.evidence.tolerances import compare_within
 
     tapped = {rewrite.output: rewrite.node for rewrite in rewriting.rewrites if rewrite.graph == ""}
@@ -371,7 +368,6 @@ def _measure(
 
 
 def _part(model: onnx.ModelProto, scope: Scope, free_rewrite: Rewrite) -> onnx.ModelProto | str:
-    """Return a model of one operation with inputs of its own, or why there is none."""
     import onnx
 
     names = set(free_rewrite.nodes)

@@ -231,7 +231,6 @@ def _is_row_mean(scope: Scope, node: onnx.NodeProto) -> bool:
 
 
 def _centred(scope: Scope, name: str) -> tuple[str, list[onnx.NodeProto]] | None:
-    """Return x and the nodes of ``x - mean(x)``."""
     minus = scope.maker(name)
     if minus is None or minus.op_type != "Sub":
         return None
@@ -242,7 +241,6 @@ def _centred(scope: Scope, name: str) -> tuple[str, list[onnx.NodeProto]] | None
 
 
 def _scaled(scope: Scope, name: str, x: str, op: str) -> tuple[onnx.NodeProto, str] | None:
-    """Return the Mul or Add by a constant vector that is the only use of a tensor, and that vector."""
     readers = scope.readers(name)
     if len(readers) != 1 or readers[0].op_type != op or normal_domain(readers[0].domain):
         return None

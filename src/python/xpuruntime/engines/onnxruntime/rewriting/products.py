@@ -133,7 +133,6 @@ def _gemm_misfit(scope: Scope, node: onnx.NodeProto, b: Shape) -> str:
 
 
 def _batches_fit(a: Shape, b: Shape) -> bool:
-    """Whether the batches are alike, or one of the two is a single matrix."""
     ones = [all(number(d) == 1 for d in batch) for batch in (a, b)]
     return any(ones) or (len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True)))
 
@@ -153,8 +152,6 @@ def _names(nodes: list[onnx.NodeProto]) -> tuple[str, ...]:
 def _describer(
     terms: Terms, dtype: str, a: Shape, b: Shape, trans_a: bool, trans_b: bool
 ) -> Callable[[bool, str], Callable[[int], dict[str, Any]]]:
-    """Return what describes the product with or without bias and activation."""
-
     def of(has_bias: bool, activation: str) -> Callable[[int], dict[str, Any]]:
         def describe(stand_in: int) -> dict[str, Any]:
             left, right = sizes(a, stand_in), sizes(b, stand_in)
@@ -398,7 +395,6 @@ def _product(scope: Scope, name: str, gate: str, first: onnx.NodeProto) -> list[
 
 
 def _scaled_gate(scope: Scope, name: str, gate: str) -> tuple[float | None, list[onnx.NodeProto]]:
-    """Return the factor with which a tensor is the gate, 1 for the gate itself, and the node between them."""
     if name == gate:
         return 1.0, []
     node = scope.maker(name)
@@ -422,7 +418,6 @@ def _other(node: onnx.NodeProto, name: str) -> str:
 
 
 def _is_factor(scope: Scope, node: onnx.NodeProto, name: str, wanted: float) -> bool:
-    """Whether a node multiplies a tensor by `wanted`."""
     constant = scope.scalar(_other(node, name))
     if constant is None or constant == 0 or (node.op_type == "Div" and node.input[0] != name):
         return False

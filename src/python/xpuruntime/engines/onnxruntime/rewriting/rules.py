@@ -94,7 +94,6 @@ def kernels_of(op: str, word: str) -> tuple[str, ...]:
 
 @functools.cache
 def _ready() -> None:
-    """Let plugins register their kernels, and the core find the vendors' libraries."""
     from xpuruntime.ops.call_context import prepare
 
     prepare()

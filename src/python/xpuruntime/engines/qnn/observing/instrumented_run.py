@@ -158,7 +158,6 @@ def _as_computed(unit: Unit, kept: int | None) -> Unit:
 
 
 def _seen_in_profile(unit: Unit, cycles: Mapping[str, list[int]], device: str) -> Unit:
-    """Return a unit of a node without a record, with its device, if the profile has an operation of its name."""
     if unit.relation != "folded" or unit.status != "unobservable" or unit.id not in cycles:
         return unit
     why = "the profile has an operation of this name; the records of the graph are missing"
@@ -199,7 +198,6 @@ def _edge(name: str, series: list[int], device: str, runs: int, kind: Any) -> Un
 
 
 def _host_events(folder: Path, notes: list[str]) -> dict[str, NodeEvent]:
-    """Return the nodes that ran on the CPU, from ONNX Runtime's own profile."""
     events: dict[str, NodeEvent] = {}
     for path in folder.glob("ort*.json"):
         try:

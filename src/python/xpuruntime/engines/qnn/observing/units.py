@@ -166,7 +166,6 @@ class _Joiner:
         )
 
     def _inside(self, key: str, held: list[int]) -> bool:
-        """Whether a tensor is read only by nodes of the same operation."""
         readers = [node.position for node in self.graph.consumers.get(key, ())]
         return bool(readers) and all(position in held for position in readers) and key not in self.graph.outputs
 
@@ -201,11 +200,9 @@ class _Joiner:
         ]
 
     def _wanted(self, nodes: list[int], ran: str | None = None) -> str | None:
-        """Return the precision asked for of a unit; ``None`` where it computes no numbers that one applies to.
-
-        Under int8, what is no product is in the types of the graph: in 8 bits or in floats, where nodes of both kinds
-        became one operation. Indices, which QNN makes 32 bits wide, have no precision.
-        """
+        """Return the precision asked for of a unit; ``None`` where it computes no numbers that one applies to."""
+        # Under int8, what is no product is in the types of the graph: in 8 bits or in floats, where nodes of both kinds
+        # became one operation. Indices, which QNN makes 32 bits wide, have no precision.
         held = [self.source.nodes[i] for i in nodes]
         if not held or {node.op for node in held} <= CONVERSIONS:
             return None

@@ -144,7 +144,6 @@ class CallDecisions:
         return _native(call, route.asked, key, source, chosen, candidates, notes)
 
     def _measured(self, call: SeenCall, route: Route) -> KernelDecision:
-        """Return that PyTorch's own kernel was measured to be no slower than xpuruntime's."""
         times = {name: spent for name, spent, _ in route.times}
         own = times.get(route.kernel)
         candidates = [_served(route.kernel, own)]
@@ -204,7 +203,6 @@ def _native(
     candidates: Sequence[KernelCandidate],
     notes: Sequence[str] = (),
 ) -> KernelDecision:
-    """Return that a kernel of PyTorch's serves a call."""
     what = " x ".join(str(list(shape)) for shape in call.shapes)
     return KernelDecision(
         op=call.op,
@@ -240,7 +238,6 @@ def _served(kernel: str, measured_us: float | None = None) -> KernelCandidate:
 
 
 def _names(op: str, kernel_name: str, kernel: str) -> bool:
-    """Whether a kernel name means a kernel of PyTorch's."""
     from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES
 
     return kernel_name == "auto" or NATIVE_NAMES[op].get(kernel_name) == kernel

@@ -114,7 +114,6 @@ def _units(model: DecoderModel, rows: Iterable[Row], runs: int) -> Iterable[Unit
 
 
 def _keys(model: DecoderModel, rows: list[Row], explanation: Explanation) -> dict[str, KeySeen]:
-    """Return the observation of each kernel key, and of each claim about weights."""
     seen: dict[str, KeySeen] = {}
     for control in model.controls:
         if control.enforceability == "unsupported" or control.key == "kernels.auto_strategy":

@@ -139,7 +139,6 @@ def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
 
 
 def _results(module: Any) -> tuple[str, ...]:
-    """Return the names of the results inside of an exported program; a module does not tell them."""
     graph = getattr(module, "graph", None)
     last = next((node for node in getattr(graph, "nodes", ()) if node.op == "output"), None)
     return tuple(node.name for node in last.all_input_nodes) if last is not None else ()
@@ -166,7 +165,6 @@ class _Watch:
         self.timeline: Timeline | None = None
 
     def runs(self, tensors: Sequence[Any], count: int) -> list[str]:
-        """Run so many times, and keep what was seen; return a note where a run fails, and then stop."""
         for number in range(count):
             try:
                 self.seen.append(self.run(tensors))
@@ -178,7 +176,6 @@ class _Watch:
         return []
 
     def run(self, tensors: Sequence[Any]) -> dict[str, tuple[float, dict[str, float]]]:
-        """Return operator to microseconds, and to the time of each kernel in it."""
         import torch
 
         from xpuruntime.pytorch.profiling.kineto_recording import Profiler, refuse_a_second
@@ -252,7 +249,6 @@ def _work_kind(name: str) -> Literal["kernel", "copy", "fill"]:
 
 
 def _measured(event: Any, *, cuda: bool) -> tuple[float, dict[str, float]]:
-    """Return the time of a marked operator, and its kernels: those of the device, or the operators in it."""
     kernels: dict[str, float] = defaultdict(float)
     for inner in _below(event):
         if cuda:
@@ -264,11 +260,9 @@ def _measured(event: Any, *, cuda: bool) -> tuple[float, dict[str, float]]:
 
 
 def _ranked(runs: Sequence[Mapping[str, float]], *, cuda: bool) -> tuple[list[str], bool]:
-    """Return the kernels of one operator, the one with the most time of its own first, and whether it clearly is.
-
-    On the CPU they are PyTorch's operators; those that only call others are left out, unless there are no others. The
-    least of the runs counts: what else a machine does only adds.
-    """
+    """Return the kernels of one operator, the one with the most time of its own first, and whether it clearly is."""
+    # On the CPU they are PyTorch's operators; those that only call others are left out, unless there are no others. The
+    # least of the runs counts: what else a machine does only adds.
     names = dict.fromkeys(name for run in runs for name in run)
     least = {name: min(run.get(name, 0.0) for run in runs) for name in names}
     computing = list(names) if cuda else [name for name in names if not _only_calls(name)] or list(names)
@@ -277,7 +271,6 @@ def _ranked(runs: Sequence[Mapping[str, float]], *, cuda: bool) -> tuple[list[st
 
 
 def _device_kernels(runs: Sequence[Mapping[str, float]], counts: Mapping[str, int]) -> tuple[DeviceKernel, ...]:
-    """Return what the device ran for one operator, longest first."""
     kernels = []
     for name in dict.fromkeys(name for run in runs for name in run):
         said = parse_kernel_name(name)
@@ -355,7 +348,6 @@ def _opaque(
     effective: dict[str, str],
     kernels: PinnedKernels,
 ) -> Observed:
-    """Report a compiled program as the one unit it is."""
     import torch
 
     cuda = model.device != "cpu"
@@ -446,7 +438,6 @@ def _inside(model: TorchModel, tensors: Sequence[Any]) -> list[Any]:
 
 
 def _interpreted(module: Any, names: Mapping[str, str], around: Around) -> Any:
-    """Return what runs a graph module node by node."""
     from torch.fx import Interpreter
 
     from xpuruntime.pytorch._private_api import pytree

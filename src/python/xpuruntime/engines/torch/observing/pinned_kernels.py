@@ -194,10 +194,8 @@ class PinnedKernels:
         return ""
 
     def _kernels(self, call: SeenCall, route: Route) -> list[str]:
-        """Return the kernels that served a call: of xpuruntime by the dispatcher, of PyTorch by the profiler.
-
-        What was routed to, where neither knows more.
-        """
+        """Return the kernels that served a call: of xpuruntime by the dispatcher, of PyTorch by the profiler."""
+        # What was routed to, where neither knows more.
         if route.native:
             return sorted(set(self._call_decisions.instead(call).values())) or [str(route.kernel)]
         return list(dict.fromkeys(decision.kernel for decision in self._call_decisions.decisions_of(call))) or [
@@ -205,7 +203,6 @@ class PinnedKernels:
         ]
 
     def _meets(self, call: SeenCall, route: Route) -> bool:
-        """Whether the kernels that the dispatcher chose for a call are those that its route names."""
         kernel_name, _, config = str(route.kernel).partition("@")
         if route.native or kernel_name == "auto":
             return True

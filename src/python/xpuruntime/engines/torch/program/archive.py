@@ -327,7 +327,6 @@ def _is_called(node: ast.AST, names: tuple[str, ...]) -> TypeGuard[ast.Call]:
 
 
 def _is_text(value: object) -> bool:
-    """Say whether a text is the name of a symbol or a number."""
     return isinstance(value, str) and (_SYMBOL.fullmatch(value) is not None or _NUMBER.fullmatch(value) is not None)
 
 

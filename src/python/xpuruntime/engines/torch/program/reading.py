@@ -61,7 +61,6 @@ def inspect_program(path: str, *, trust: bool = False) -> ModelInfo:
 
 
 def _carried(file: Path) -> dict[str, str]:
-    """Return the texts that an exported program carries, by name."""
     texts = {}
     with zipfile.ZipFile(file) as archive:
         for name in archive.namelist():
@@ -224,7 +223,6 @@ def _tensor(name: str, value: Any, spell: Callable[[Any], str], ranges: Mapping[
 
 
 def _limit(size: Any, ranges: Mapping[Any, Any]) -> tuple[int, int] | None:
-    """Return the least and the greatest size that the program was exported for."""
     range_ = ranges.get(size.node.expr)
     if range_ is None:
         return None
@@ -244,7 +242,6 @@ def _weights(tensors: Iterable[Any]) -> dict[str, int]:
 
 
 def _digest(module: Any) -> str:
-    """Return the SHA-256 of a module's class, and of its parameters and buffers."""
     import torch
 
     digest = hashlib.sha256(type(module).__qualname__.encode())

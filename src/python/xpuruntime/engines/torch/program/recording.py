@@ -184,7 +184,6 @@ def _needs_it(graph: Any) -> bool:
 
 
 def _stated(node: Node) -> bool:
-    """Say whether a node states float32, in its arguments."""
     return any(leaf is torch.float32 for leaf in pytree.tree_leaves((node.args, node.kwargs)))
 
 
@@ -219,7 +218,6 @@ class _Retyping(Interpreter):  # type: ignore[misc]
             raise self._refused(n, error) from error
 
     def _cast(self, n: Node) -> bool:
-        """Convert the float32 tensors that a node takes beside others."""
         done: dict[Node, Node] = {}
         for input_ in n.all_input_nodes:
             value = self.env.get(input_)

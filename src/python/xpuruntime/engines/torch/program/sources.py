@@ -224,13 +224,11 @@ def _flat(result: Any, pytree: Any) -> list[Any]:
 
 
 def _plain_arguments(spec: Any, pytree: Any) -> bool:
-    """Whether the arguments are tensors by position and nothing else."""
     args, kwargs = pytree.tree_unflatten([_MISSING] * spec.num_leaves, spec)
     return not kwargs and all(arg is _MISSING for arg in args)
 
 
 def _constants(program: Any) -> dict[int, Any]:
-    """Return the arguments that export has fixed to a constant, by position among the leaves."""
     constants: dict[int, Any] = {}
     position = 0
     for spec in program.graph_signature.input_specs:

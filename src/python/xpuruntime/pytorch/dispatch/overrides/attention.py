@@ -196,10 +196,8 @@ def _by_operators(
 
 
 def _key_of(active: CompiledPolicy, arguments: Arguments, phase: str, module: str) -> tuple[Any, int, bool, bool]:
-    """Return the key of a call's route, flags in it, whether its tensors are plain, and if a gradient is recorded.
-
-    Of plain tensors the key is the one that the fast kernel looks for.
-    """
+    """Return the key of a call's route, flags in it, whether its tensors are plain, and if a gradient is recorded."""
+    # Of plain tensors the key is the one that the fast kernel looks for.
     query, key, value, mask, dropout_p, is_causal, _, enable_gqa = arguments
     records = torch.is_grad_enabled()
     needs_grad = records and (query.requires_grad or key.requires_grad or value.requires_grad)

@@ -74,7 +74,6 @@ def _three(native: Native) -> Callable[..., Any] | FastKernel:
 
 
 def _typed(native: Native) -> Callable[..., Any]:
-    """Return the override of the overloads with a dtype for the result, such as ``mm.dtype``."""
     rank = rank_of(native.name)
     adds = "add" in native.name
 
@@ -254,7 +253,6 @@ class _ScaledProduct:
 
     @property
     def unsupported_reason(self) -> str:
-        """Why no xpuruntime kernel can compute it, or nothing."""
         if self.a.dtype != torch.float8_e4m3fn or self.b.dtype != torch.float8_e4m3fn:
             return f"float8_e4m3fn is multiplied, and these are {self.a.dtype} and {self.b.dtype}"
         if self.scale_a.numel() != 1 or self.scale_b.numel() != 1:
@@ -271,7 +269,6 @@ class _ScaledProduct:
 
     @property
     def native(self) -> bool:
-        """Whether PyTorch's own is to be called whatever the policy says: for what is empty, or what it refuses."""
         a, b, out = self.a, self.b, self.out
         if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0] or a.numel() == 0 or b.numel() == 0:
             return True
@@ -280,7 +277,6 @@ class _ScaledProduct:
         return out.dtype != self.out_dtype or out.shape != (a.shape[0], b.shape[1]) or not out.is_contiguous()
 
     def compute(self, route: Route, phase: str) -> Any:
-        """Compute it by the xpuruntime kernel of a route."""
         call_context: CallContext = route.place  # type: ignore[assignment]
         out_dtype = _OUT[self.out_dtype] if self.out_dtype is not None else None
         return _op_matmul(

@@ -276,7 +276,6 @@ def _flat(columns: Tensor | None, n: int) -> Tensor | None:
 
 
 def _stats(stats: Tensor, x: Tensor, n: int) -> Tensor:
-    """Return a mean or rstd as `_core` keeps it: [..], in fp32 or fp64."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     stats = stats.detach().to(dtype).contiguous()
     return stats.squeeze(-1) if n == 1 else stats.view(x.shape[:-n])
@@ -335,7 +334,6 @@ def _same_dtype(x: Tensor, weight: Tensor | None) -> bool:
 def _rms_norm_gradient(
     grad: Tensor, x: Tensor, shape: Sequence[int], rstd: Tensor, weight: Tensor | None, mask: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of an RMS norm by PyTorch's own operations."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     inner = tuple(range(x.dim() - len(shape), x.dim()))
     outer = tuple(range(x.dim() - len(shape)))

@@ -171,7 +171,6 @@ class Product:
 
 
 def _readable(matrix: Tensor) -> bool:
-    """Say whether BLAS can read it: one of the last two strides is 1 and the other at least as long as a row."""
     rows, columns = matrix.shape[-2:]
     down, across = matrix.stride()[-2:]
     by_rows = across == 1 and (down >= columns or rows == 1)
@@ -183,13 +182,11 @@ def _shares_within(out: Tensor) -> bool:
 
 
 def _overlap(out: Tensor, *operands: Tensor | None) -> bool:
-    """Say whether the memory of a result overlaps that of an operand."""
     first, last = _span(out)
     spans = (_span(operand) for operand in operands if operand is not None)
     return any(start < last and first < end for start, end in spans)
 
 
 def _span(x: Tensor) -> tuple[int, int]:
-    """Return the first address of a tensor, and the one behind its last element."""
     reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + (reach + 1) * x.element_size()

@@ -136,11 +136,10 @@ class _Placed:
 
 
 class _Traced:
-    """One override for code that is being compiled, in place until `remove`.
+    """One override for code that is being compiled, in place until `remove`."""
 
-    PyTorch's dispatcher asks Python for kernels while Dynamo and AOTAutograd trace, and never otherwise, so that a call
-    in eager code costs what it did.
-    """
+    # PyTorch's dispatcher asks Python for kernels while Dynamo and AOTAutograd trace, and never otherwise, so that a
+    # call in eager code costs what it did.
 
     def __init__(self, override: Override, key: str) -> None:
         self.override = override
@@ -266,7 +265,6 @@ def _place_all(op: str, operators: tuple[str, ...] | None) -> list[InPlace]:
 
 
 def _place(override: Override, key: str) -> InPlace | None:
-    """Put one override in place; ``None`` where this PyTorch does not have what it stands for."""
     if key == TRACING:
         return _Traced(override, key)
     if key == CLASSES:

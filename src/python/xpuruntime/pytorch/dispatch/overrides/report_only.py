@@ -39,7 +39,6 @@ __all__ = ["OVERRIDES", "overrides_of_operators", "refuse_function"]
 
 
 def _call_context(active: CompiledPolicy) -> tuple[str, str]:
-    """Return phase and module of the call that runs in this thread, each empty where no rule asks for it."""
     phase = context.phase() if active.by_phase else ""
     if phase == "infer" and CONTEXT.thread.recorded:
         phase = "train"
@@ -48,10 +47,8 @@ def _call_context(active: CompiledPolicy) -> tuple[str, str]:
 
 
 def _track_grad_mode(native: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands for a kernel at a key of autograd: the native one, inside of which `_call_context` knows it.
-
-    Inside of an ``autograd.Function`` it is of no use, since the forward there runs under ``no_grad``.
-    """
+    # Return what stands for a kernel at a key of autograd: the native one, inside of which `_call_context` knows it.
+    # Inside of an ``autograd.Function`` it is of no use, since the forward there runs under ``no_grad``.
 
     def autograd(*args: Any, **kwargs: Any) -> Any:
         active = active_policy()
@@ -67,7 +64,6 @@ def _track_grad_mode(native: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _needs_grad(args: tuple[Any, ...]) -> bool:
-    """Say whether a tensor among the arguments, or in a tuple among them, requires a gradient."""
     return any(
         x.requires_grad if isinstance(x, torch.Tensor) else isinstance(x, tuple) and _needs_grad(x) for x in args
     )
@@ -189,7 +185,6 @@ function_phases.CHECKS.append(refuse_function)
 
 @functools.lru_cache(maxsize=1024)
 def _row_of_function(kind: type[torch.autograd.Function]) -> Unserved | None:
-    """Return the row of a function of another package that runs kernels of its own."""
     op = operation_of_function(kind)
     if op is None or names_operation(kind, op):
         return None
