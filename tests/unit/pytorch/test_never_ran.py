@@ -172,7 +172,7 @@ def test_a_rule_whose_keys_its_operation_lacks(match):
 @pytest.mark.parametrize(
     ("kernels", "words"),
     [
-        ({"matmul": "cpu.blass"}, r"kernels\.matmul asks for cpu\.blass, .*did you mean cpu\.blas\?"),
+        ({"matmul": "cpu.blass"}, r"kernels\.matmul asks for cpu\.blass, .*did you mean 'cpu\.blas'\?"),
         ({"attention": ["torch.flashh", "nobody.attention"]}, r"kernels\.attention asks for torch\.flashh, nobody"),
         ({"rules": [{"match": {"op": "rms_norm"}, "use": "cpu.refrence"}]}, r"rules\[0\] asks for cpu\.refrence"),
         ({"rules": [{"match": {"module": "*"}, "use": "nobody.kernel"}]}, r"rules\[0\] asks for nobody\.kernel, and"),

@@ -274,6 +274,6 @@ def _named(name: str, known: Mapping[str, TensorInfo]) -> str:
 
 
 def _nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    import difflib
+    from xpuruntime.policies.document import nearest
 
-    return shlex.quote([*difflib.get_close_matches(name, list(known), n=1), *known][0])
+    return shlex.quote(nearest(name, known) or next(iter(known)))

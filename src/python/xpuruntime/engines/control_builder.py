@@ -10,6 +10,7 @@ import msgspec
 
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Control
+from xpuruntime.policies.document import nearest, question
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -187,12 +188,9 @@ def check_options(
         option = known.get(name)
         if option is None:
             names = sorted({*known, *(also or {})})
-            import difflib
-
-            near = difflib.get_close_matches(name, names, n=1) or [n for n in names if n.endswith(f".{name}")]
-            hint = f"; did you mean {near[0]!r}?" if near else "."
-            msg = f"{where}: unknown option {name!r}{hint} Known: {', '.join(names)}"
-            raise PolicyError(msg, fix=f"write {near[0] if near else 'one of these'}", engine=engine)
+            near = nearest(name, names) or next((n for n in names if n.endswith(f".{name}")), None)
+            msg = f"{where}: unknown option {name!r}{question(near, '.')} Known: {', '.join(names)}"
+            raise PolicyError(msg, fix=f"write {near or 'one of these'}", engine=engine)
         if option.owned_by is not None:
             msg = f"{where}: {name!r} is set by {option.owned_by}. Fix: state it there, so that one fact has one place"
             raise PolicyError(msg, engine=engine)

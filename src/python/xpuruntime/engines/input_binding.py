@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.engines.arrays import kind_of, to_host, torch_dtype_name
 from xpuruntime.errors import InputError, OutOfMemoryError, XpuRuntimeError
 from xpuruntime.evidence.records import Conversion
+from xpuruntime.policies.document import nearest, question
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -160,10 +161,8 @@ def check_call(feeds: Any, other: Mapping[str, Any], method: str = "run", extra:
         raise InputError(msg, fix=fix)
     if other:
         known = ("stream", "outputs", *(("queue", "timeout") if method == "run_async" else ()))
-        import difflib
-
-        near = difflib.get_close_matches(min(other), known, n=1)
-        fix = f"{near[0]}=" if near else f"leave it out; there are {', '.join(known)}"
+        near = nearest(min(other), known)
+        fix = f"{near}=" if near else f"leave it out; there are {', '.join(known)}"
         raise TypeError(f"{method} has no argument {min(other)!r}. Fix: {fix}")
 
 
@@ -208,12 +207,9 @@ class InputValidator:
         check_mapping(feeds, self.required[0] if self.required else "input")
         for name in feeds:
             if name not in self.infos:
-                import difflib
-
-                near = difflib.get_close_matches(str(name), self.infos, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else "."
-                msg = f"the model has no input {name!r}{hint} Its inputs: {self._all()}"
-                raise InputError(msg, fix=f"pass {{{near[0] if near else next(iter(self.infos))!r}: array}}")
+                near = nearest(str(name), self.infos)
+                msg = f"the model has no input {name!r}{question(near, '.')} Its inputs: {self._all()}"
+                raise InputError(msg, fix=f"pass {{{near or next(iter(self.infos))!r}: array}}")
         missing = [name for name in self.required if name not in feeds]
         if missing:
             msg = f"input {missing[0]!r} is missing. The model's inputs: {self._all()}"

@@ -14,6 +14,7 @@ from xpuruntime.engines.base import Engine
 from xpuruntime.engines.model.info import inspect_model
 from xpuruntime.errors import EngineError, EngineUnavailable, InputError, warn
 from xpuruntime.policies.device_spec import ENGINE_PATTERN
+from xpuruntime.policies.document import nearest, question
 from xpuruntime.runtime.packages import load_points
 
 if TYPE_CHECKING:
@@ -70,13 +71,10 @@ class EngineRegistry:
         engine = self._engines.get(self._aliases.get(name, name))
         if engine is not None:
             return engine
-        words = [*self._engines, *self._aliases]
-        import difflib
-
-        near = difflib.get_close_matches(name, words, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        msg = f"unknown engine {name!r}{hint} Registered: {', '.join(sorted(self._engines)) or 'none'}"
-        fix = f"write {near[0] if near else 'one of these'}, or install the package that registers {name}"
+        near = nearest(name, [*self._engines, *self._aliases])
+        registered = ", ".join(sorted(self._engines)) or "none"
+        msg = f"unknown engine {name!r}{question(near, '.')} Registered: {registered}"
+        fix = f"write {near or 'one of these'}, or install the package that registers {name}"
         raise EngineUnavailable(msg, fix=fix, engine=name)
 
     def names(self) -> tuple[str, ...]:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import difflib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from xpuruntime.engines.base import judge
 from xpuruntime.engines.model.graph import reads
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.tolerances import compare_within
+from xpuruntime.policies.document import nearest, question
 from xpuruntime.printable import error_line
 
 if TYPE_CHECKING:
@@ -75,10 +75,9 @@ def _check(info: ModelInfo, names: Sequence[str]) -> None:
     outputs = {name for node in info.nodes for name in node.outputs if name and not node.graph}
     for name in names:
         if name not in outputs:
-            near = difflib.get_close_matches(name, outputs, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            fix = f"write {near[0]}" if near else "write one of the outputs of session.model.nodes"
-            raise InputError(f"no node of {info.path} makes a tensor {name!r}{hint}", fix=fix)
+            near = nearest(name, outputs)
+            fix = f"write {near or 'one of the outputs of session.model.nodes'}"
+            raise InputError(f"no node of {info.path} makes a tensor {name!r}{question(near)}", fix=fix)
 
 
 @contextmanager

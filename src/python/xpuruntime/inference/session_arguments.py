@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypedDict
 from xpuruntime.argument_types import FLAG, PATH, TEXTS, check_types
 from xpuruntime.errors import InputError, PolicyError
 from xpuruntime.inference.embedded_policy import carried_policy, carries_policy
+from xpuruntime.policies.document import nearest
 
 if TYPE_CHECKING:
     import os
@@ -229,10 +230,8 @@ def refuse_arguments(
         fixes += [_ARGUMENTS[name] for name in theirs if name in _ARGUMENTS]
         raise InputError(msg, fix="; ".join(fixes))
     name = min(options)
-    import difflib
-
-    near = [_ELSEWHERE[name]] if _ELSEWHERE.get(name) in names else difflib.get_close_matches(name, names, n=1)
-    fix = f"{function}(model, {near[0]}=...)" if near else f"leave it out; there are {', '.join(names)}"
+    near = _ELSEWHERE[name] if _ELSEWHERE.get(name) in names else nearest(name, names)
+    fix = f"{function}(model, {near}=...)" if near else f"leave it out; there are {', '.join(names)}"
     raise TypeError(f"{function} has no argument {name!r}. Fix: {fix}")
 
 

@@ -20,7 +20,7 @@ from xpuruntime.errors import (
 )
 from xpuruntime.evidence.records import Control, VerdictCode
 from xpuruntime.policies.call_facts import NameSet
-from xpuruntime.policies.document import nearest
+from xpuruntime.policies.document import nearest, question
 from xpuruntime.runtime.packages import guarded, reinstall_command
 
 if TYPE_CHECKING:
@@ -322,14 +322,10 @@ def without_nodes(request: Request, controls: Iterable[Control]) -> list[Control
 
 
 def _nothing(control: Control, pattern: str, names: list[str]) -> Control:
-    import difflib
-
-    near = difflib.get_close_matches(pattern.strip("*"), names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
     return msgspec.structs.replace(
         control,
         resolved="-",
         enforceability="unsupported",
-        reason=f"the pattern {pattern!r} names no node of the model{hint}",
+        reason=f"the pattern {pattern!r} names no node of the model{question(nearest(pattern.strip('*'), names))}",
         fix="correct match.node, or remove the rule; `xrt explain` lists the nodes",
     )

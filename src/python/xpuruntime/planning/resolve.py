@@ -31,6 +31,7 @@ from xpuruntime.planning.candidates import (
     without_nodes,
 )
 from xpuruntime.planning.plan import ModelFacts, Plan, execution_facts
+from xpuruntime.policies.document import question
 from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.packages import install_command
 from xpuruntime.runtime.telemetry import log_decision
@@ -361,9 +362,8 @@ def _unknown(candidate: EngineCandidate, engines: Mapping[str, Engine]) -> Verdi
 
 def _misspelt(name: str, engines: Mapping[str, Engine]) -> tuple[str, str, str]:
     near = nearest_engine(name, engines)
-    hint = f"did you mean '{near}'? " if near else ""
     return (
-        f"no engine is named '{name}'; {hint}registered: {', '.join(engines) or 'none'}",
+        f"no engine is named '{name}'{question(near, ';')} registered: {', '.join(engines) or 'none'}",
         near or next(iter(engines), "onnxruntime"),
         f"install the package that registers {name}",
     )

@@ -29,6 +29,7 @@ __all__ = [
     "from_python",
     "nearest",
     "position_of",
+    "question",
     "quote",
     "to_python",
 ]
@@ -252,6 +253,11 @@ def nearest(word: str, valid: Iterable[str]) -> str | None:
 _OTHER_NAMES = {"float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32", "bfloat16": "bf16"}
 
 
+def question(near: str | None, otherwise: str = "") -> str:
+    """Return ``"; did you mean 'near'?"``, or what stands there otherwise."""
+    return f"; did you mean {near!r}?" if near else otherwise
+
+
 def did_you_mean(word: str, valid: Iterable[str], kind: str, *, near: str | None = None, more: str = "") -> str:
     """Return ``"; did you mean 'x'? Valid <kind>: .... Fix: write x"``, without the question when nothing is near.
 
@@ -259,8 +265,7 @@ def did_you_mean(word: str, valid: Iterable[str], kind: str, *, near: str | None
     """
     words = list(valid)
     near = near or nearest(word, words)
-    question = f"; did you mean {near!r}?" if near else "."
-    return f"{question} Valid {kind}: {', '.join(words)}{more}. Fix: write {near or f'one of the {kind}'}"
+    return f"{question(near, '.')} Valid {kind}: {', '.join(words)}{more}. Fix: write {near or f'one of the {kind}'}"
 
 
 def _plain(word: str) -> str:

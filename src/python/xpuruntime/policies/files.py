@@ -152,7 +152,7 @@ def _format_of(name: str) -> str:
 
 
 def _neighbour(path: Path) -> tuple[str, str | None]:
-    from xpuruntime.policies.document import nearest
+    from xpuruntime.policies.document import nearest, question
 
     try:
         names = [entry.name for entry in path.parent.iterdir() if entry.suffix in _FORMATS][:1000]
@@ -160,4 +160,4 @@ def _neighbour(path: Path) -> tuple[str, str | None]:
         return f"no such file; the folder {str(path.parent)!r} does not exist or cannot be read", None
     near = nearest(path.name, names)
     meant = str(path.with_name(near)) if near else None
-    return f"no such file; did you mean {meant!r}?" if meant else "no such file", meant
+    return f"no such file{question(meant)}", meant

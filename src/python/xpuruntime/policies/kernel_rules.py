@@ -12,7 +12,7 @@ from xpuruntime.policies.call_facts import CallFacts, IntRange
 from xpuruntime.policies.compiled_rules import certainty_of, conditions_of
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore
 from xpuruntime.policies.device_spec import DEVICE_PATTERN, check_device
-from xpuruntime.policies.document import Refused, did_you_mean, nearest, quote
+from xpuruntime.policies.document import Refused, did_you_mean, nearest, question, quote
 from xpuruntime.policies.kinds import Choice, Duration, Number, Percentage, Text
 from xpuruntime.policies.value import Accepts, PolicyValue, field
 
@@ -261,9 +261,10 @@ def check_kernel(kernel: str, op: str | None) -> str:
         hint = did_you_mean(kernel, families, "kernels", more=f", or an id such as {example!r}").partition(" Fix: ")[0]
         raise Refused(f"{quote(kernel)} is not a known kernel{for_op}{hint} {_fix(kernel, op)}")
     if not re.fullmatch(_ID, kernel):
-        near = nearest_kernel(kernel, op)
-        question = f"; did you mean {near!r}? {_fix(kernel, op)}" if near else f". {_fix(kernel, op)}"
-        raise Refused(f"{quote(kernel)} is not a kernel id: an id is 'backend.name', with one dot{question}")
+        hint = question(nearest_kernel(kernel, op), ".")
+        raise Refused(
+            f"{quote(kernel)} is not a kernel id: an id is 'backend.name', with one dot{hint} {_fix(kernel, op)}"
+        )
     ops, _ = KERNEL_IDS.get(name, (OPS, ""))
     if op is not None and op not in ops:
         raise Refused(f"{quote(kernel)} is a kernel of {' and '.join(ops)}, not of {op}. {_fix(kernel, op)}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from xpuruntime.engines.model.external import element_count, is_external, nbytes, shown_dims
 from xpuruntime.engines.model.file import onnx_checks, onnx_messages, refuse
 from xpuruntime.engines.model.graph import graphs, normal_domain, sort_nodes, subgraphs, tensors
+from xpuruntime.policies.document import nearest, question
 from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
@@ -338,10 +339,7 @@ def _unknown(op: str, domain: str, version: int | None) -> str | None:
     since = [s.since_version for s in schemas if s.name == op]
     if since:
         return f"first in opset {min(since)}, and the model imports {version}"
-    import difflib
-
-    near = difflib.get_close_matches(op, sorted({s.name for s in schemas}), n=1)
-    return f"not in opset {version}" + (f"; did you mean {near[0]!r}?" if near else "")
+    return f"not in opset {version}{question(nearest(op, sorted({s.name for s in schemas})))}"
 
 
 def _check_single_assignment(graph: onnx.GraphProto, where: str, notes: list[str], outer: str = "") -> None:

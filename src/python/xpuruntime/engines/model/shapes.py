@@ -11,6 +11,7 @@ import msgspec
 from xpuruntime.engines.model.graph import agreed_sizes
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies.compound_kinds import split_size
+from xpuruntime.policies.document import nearest, question
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -155,12 +156,9 @@ def _settle(info: ModelInfo, stated: Mapping[str, tuple[int | str, ...]]) -> _Ra
     tensors = {tensor.name: tensor for tensor in _all_inputs(info)}
     for name in stated:
         if name not in tensors:
-            import difflib
-
-            near = difflib.get_close_matches(name, tensors, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
-            msg = f"{_KEY}: the model has no input {name!r}{hint} Its inputs: {', '.join(tensors)}"
-            raise PolicyError(msg, fix=f"write {near[0] if near else next(iter(tensors), 'none')}")
+            near = nearest(name, tensors)
+            msg = f"{_KEY}: the model has no input {name!r}{question(near, '.')} Its inputs: {', '.join(tensors)}"
+            raise PolicyError(msg, fix=f"write {near or next(iter(tensors), 'none')}")
     symbols: dict[str, tuple[ShapeRange, str]] = {}
     several: set[str] = set()
     for name, sizes in stated.items():

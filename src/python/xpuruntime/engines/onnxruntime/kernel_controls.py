@@ -21,6 +21,7 @@ from xpuruntime.engines.onnxruntime.rewriting.rules import (
     by_key,
     xpuruntime_threads,
 )
+from xpuruntime.policies.document import question
 from xpuruntime.policies.kernel_rules import RuleMatch, misspelt_kernel
 from xpuruntime.policies.kinds import share_text
 
@@ -339,7 +340,7 @@ def _not_built(words: Sequence[str], reason: str, op: str | None) -> tuple[str, 
     if missing:
         return "; ".join(missing), "run `xrt doctor`, which names the fix"
     near = misspelt_kernel(words, op)
-    return (f"{reason}; did you mean {near!r}?", f"write {near}") if near else (reason, None)
+    return reason + question(near), near and f"write {near}"
 
 
 def _why_not(request: Request, settings: OnnxRuntimeSettings) -> tuple[str, str] | None:

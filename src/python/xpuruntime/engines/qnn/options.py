@@ -12,6 +12,7 @@ import msgspec
 from xpuruntime.engines.base import EngineSettings
 from xpuruntime.engines.control_builder import BOOL, Option
 from xpuruntime.errors import PolicyError
+from xpuruntime.policies.document import nearest, question
 
 __all__ = [
     "GRAPH_OPTIONS",
@@ -196,12 +197,9 @@ def _by_name(stated: Mapping[str, object]) -> Target:
     word = str(stated["soc"])
     target = SOCS.get(word.lower())
     if target is None:
-        import difflib
-
-        near = difflib.get_close_matches(word.lower(), SOCS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        fix = f"{f'write {near[0]}' if near else 'write one of these'}, or state another chip by soc_model and htp_arch"
-        msg = f"{_WHERE}.soc: unknown chip {word!r}{hint} Known: {', '.join(SOCS)}"
+        near = nearest(word, SOCS)
+        fix = f"{f'write {near}' if near else 'write one of these'}, or state another chip by soc_model and htp_arch"
+        msg = f"{_WHERE}.soc: unknown chip {word!r}{question(near, '.')} Known: {', '.join(SOCS)}"
         raise PolicyError(msg, fix=fix, engine="qnn")
     for key, own in (("soc_model", target.soc_model), ("htp_arch", target.htp_arch)):
         if key in stated and str(stated[key]).lower().removeprefix("v") != str(own):

@@ -13,6 +13,7 @@ from xpuruntime.engines.torch.pinning import operation_of, placed_rules
 from xpuruntime.engines.torch.uncovered_calls import uncovered_calls
 from xpuruntime.engines.written_out import absence, written_out
 from xpuruntime.errors import PolicyError
+from xpuruntime.policies.document import question
 from xpuruntime.policies.kernel_rules import KERNEL_IDS, OPS, TENSOR_OPS, computed_by, misspelt_kernel
 from xpuruntime.runtime.packages import installed
 
@@ -343,8 +344,7 @@ def why_not(op: str, kernel_name: str, *, cuda: bool) -> str:
     if known and all(_DEVICES.get(kernel_id.partition(".")[0], kind) != kind for kernel_id in known):
         return f"{kernel_name} does not run on {kind}"
     if not ids:
-        near = misspelt_kernel((kernel_name,), op)
-        return f"there is no kernel {kernel_name} for {op}" + (f"; did you mean {near!r}?" if near else "")
+        return f"there is no kernel {kernel_name} for {op}{question(misspelt_kernel((kernel_name,), op))}"
     return ""
 
 

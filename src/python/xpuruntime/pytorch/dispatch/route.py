@@ -12,7 +12,7 @@ from xpuruntime import _core
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.ops.call_context import CallContext, kernel_ids, prepare, tuning_rule
 from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, Fact, unknown_sizes
-from xpuruntime.policies.document import nearest
+from xpuruntime.policies.document import nearest, question
 from xpuruntime.policies.kernel_rules import FAMILIES, KERNEL_IDS, TENSOR_OPS
 from xpuruntime.pytorch.attention.sdpa_backends import backend_request
 from xpuruntime.pytorch.dispatch.context import DTYPES, arch_of
@@ -222,9 +222,8 @@ def _unknown(op: str, name: str) -> str:
         *kernel_ids(op, name.partition(".")[0]),
         *(kernel_id for kernel_id, (ops, _) in KERNEL_IDS.items() if op in ops),
     ]
-    near = nearest(name, known)
-    question = f"did you mean {near}? " if near else ""
-    return f"there is no such kernel; {question}`xrt kernels` lists them, those of installed plugins too"
+    hint = question(nearest(name, known), ";")
+    return f"there is no such kernel{hint} `xrt kernels` lists them, those of installed plugins too"
 
 
 def call_fix(route: Route, rule: str = "", *, strict: bool = False) -> str:

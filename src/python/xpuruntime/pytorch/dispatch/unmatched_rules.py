@@ -11,7 +11,7 @@ from xpuruntime.errors import UnsupportedOperationError, warn
 from xpuruntime.ops.call_context import kernel_ids
 from xpuruntime.ops.torch_kernels import is_torch_kernel
 from xpuruntime.policies.call_facts import ANY_CALL, UNKNOWN, CallFacts, Glob
-from xpuruntime.policies.document import nearest
+from xpuruntime.policies.document import nearest, question
 from xpuruntime.policies.kernel_rules import FAMILIES, KERNEL_IDS, SOURCE_PREFIXES
 from xpuruntime.pytorch.call_scope import module_names
 from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES
@@ -96,7 +96,7 @@ def _sentence(at: int, match: RuleMatch, others: list[str]) -> str:
     if len(others) > _MOST:
         named.append(f"{len(others) - _MOST} more")
     near = nearest(str(stated), module_names.known())
-    hint = f"; did you mean {near}?" if near and near != stated else ""
+    hint = question(near if near != stated else None)
     return f"kernels.rules[{at}] ({key}: {stated}) matched no call: they came from {', '.join(named)}{hint}"
 
 
@@ -124,8 +124,7 @@ def impossible_rules(policy: Policy, root: torch.nn.Module | None) -> list[tuple
                 paths = [path for _, path, _ in module_names.walk(root)]
             test = Glob(stated)
             if not any(map(test, paths)):
-                near = nearest(stated, paths)
-                why = f"root has no module {stated!r}" + (f"; did you mean {near!r}?" if near else "")
+                why = f"root has no module {stated!r}{question(nearest(stated, paths))}"
                 rules.append((op, rule.source, why, "write the path as in named_modules() of root"))
     return rules
 
@@ -146,12 +145,10 @@ def _refuse_absent(policy: Policy) -> None:
         near = nearest(refused[0], [name for name, (own, _) in KERNEL_IDS.items() if set(own) & set(ops)])
         why = " and ".join(dict.fromkeys(absent[name] for name in refused))
         meant = near if why == _NOBODY else None
-        hint = f" (did you mean {meant}?)" if meant else ""
         fix = f"{f'write {meant}, or' if meant else 'use'} a kernel that `xrt kernels` lists"
         fix += ", put 'auto' last, or use mode: prefer" if none_here and not mistyped else ""
-        raise UnsupportedOperationError(
-            f"{source} asks for {', '.join(refused)}, and {why}{hint}. Fix: {fix}", engine="torch"
-        )
+        reason = f"{source} asks for {', '.join(refused)}, and {why}{question(meant)}"
+        raise UnsupportedOperationError(reason, fix=fix, engine="torch")
 
 
 def _of_known_package(name: str) -> bool:
