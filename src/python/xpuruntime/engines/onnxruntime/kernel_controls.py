@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -209,6 +208,8 @@ class KernelKeys:
         else:
             reason = f"{len(left)} of {len(done) + len(left)} nodes stay with ONNX Runtime: {_named(left)}"
             level: object = "advisory" if done else "unsupported"
+            import json
+
             rule = f"{{match: {{node: {json.dumps(left[0].node)}}}, use: auto}}"
             fix = f"leave each to ONNX Runtime by a rule, the first of them by kernels.rules: [{rule}]"
             self._book.add(key, _counted(done) if done else "-", level, reason, fix)  # type: ignore[arg-type]
