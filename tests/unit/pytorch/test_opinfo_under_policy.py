@@ -65,25 +65,25 @@ def test_forward(policy, name):
 @pytest.mark.parametrize("name", OPS)
 def test_forward_in_other_types(name):
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
-        one = case("reference", name)
-        if one.takes(dtype):
-            assert bool(one.forward(dtype, most=4)) is (name not in NOTHING_SERVED)
+        operation = case("reference", name)
+        if operation.takes(dtype):
+            assert bool(operation.forward(dtype, most=4)) is (name not in NOTHING_SERVED)
 
 
 @pytest.mark.parametrize("name", ["mm", "bmm", "matmul", "nn.functional.linear"])
 def test_what_is_not_ours_stays_as_it_is(name):
     for dtype in (torch.complex64, torch.int64):
-        one = case("reference", name)
-        if one.takes(dtype):
-            assert not one.forward(dtype, most=12)
+        operation = case("reference", name)
+        if operation.takes(dtype):
+            assert not operation.forward(dtype, most=12)
 
 
 @pytest.mark.parametrize(("policy", "name"), everything)
 def test_gradients(policy, name):
-    one = case(policy, name)
-    assert bool(one.backward(torch.float32, most=6)) is (name not in NOTHING_SERVED)
-    if policy == "reference" and one.differentiates(torch.bfloat16):
-        one.backward(torch.bfloat16, most=3)
+    operation = case(policy, name)
+    assert bool(operation.backward(torch.float32, most=6)) is (name not in NOTHING_SERVED)
+    if policy == "reference" and operation.differentiates(torch.bfloat16):
+        operation.backward(torch.bfloat16, most=3)
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -93,12 +93,12 @@ def test_gradients_by_finite_differences(name):
 
 @pytest.mark.parametrize("name", OPS)
 def test_errors_are_those_of_pytorch(name):
-    one = case("reference", name)
-    assert one.errors() > 0 or one.info.error_inputs_func is None
+    operation = case("reference", name)
+    assert operation.errors() > 0 or operation.info.error_inputs_func is None
 
 
 @pytest.mark.parametrize("name", OPS)
 def test_out(name):
-    one = case("reference", name)  # where a result goes is the same for each kernel
-    if one.info.supports_out:
-        assert one.out(torch.float32, most=4) > 0
+    operation = case("reference", name)  # where a result goes is the same for each kernel
+    if operation.info.supports_out:
+        assert operation.out(torch.float32, most=4) > 0

@@ -138,9 +138,9 @@ void attempt(std::unique_ptr<Runner>& runner, TunerTime& time, const Body& body)
   }
 }
 
-std::size_t count_sets(std::size_t one, std::size_t cache, std::size_t room) {
-  const std::size_t wanted = std::clamp<std::size_t>(2 * cache / one + 1, 2, kMaxLaunches);
-  return std::max<std::size_t>(std::min(wanted, room / one), 1);
+std::size_t count_sets(std::size_t set, std::size_t cache, std::size_t room) {
+  const std::size_t wanted = std::clamp<std::size_t>(2 * cache / set + 1, 2, kMaxLaunches);
+  return std::max<std::size_t>(std::min(wanted, room / set), 1);
 }
 
 // The candidates in rounds, against the first of them that works.
@@ -154,7 +154,8 @@ class Race {
     while (const std::optional<std::size_t> first = first_working()) {
       control_ = *first;
       if (run_against_control()) return;
-      for (Entrant& one : candidates_) one.times.clear();  // the control failed: another is that
+      for (Entrant& entrant : candidates_)
+        entrant.times.clear();  // the control failed: another is that
     }
   }
 
@@ -169,7 +170,7 @@ class Race {
   std::size_t working() const {
     return static_cast<std::size_t>(
         std::count_if(candidates_.begin(), candidates_.end(),
-                      [](const Entrant& one) { return one.runner != nullptr; }));
+                      [](const Entrant& entrant) { return entrant.runner != nullptr; }));
   }
 
   // False when the control failed.
@@ -208,10 +209,10 @@ class Race {
     if (result_.rounds % 2 == 1) std::reverse(turns.begin(), turns.end());
     for (const std::size_t turn : turns) {
       const std::size_t i = turn == again ? control_ : turn;
-      Entrant& one = candidates_[i];
-      if (!one.runner) continue;
-      std::vector<double>& times = turn == again ? twin_ : one.times;
-      attempt(one.runner, result_.times[i], [&] { times.push_back(one.runner->run()); });
+      Entrant& entrant = candidates_[i];
+      if (!entrant.runner) continue;
+      std::vector<double>& times = turn == again ? twin_ : entrant.times;
+      attempt(entrant.runner, result_.times[i], [&] { times.push_back(entrant.runner->run()); });
     }
     ++result_.rounds;
     return candidates_[control_].runner != nullptr;
@@ -236,8 +237,8 @@ class Race {
     }
   }
 
-  PairedComparison compare(const Entrant& one) const {
-    return compare_paired(one.times, candidates_[control_].times, twin_,
+  PairedComparison compare(const Entrant& entrant) const {
+    return compare_paired(entrant.times, candidates_[control_].times, twin_,
                           {options_.rule.min_effect, 0},
                           {options_.rule.confidence, looks_.size() + 1, family_});
   }

@@ -109,7 +109,7 @@ class WeightsPolicy(PolicyValue, frozen=True, kw_only=True):
         if self.storage is None:
             if stated := next((name for name in ("compute", "group", "exclude") if getattr(self, name)), None):
                 raise Refused(
-                    f"is of weights whose storage is not stated. Fix: state 'storage: int8', or leave {stated} out"
+                    f"concerns weights whose storage is not stated. Fix: state 'storage: int8', or leave {stated} out"
                 )
             return
         possible = WEIGHT_COMPUTES[self.storage]

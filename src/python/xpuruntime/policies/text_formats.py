@@ -197,8 +197,8 @@ def read_yaml(text: str) -> Node:
     return builder.root
 
 
-#: What mends a YAML text, by words of the problem or of its context, in the order in which they are tried. `first` and
-#: `column` are of the place where what the parser reads began.
+#: Fixes of YAML texts, by words of the problem or of its context; the first that matches counts. `first` and `column`
+#: name the place where the construct begins.
 _YAML_FIXES = (
     ("flow mapping", "close the '{{' of line {first} with '}}'"),
     ("flow sequence", "close the '[' of line {first} with ']'"),

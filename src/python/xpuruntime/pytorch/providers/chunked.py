@@ -151,7 +151,7 @@ def loss_in_parts(
     classes = len(weight)
     added = padded(classes, x.element_size()) - classes
     if added:
-        weight, bias = functional.pad(weight, (0, 0, 0, added)), [functional.pad(one, (0, added)) for one in bias]
+        weight, bias = functional.pad(weight, (0, 0, 0, added)), [functional.pad(part, (0, added)) for part in bias]
     count = (target != call.attributes["ignore_index"]).sum().float()
     factor = count.reciprocal() if call.attributes["reduction"] == "mean" else torch.ones_like(count)
     gradients = unsaved_gradients(call, (x, weight, target, *bias))
