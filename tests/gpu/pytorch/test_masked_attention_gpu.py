@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
+from torch._inductor.utils import run_and_get_code
+from torch.nn.attention import SDPBackend
 
 import xpuruntime as xrt
 import xpuruntime.pytorch as xrt_torch
@@ -118,6 +121,28 @@ def test_compiled_inference_of_views_has_it(kind):
     with xrt_torch.kernel_policy(xrt.Policy(mode="strict", kernels={"attention": WORD})), torch.no_grad():
         compiled = torch.compile(lambda rows, mask: attend(*rows.chunk(3, -1), attn_mask=mask), dynamic=False)
         assert_near([compiled(rows, mask)], [wanted])
+
+
+def calls_of_graph(q, k, v, mask):
+    """Return what the code that Inductor has made calls, without the names and the numbers of its kernels."""
+    torch.compiler.reset()
+    compiled = torch.compile(lambda *operands: attend(*operands), dynamic=False)
+    _, graphs = run_and_get_code(compiled, q, k, v, mask)
+    bodies = [graph.partition("def call(")[2].partition("\n    return")[0] for graph in graphs]
+    lines = [line.strip() for body in bodies for line in body.splitlines() if not line.strip().startswith("#")]
+    assert any("_scaled_dot_product_cudnn_attention" in line for line in lines)
+    return [re.sub(r"triton_\w+", "kernel", line) for line in lines]
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_compiled_code_calls_what_that_of_pytorch_calls(needs_grad):
+    """So it is as fast: the masks differ in one number."""
+    leaves, mask = operands(*SHAPES[0], torch.bfloat16), mask_of("queries", 2, 4, 256, 256)
+    with torch.set_grad_enabled(needs_grad), torch.nn.attention.sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        own = calls_of_graph(*leaves, mask)
+    policy = xrt.Policy(mode="strict", kernels={"attention": WORD})
+    with torch.set_grad_enabled(needs_grad), xrt_torch.kernel_policy(policy):
+        assert calls_of_graph(*leaves, mask) == own
 
 
 def test_auto_measures_it_and_is_right():

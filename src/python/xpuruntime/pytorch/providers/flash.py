@@ -131,10 +131,11 @@ class _MaskedCudnn(TorchKernel):
 
     def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         q, k, v, mask = tensors
+        keeps_lse = call.attributes.get("lse", True)
         attended, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention.default(
-            q, k, v, _added(mask, q), True, scale=call.attributes["scale"]
+            q, k, v, _added(mask, q), keeps_lse, scale=call.attributes["scale"]
         )
-        return (_as(attended, q),), (lse.reshape(q.shape[:3]),)
+        return (_as(attended, q),), (lse.reshape(q.shape[:3]),) if keeps_lse else ()
 
     def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
         q, k, v, mask = saved.inputs

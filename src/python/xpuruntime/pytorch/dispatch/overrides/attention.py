@@ -153,7 +153,8 @@ def attend(
             added = added_mask(mask, query)  # one node of the graph, which layers and gradients share
         try:
             if not plain and not apart and is_traceable(route.place, arguments):
-                out = _by_operators(route.place, (q, k, v, added), is_causal, scale, phase or _PHASES[needs_grad])
+                fixed = {"causal": is_causal, "scale": scale, "lse": needs_grad}
+                out = _by_operators(route.place, (q, k, v, added), phase or _PHASES[needs_grad], fixed)
             else:
                 out = run(q, k, v, added, rng, dropout_p, is_causal, scale, name, needs_grad, phase, module)[0]
         except (UnsupportedOperationError, InputError) as error:
@@ -185,11 +186,11 @@ def _adds_masks(route: Route, mask: Tensor) -> bool:
 
 
 def _by_operators(
-    place: BoundKernel, tensors: tuple[Tensor | None, ...], is_causal: bool, scale: float | None, phase: str
+    place: BoundKernel, tensors: tuple[Tensor | None, ...], phase: str, attributes: dict[str, Any]
 ) -> Tensor:
     """Return attention by the operators of a kernel, so that the code calls nothing of this library when it runs."""
     operands = dict(zip(("q", "k", "v", "mask"), tensors, strict=True))
-    call = call_of("attention", phase, operands, {"causal": is_causal, "scale": scale})
+    call = call_of("attention", phase, operands, attributes)
     outputs, _ = place.kernel.forward(call, *(x for x in tensors if x is not None))
     out: Tensor = outputs[0]
     return out
