@@ -93,7 +93,8 @@ $(STAMPS)/engines: pyproject.toml $(STAMPS)/venv
 
 # --- tests -----------------------------------------------------------------------------------------------------------
 
-test: test-cpp test-python ## Run all tests that need no GPU
+# The Python tests run the core as users have it; the sanitizers need the C++ tests.
+test: test-cpp-asan test-cpp-tsan test-python ## Run all tests that need no GPU
 
 test-python: $(STAMPS)/install $(STAMPS)/test ## Run the Python tests only
 	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
