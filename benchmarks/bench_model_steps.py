@@ -7,7 +7,11 @@ python benchmarks/bench_model_steps.py [--models llama,gpt2] [--modes "eager,eag
 Each mode runs in a process of its own, since patches and compiled code stay. All modes of a model are prepared at once,
 and then timed in turns of five steps, while the others wait. Weights are random, in fp32 under bf16
 autocast, with fused AdamW; all modes see the same batches, and their losses are held to those of the plain eager step,
-or of plain compiled code where that is left out.
+or of plain compiled code where that is left out. `eager reordered` sees the rows of a batch in reverse, by which the
+sums of a plain step are rounded in another way, and nothing else: losses may differ by as much. `float32` computes
+without autocast.
+A batch of size `usual` leaves small models waiting for the host; one of size `large` has so many more rows that the
+device is the limit, as where a card is trained on.
 The peak is that of the whole process, warm-up, measuring and capture included; `steady` is that of the timed steps.
 """
 
@@ -31,6 +35,7 @@ import torch
 
 from bench_providers import chosen_by
 from harness import write
+from xpuruntime.measuring.statistics import paired_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,15 +47,20 @@ OPS = (
     "linear_cross_entropy",
 )  # fmt: skip
 MODES = (
-    "eager", "eager liger", "eager auto", "eager auto logits", "compile", "compile auto", "compile loss",
-    "reduce-overhead", "capture compile", "capture compile auto",
+    "eager", "eager liger", "eager auto", "eager auto logits", "eager reordered", "float32", "compile",
+    "compile auto", "compile loss", "reduce-overhead", "capture compile", "capture compile auto",
 )  # fmt: skip
 _READY = "ready"
-#: Largest relative difference of a loss from that of the plain eager step.
+#: Size of a batch to how many times the rows of its model it has.
+SIZES = {"usual": 1, "large": 4}
+#: Largest relative difference of a loss from that of the plain eager step, unless a plain one of reordered rows differs
+#: by more.
 LOSS_BOUND = 0.02
-#: What a mode of a model may need of time and memory, as a share of another mode; of any model where none is named.
+#: What a mode of a model may need of time and memory, as a share of another mode; of any model where none is named, and
+#: of any size.
 BARS = (
     ("llama", "eager auto", "eager", {"ms": 0.83, "steady_gib": 0.75}),
+    ("large", "eager auto", "eager", {"ms": 0.83, "steady_gib": 0.75}),
     ("", "eager auto", "eager", {"ms": 1.02}),
     ("", "compile auto", "compile", {"ms": 1.01}),
     ("llama", "compile auto", "compile", {"ms": 0.97}),
@@ -105,7 +115,9 @@ _LITTLE = {
 }  # fmt: skip
 
 
-def build(name: str, device: str, quick: bool, layers: int = 0) -> tuple[torch.nn.Module, list[Batch]]:
+def build(
+    name: str, device: str, quick: bool, layers: int = 0, size: str = "usual"
+) -> tuple[torch.nn.Module, list[Batch]]:
     """Return a model with random weights, and two batches."""
     sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type] - it need not fit this PyTorch
     import transformers
@@ -113,14 +125,14 @@ def build(name: str, device: str, quick: bool, layers: int = 0) -> tuple[torch.n
     row = MODELS[name]
     sizes = {**row.sizes, **({k: v for k, v in _LITTLE.items() if k in row.sizes or k[:2] != "n_"} if quick else {})}
     if quick and name == "gpt2":
-        sizes = {"use_cache": False, **{k: v for k, v in _LITTLE.items() if k.startswith("n_") or k == "vocab_size"}}
+        sizes = {**row.sizes, **{k: v for k, v in _LITTLE.items() if k.startswith("n_") or k == "vocab_size"}}
     if layers:
         sizes["n_layer" if name == "gpt2" else "num_hidden_layers"] = layers
     config = getattr(transformers, row.config)(**sizes)
     torch.manual_seed(0)
     with torch.device(device):
         model = getattr(transformers, row.kind)(config).train()
-    batch, length = (2, 32 if name != "vit" else 224) if quick else (row.batch, row.length)
+    batch, length = (2, 32 if name != "vit" else 224) if quick else (row.batch * SIZES[size], row.length)
     generator = torch.Generator().manual_seed(1)
     batches: list[Batch] = []
     for _ in range(2):
@@ -155,7 +167,7 @@ def make_step(mode: str, model: torch.nn.Module, batch: Batch, device: str) -> C
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True, capturable=cuda)
 
     def loss_of(**batch: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(device, torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16, enabled=mode != "float32"):
             return model(**batch).loss
 
     if mode.startswith("capture"):
@@ -188,12 +200,15 @@ def run_mode(name: str, mode: str, options: argparse.Namespace) -> dict[str, Any
 
     device, steps = options.device, options.steps
     cuda = device == "cuda"
-    row: dict[str, Any] = {"model": name, "mode": mode, "layers": options.layers}
+    row: dict[str, Any] = {"model": name, "mode": mode, "layers": options.layers, "size": options.sizes}
     if "liger" in mode:
         import liger_kernel.transformers as liger
 
         getattr(liger, MODELS[name].liger)()
-    model, batches = build(name, device, options.quick, options.layers)
+    model, batches = build(name, device, options.quick, options.layers, options.sizes)
+    row["batch"] = list(next(iter(batches[0].values())).shape)
+    if mode == "eager reordered":
+        batches = [{key: value.flip(0) for key, value in batch.items()} for batch in batches]
     policy = policy_of(mode)
     with nullcontext() if policy is None else xrt_torch.kernel_policy(policy):
         begun = time.perf_counter()
@@ -239,7 +254,7 @@ def kernels_of(run: Callable[[], Any]) -> dict[str, list[str]]:
 
 
 def explained(run: Callable[[], Any]) -> dict[str, Any]:
-    """Return the share of time in what is no known operation, and the kernels of the others."""
+    """Return the device's time, the share of it in what is no known operation, and the kernels of the others."""
     import xpuruntime.pytorch as xrt_torch
 
     with xrt_torch.explain() as found:
@@ -250,27 +265,36 @@ def explained(run: Callable[[], Any]) -> dict[str, Any]:
             times = kernels.setdefault(row.op, {})
             times[row.resolved or row.operator] = times.get(row.resolved or row.operator, 0.0) + row.time_us
     unnamed = [(row.operator, round(row.time_us)) for row in found.rows if not row.op][:8]
-    return {"other": found.coverage.other, "kernels_us": kernels, "other_rows": unnamed}
+    device = sum(row.time_us for row in found.rows) / 1e3
+    return {"device_ms": device, "other": found.coverage.other, "kernels_us": kernels, "other_rows": unnamed}
 
 
 def failures(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield what misses its bar."""
-    by_mode = {(row["model"], row["mode"]): row for row in rows}
+    by_mode = {(row["model"], row["size"], row["mode"]): row for row in rows}
     for row in rows:
-        plain = by_mode.get((row["model"], "eager"), by_mode.get((row["model"], "compile")))
+        kind = (row["model"], row["size"])
+        plain, exact, other = (by_mode.get((*kind, mode)) for mode in ("eager", "float32", "eager reordered"))
+        plain = plain or by_mode.get((*kind, "compile"))
         if "error" in row or plain is None or "error" in plain:
             continue
-        worst = max(abs(a - b) / abs(b) for a, b in zip(row["losses"], plain["losses"], strict=False))
-        row["loss_difference"] = worst
-        if worst > LOSS_BOUND:
-            yield f"{row['model']}, {row['mode']}: losses differ by {worst:.2%}"
+        row["loss_difference"] = worst = _apart(row, plain)
+        if exact is not None and "error" not in exact:
+            row["from_float32"] = _apart(row, exact)
+        bound = LOSS_BOUND if other is None or "error" in other else max(LOSS_BOUND, _apart(other, plain))
+        if worst > bound and row["mode"] != "float32":
+            yield f"{', '.join(kind)}, {row['mode']}: losses differ by {worst:.2%}, and {bound:.2%} is the bound"
     for only, mode, than, bars in BARS:
-        for name in [only] if only else MODELS:
-            one, other = by_mode.get((name, mode), {}), by_mode.get((name, than), {})
+        for kind in dict.fromkeys((row["model"], row["size"]) for row in rows):
+            one, other = (by_mode.get((*kind, name), {}) for name in (mode, than))
             for figure, bar in bars.items():
-                if figure in one and figure in other and one[figure] > bar * other[figure]:
+                if only in ("", *kind) and figure in one and figure in other and one[figure] > bar * other[figure]:
                     share = one[figure] / other[figure]
-                    yield f"{name}, {mode}: {figure} is {share:.3f} of that of {than}, and {bar} is the bar"
+                    yield f"{', '.join(kind)}, {mode}: {figure} is {share:.3f} of that of {than}, and {bar} is the bar"
+
+
+def _apart(row: dict[str, Any], other: dict[str, Any]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(row["losses"], other["losses"], strict=False))
 
 
 def main() -> int:
@@ -279,6 +303,7 @@ def main() -> int:
     parser.add_argument("--out", help="folder of the JSON file; default: benchmarks/results")
     parser.add_argument("--models", default="llama", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--modes", default=",".join(MODES), help=f"of {', '.join(MODES)}")
+    parser.add_argument("--sizes", default="usual", help=f"of {', '.join(SIZES)}")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--seconds", type=float, default=600.0, help="from which on a model has no further turn")
@@ -292,10 +317,12 @@ def main() -> int:
         return 0
     rows: list[dict[str, Any]] = []
     for name in models:
-        rows += raced(name, [mode for mode in modes if "liger" not in mode or MODELS[name].liger], options)
-        list(failures(rows))
-        for row in rows[-len(modes) :]:
-            show(row)
+        for size in options.sizes.split(","):
+            run = [mode for mode in modes if "liger" not in mode or MODELS[name].liger]
+            rows += raced(name, size, run, options)
+            list(failures(rows))
+            for row in rows[-len(run) :]:
+                show(row)
     missed = list(failures(rows))
     body = {"dtype": "bfloat16 autocast, float32 weights", "optimizer": "AdamW(fused, capturable)",
             "loss_bound": LOSS_BOUND, "bars": BARS, "cases": rows, "missed": missed}  # fmt: skip
@@ -308,12 +335,14 @@ def main() -> int:
 class Child:
     """A mode in a process of its own, which does five steps for each line that it gets."""
 
-    def __init__(self, name: str, mode: str, options: argparse.Namespace) -> None:
+    def __init__(self, name: str, size: str, mode: str, options: argparse.Namespace) -> None:
         command = [sys.executable, "-W", "ignore", __file__, "--child", "--models", name, "--modes", mode]
+        command += ["--sizes", size]
         command += ["--steps", str(options.steps), "--device", options.device, *(["--quick"] * options.quick)]
         command += ["--layers", str(options.layers)] if options.layers else []
         self.last, self.samples = "", list[float]()
-        self.name, self.mode, self.errors = name, mode, tempfile.TemporaryFile("w+")  # noqa: SIM115 - until the row is read
+        self.case = {"model": name, "size": size, "mode": mode}
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - until the row is read
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
         )
@@ -347,41 +376,50 @@ class Child:
         if self.last.startswith("{"):
             return json.loads(self.last)  # type: ignore[no-any-return]
         self.errors.seek(0)
-        return {"model": self.name, "mode": self.mode, "error": self.errors.read()[-1500:]}
+        return {**self.case, "error": self.errors.read()[-1500:]}
 
 
-def raced(name: str, modes: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the row of each mode of a model."""
+def raced(name: str, size: str, modes: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the row of each mode of a model, timed in the same turns."""
     begun = time.perf_counter()
-    children = [Child(name, mode, options) for mode in modes]
+    children = [Child(name, size, mode, options) for mode in modes]
     late = threading.Timer(options.seconds, lambda: [child.process.kill() for child in children if not child.last])
     late.start()
     with ThreadPoolExecutor(len(children)) as pool:
         ready = [child for child, goes_on in zip(children, pool.map(Child.wait, children), strict=True) if goes_on]
     late.cancel()
-    print(f"{name}: {len(ready)} of {len(children)} modes prepared in {time.perf_counter() - begun:.0f} s", flush=True)
+    took = time.perf_counter() - begun
+    print(f"{name}, {size}: {len(ready)} of {len(children)} modes prepared in {took:.0f} s", flush=True)
     with Path(tempfile.gettempdir(), "xpuruntime_model_steps.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # another run of this file may be preparing, but does not time meanwhile
         for turn in range(5, options.steps, 5):
             if turn > 10 and time.perf_counter() - begun > options.seconds:
                 break
             ready = [child for child in ready if child.turn()]
-    for child in ready:
-        print(f"{name:6} {child.mode:22} {statistics.median(child.samples):8.2f} ms a step", flush=True)
     for child in children:
         child.end()
-    return [child.row() for child in children]
+    rows = [child.row() for child in children]
+    plain = next((row for row in rows if row["mode"] in ("eager", "compile") and "error" not in row), None)
+    for row in rows:
+        if plain is not None and row is not plain and "error" not in row and len(row["samples_ms"]) > 2:
+            row["of"] = plain["mode"]
+            row["ratio"] = [round(x, 4) for x in paired_ratio(row["samples_ms"], plain["samples_ms"])[:3]]
+    return rows
 
 
 def show(row: dict[str, Any]) -> None:
     """Print the line of a mode."""
     if "error" in row:
-        print(f"{row['model']:6} {row['mode']:22} FAILED: {row['error']}", flush=True)
+        print(f"{row['model']:6} {row['size']} {row['mode']:22} FAILED: {row['error']}", flush=True)
         return
     memory = "  ".join(f"{name} {row[f'{name}_gib']:6.2f}" for name in ("peak", "steady") if f"{name}_gib" in row)
-    drift = f"  loss differs {row['loss_difference']:.1e}" if "loss_difference" in row else ""
+    shown = {"loss_difference": "loss differs", "from_float32": "from float32"}
+    drift = "".join(f"  {text} {row[name]:.1e}" for name, text in shown.items() if name in row)
+    drift += f"  of {row['of']} {row['ratio']}" if "ratio" in row else ""
     other = f"  other {row['other']:.1%}  {row['kernels_us']}  {row['other_rows']}" if "other" in row else ""
-    line = f"{row['model']:6} {row['mode']:22} {row['ms']:8.2f} ms  GiB {memory}  prepared {row['prepare_s']:.0f} s"
+    device = f" ({row['device_ms']:.2f} on the device)" if "device_ms" in row else ""
+    line = f"{row['model']:6} {row['size']} {row['mode']:22} {row['ms']:8.2f} ms{device}  GiB {memory}"
+    line += f"  prepared {row['prepare_s']:.0f} s"
     print(f"{line}{drift}{other}", flush=True)
     if row.get("kernels"):
         print(f"    {row['kernels']}", flush=True)

@@ -290,35 +290,44 @@ def model_steps(record: dict[str, Any]) -> Section:
     rows, checks, chosen = [], [], []
     for case in record["cases"]:
         layers = f", {case['layers']} layers" if case.get("layers") else ""
-        begin = [f"{case['model']}{layers}", f"`{case['mode']}`"]
+        sizes = f", {' x '.join(map(str, case['batch']))}" if "batch" in case else ""
+        begin = [f"{case['model']}{layers}{sizes}", f"`{case['mode']}`"]
         if "error" in case:
-            rows.append([*begin, *["-"] * 6, f"failed: {_line(case['error'])}"])
+            rows.append([*begin, *["-"] * 8, f"failed: {_line(case['error'])}"])
             continue
         gib = [number(case[f"{name}_gib"]) if f"{name}_gib" in case else "-" for name in ("steady", "peak", "reserved")]
         times = [number(value) for value in spread(case["samples_ms"])]
-        drift = f"{case['loss_difference']:.1e}" if "loss_difference" in case else "-"
-        rows.append([*begin, *times, *gib, drift])
+        drift = [f"{case[name]:.1e}" if name in case else "-" for name in ("loss_difference", "from_float32")]
+        device = number(case["device_ms"]) if "device_ms" in case else "-"
+        rows.append([*begin, *times, device, *gib, *drift])
         if case["mode"] == "eager auto":
             chosen += [
-                f"* {case['model']}, {op}: "
+                f"* {case['model']}, {case.get('size', 'usual')}, {op}: "
                 + ", ".join(f"`{name}` {number(us / 1e3)} ms" for name, us in found.items())
                 for op, found in case["kernels_us"].items()
             ]
-    by_mode = {(case["model"], case["mode"]): case for case in record["cases"] if "error" not in case}
+    kinds = [(case["model"], case.get("size", "usual")) for case in record["cases"]]
+    by_mode = {
+        (*kind, case["mode"]): case for kind, case in zip(kinds, record["cases"], strict=True) if "error" not in case
+    }
     for only, mode, than, bars in record["bars"]:
-        for name in [only] if only else dict.fromkeys(case["model"] for case in record["cases"]):
-            one, other = by_mode.get((name, mode), {}), by_mode.get((name, than), {})
+        for kind in dict.fromkeys(kinds):
+            one, other = by_mode.get((*kind, mode), {}), by_mode.get((*kind, than), {})
             checks += [
-                Check(f"{name}, {mode} over {than}: {figure}", one[figure] / other[figure], bar, "times")
+                Check(f"{', '.join(kind)}, {mode} over {than}: {figure}", one[figure] / other[figure], bar, "times")
                 for figure, bar in bars.items()
-                if figure in one and figure in other
+                if only in ("", *kind) and figure in one and figure in other
             ]
-    head = ("model", "mode", "ms", "p10", "p90", "GiB", "peak GiB", "reserved GiB", "loss differs by")
+    head = (
+        "model, batch", "mode", "ms", "p10", "p90", "on the device", "GiB", "peak GiB", "reserved GiB",
+        "loss differs by", "from float32 by",
+    )  # fmt: skip
     text = (
         "What does a training step of a model of transformers take, plain, by Liger's own patches, and under a policy "
         "that has all kernels measured (`auto`)? *GiB* is the peak of the timed steps, *peak* that of the whole "
         "process, measuring and capture included. Losses are compared with those of the plain eager step, or "
-        "of plain compiled code where that was left out.\n\n"
+        "of plain compiled code where that was left out, and with those of a step in float32. `eager reordered` is a "
+        "plain step of the same rows in another order, whose losses differ by rounding alone.\n\n"
         f"{machine(record)}\n`python benchmarks/bench_model_steps.py`: random weights, {record['dtype']}, "
         f"{record['optimizer']}; each mode in a process of its own.\n\n{table(head, rows)}\n"
         + (f"Kernels of the eager step under `auto`:\n\n{chr(10).join(chosen)}\n\n" if chosen else "")
