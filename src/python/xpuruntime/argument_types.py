@@ -10,28 +10,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-__all__ = [
-    "ARRAYS",
-    "CALLABLE",
-    "COUNT",
-    "COUNTS",
-    "FLAG",
-    "MACHINE",
-    "MAPPING",
-    "NAMES",
-    "NUMBER",
-    "PAGES",
-    "PATH",
-    "REGISTRY",
-    "SERVICE",
-    "SESSIONS",
-    "TEXT",
-    "TRANSPORT_OPTIONS",
-    "ArgumentType",
-    "check_types",
-]
-
-
 _SESSION = ("xpuruntime.inference.session", "InferenceSession")
 
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["Code"]
-
 
 class Code(enum.StrEnum):
     """A word of a closed list. It is a string: it compares, hashes, prints and is written as the word itself."""

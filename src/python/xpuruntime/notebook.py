@@ -20,19 +20,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-__all__ = [
-    "Badge",
-    "escaped",
-    "fragment",
-    "fragment_lines",
-    "fragment_style",
-    "fragment_table",
-    "model_path",
-    "one_line",
-    "plain",
-    "rich_fragment",
-]
-
 #: Color of the terminal to the class that says the same.
 _CLASSES = {"green": "xrt-honoured", "red": "xrt-substituted", "yellow": "xrt-unobservable"}
 #: Longer text is colored, but is no badge, which does not wrap.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderResult
     from rich.measure import Measurement
 
-__all__ = ["UNBOUNDED", "bytes_text", "error_line", "escape_console", "first_line", "printable"]
-
 #: Columns of what is no terminal, such as a pipe or the log of a job: no line of it is wrapped.
 UNBOUNDED = 100_000
 #: Compiled at the first use, as imports are in every process.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-__all__ = ["Shown"]
-
 
 class Shown:
     """What `__rich__` shows in a terminal, also as text, in a notebook and as a page."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["ROWS", "Cell", "rows_table", "table"]
-
 #: Rows that a table shows; all of them are in the JSON.
 ROWS = 12
 #: Columns that a row in it keeps to, where cells can go below.

@@ -29,28 +29,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Engine, Judgement, Request
     from xpuruntime.runtime.machine import Machine
 
-__all__ = [
-    "MANIFEST",
-    "PROBE",
-    "SCHEMA",
-    "SUFFIX",
-    "Artifact",
-    "FileFacts",
-    "Manifest",
-    "artifact_controls",
-    "artifact_model",
-    "artifact_policy",
-    "compiled_keys",
-    "digest_of_files",
-    "find_artifact",
-    "foreign_artifact",
-    "made_files",
-    "open_artifact",
-    "read_manifest",
-    "refuse_compiling",
-    "stale_artifact",
-]
-
 #: Keys that the plan and the session answer themselves: an artifact is the same whatever they say.
 _PLAN_KEYS = (
     "mode",

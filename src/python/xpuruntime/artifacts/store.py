@@ -49,15 +49,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
 
-__all__ = [
-    "artifact_cache",
-    "build",
-    "cache_key",
-    "cached",
-    "copy_artifact",
-    "usable",
-]
-
 #: The folder in its staging folder while it is written.
 _NEW = "folder.part"
 

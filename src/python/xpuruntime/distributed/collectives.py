@@ -14,8 +14,6 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 if TYPE_CHECKING:
     from xpuruntime.distributed.nccl import Nccl
 
-__all__ = ["Collectives"]
-
 ArrayT = TypeVar("ArrayT")
 
 

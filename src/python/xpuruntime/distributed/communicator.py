@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.distributed.nccl import Nccl
 
-__all__ = ["Communicator", "init_from_env"]
-
 #: Seconds that ending a communicator by force may take before it goes on in the background.
 _ABORT_SECONDS = 10.0
 

@@ -16,19 +16,6 @@ from xpuruntime.runtime.packages import install_command
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "DTYPES",
-    "FIXES",
-    "IN_PROGRESS",
-    "OPS",
-    "SUCCESS",
-    "Nccl",
-    "open_nccl",
-    "run_within",
-    "version_text",
-    "wait_for",
-]
-
 #: The first with everything that a communicator needs; what came later is asked for where it is used.
 OLDEST = (2, 18, 0)
 

@@ -28,18 +28,6 @@ if TYPE_CHECKING:
     from xpuruntime.distributed.communicator import Communicator
     from xpuruntime.distributed.nccl import Nccl
 
-__all__ = [
-    "Call",
-    "CollectiveChoice",
-    "CollectivePolicy",
-    "group",
-    "in_group",
-    "launch",
-    "outer_environment",
-    "read_choices",
-    "variables_set",
-]
-
 Algorithm = Literal["ring", "tree", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat"]
 Protocol = Literal["ll", "ll128", "simple"]
 

@@ -24,8 +24,6 @@ from xpuruntime.runtime.packages import install_command
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["MeetingPlace", "Member", "environment_number", "local_rank", "machine_identity", "meet", "meeting_place"]
-
 _KINDS = "'env://', 'tcp://host:port', or a torch.distributed.Store"
 _TORCHRUN = "start the program with torchrun, set it, or name rank, world_size and init_method in Communicator.init"
 _START = "start every rank, and see whether one failed before it came; raise timeout= if they start slowly"

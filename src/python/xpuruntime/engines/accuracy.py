@@ -18,20 +18,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.tolerances import ProbeResult, Tolerance
     from xpuruntime.runtime.machine import Machine
 
-__all__ = [
-    "GENERATED",
-    "AccuracyCheck",
-    "Reference",
-    "check_accuracy",
-    "check_due",
-    "limits_of",
-    "make_reference",
-    "make_references",
-    "read_reference",
-    "unconverted",
-    "write_reference",
-]
-
 GENERATED = "generated"
 #: Precisions that change the graph of a model which is in another one.
 _CONVERTED = ("fp16", "bf16")

@@ -19,18 +19,6 @@ if TYPE_CHECKING:
 
     from xpuruntime import _core
 
-__all__ = [
-    "Kind",
-    "device_of",
-    "digest_parts",
-    "from_host",
-    "kind_of",
-    "kind_of_feeds",
-    "to_host",
-    "to_tensor",
-    "torch_dtype_name",
-]
-
 Kind = Literal["numpy", "torch", "cupy", "tensor", "jax", "dlpack"]
 
 #: Types seen so far; a type that is no array raises and is not kept.

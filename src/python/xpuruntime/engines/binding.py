@@ -29,13 +29,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.host_model import HostModel
     from xpuruntime.engines.model import ModelInfo, TensorInfo
 
-__all__ = [
-    "Binding",
-    "Buffers",
-    "HostBinding",
-    "HostBuffers",
-]
-
 
 class Buffers(MutableMapping[str, Any]):
     """The buffers of a binding by name. An assignment binds another array where the engine can; else it is refused."""

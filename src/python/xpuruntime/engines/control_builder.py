@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Enforceability
     from xpuruntime.policies.kernel_rules import KernelRule
 
-__all__ = [
-    "BOOL",
-    "ENGINE_CHOICE",
-    "PROBED",
-    "REFERENCE",
-    "ControlBuilder",
-    "Option",
-    "check_options",
-    "fp32_nodes",
-    "own_options",
-    "show",
-]
-
 #: What a kernel key is resolved to where the policy leaves the choice to the engine.
 ENGINE_CHOICE = "the engine's choice"
 

@@ -23,20 +23,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.arrays import Kind
     from xpuruntime.engines.model import TensorInfo
 
-__all__ = [
-    "DeviceArray",
-    "DeviceBuffers",
-    "as_kind",
-    "caller_stream",
-    "device_array",
-    "host_copies",
-    "made_current",
-    "not_contiguous",
-    "several_devices",
-    "stream_owner",
-    "torch_stream",
-]
-
 
 class DeviceArray(msgspec.Struct, frozen=True):
     """What a binding needs of one array, and `owner`, which keeps it alive. No pointer: `owner` is a host array."""

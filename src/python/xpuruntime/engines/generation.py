@@ -29,18 +29,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Binding, Observed, Request
 
-__all__ = [
-    "INT32",
-    "TOKENIZER",
-    "ConfigFile",
-    "Generated",
-    "GenerationFolder",
-    "GenerationModel",
-    "GrowingSequence",
-    "decoder_info",
-    "files_beside",
-]
-
 INT32 = 2**31 - 1
 #: Files beside a model that a tokenizer is read from.
 TOKENIZER = (

@@ -30,13 +30,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.evidence.records import Conversion
 
-__all__ = [
-    "HostModel",
-    "HostRunner",
-    "PinnedArrays",
-    "PinnedRunner",
-]
-
 #: A type that NumPy itself does not have: it travels through DLPack.
 _EXTENDED = "bfloat16"
 

@@ -19,22 +19,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import TensorInfo
 
-__all__ = [
-    "ConversionLog",
-    "InputValidator",
-    "check_call",
-    "check_mapping",
-    "chosen_outputs",
-    "closed_binding",
-    "describe",
-    "empty_host_array",
-    "fixed_shape",
-    "is_tensor",
-    "known_outputs",
-    "refuse_stream",
-    "type_name",
-]
-
 _SEEN_LIMIT = 4096
 
 

@@ -31,18 +31,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.runtime.machine import EngineFacts
 
-__all__ = [
-    "KEY",
-    "KnownError",
-    "applies_to",
-    "control_of",
-    "inputs_with_errors",
-    "known_errors",
-    "nodes_with_errors",
-    "not_swept",
-    "seen_on_simulator",
-]
-
 #: The key under which plans and reports name such nodes; it is in no policy file.
 KEY = "execution.operators"
 _NAMED = 4

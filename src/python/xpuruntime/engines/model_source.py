@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.quantization import QuantizedModel, Style
 
-__all__ = ["ModelSource", "prepare_source"]
-
 
 class ModelSource(msgspec.Struct, eq=False):
     """The model as an engine will get it: a path, or bytes and the folder of their external data."""

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["NullEngine"]
-
 
 class NullEngine(PackagedEngine[Any]):
     """Runs the whole path and computes nothing; for tests, and for measuring what the path itself costs."""

@@ -22,17 +22,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import WorkRecorder
     from xpuruntime.runtime.profiler import DeviceRecording
 
-__all__ = [
-    "CONVERSIONS",
-    "DeviceRecorder",
-    "UnitIds",
-    "check_complete",
-    "effective_of",
-    "folded_unit",
-    "is_product",
-    "listed",
-]
-
 
 class DeviceRecorder:
     """Records ranges of the host and the work of CUDA devices.

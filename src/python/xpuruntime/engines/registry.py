@@ -23,14 +23,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model.info import ModelInfo
 
-__all__ = [
-    "GROUP",
-    "EngineRegistry",
-    "default_registry",
-    "known_engines",
-    "register_plugins",
-]
-
 
 class EngineRegistry:
     """Engines in order of preference. An ordinary object: make your own, or use `default_registry`."""

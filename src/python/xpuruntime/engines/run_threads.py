@@ -22,14 +22,6 @@ from xpuruntime.runtime.session_registry import interpreter_ends, reset_in_child
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "LINGER",
-    "InterruptibleFuture",
-    "QueueLimits",
-    "RunThreads",
-    "cancel",
-]
-
 _Result = TypeVar("_Result")
 #: Seconds that a thread stays when there is nothing to do.
 LINGER = 0.25

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import ModelInfo
 
-__all__ = ["saturates_on", "saturating_nodes"]
-
 #: Product to the place of its weight among its inputs, and, for those that read floats, of its activation.
 _INTEGER = {"ConvInteger": 1, "MatMulInteger": 1, "QLinearConv": 3, "QLinearMatMul": 3}
 _CONTRIBUTED = {"DynamicQuantizeMatMul": 1, "MatMulIntegerToFloat": 1, "QAttention": 1, "QGemm": 3}

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["absence", "written_out"]
-
 _PRODUCTS = frozenset(
     (
         "matmul", "gemm", "einsum", "bmm", "baddbmm", "mm", "addmm", "linear", "matmulinteger", "qlinearmatmul",

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.evidence.records import Boundary, SourceNode, Unit
 
-__all__ = ["BlockerKind", "GraphBlocker", "GraphStatus", "graph_blockers", "graph_status", "named", "status_text"]
-
 #: What can prevent a graph.
 BlockerKind = Literal["placement", "copy", "control_flow", "data_dependent", "sync"]
 

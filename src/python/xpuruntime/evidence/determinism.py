@@ -15,16 +15,6 @@ from xpuruntime.printable import printable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = [
-    "DeterminismTests",
-    "FirstDifference",
-    "GradeTest",
-    "GradeVerdict",
-    "determinism_rows",
-    "determinism_seen",
-    "reason_text",
-]
-
 SCHEMA = "xpuruntime.determinism/1"
 
 GradeVerdict = Literal["passed", "failed", "not_applicable", "not_tested"]

@@ -11,8 +11,6 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Difference", "difference_rows", "listed"]
-
 #: Entries and nodes that a text names; all of them are in the JSON.
 _ENTRIES, _NODES = 4, 3
 

@@ -27,17 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = [
-    "COLD",
-    "COUNTED",
-    "LOADED",
-    "Document",
-    "Page",
-    "checkpoint",
-    "observe_checkpoints",
-    "schema_of",
-]
-
 
 class Document(Shown, msgspec.Struct, frozen=True, kw_only=True):
     """A record with a field `schema`, which tables show and JSON has as a whole.

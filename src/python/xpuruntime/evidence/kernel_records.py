@@ -15,20 +15,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.evidence.records import DeviceKernel, Unit
 
-__all__ = [
-    "DecisionSource",
-    "KernelCandidate",
-    "KernelDecision",
-    "KernelSum",
-    "NameFacts",
-    "merged",
-    "parse_kernel_name",
-    "reported_kernel",
-    "short_name",
-    "summed",
-    "tensor_cores_text",
-]
-
 
 class NameFacts(NamedTuple):
     """What can be read from a kernel's name; ``None`` where the name does not show it."""

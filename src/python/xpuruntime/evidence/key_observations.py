@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.evidence.records import KeySeen
 
-__all__ = ["computing", "observations", "observe_kernels"]
-
 #: Words in an engine's operator name by which a policy key finds its units.
 _FAMILIES = {
     "matmul": ("matmul", "gemm"),

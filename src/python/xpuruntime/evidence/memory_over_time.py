@@ -11,8 +11,6 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-__all__ = ["LiveBytes", "MemorySample", "UnitMemory", "live_bytes", "most_by_owner", "most_live"]
-
 
 class MemorySample(msgspec.Struct, frozen=True, kw_only=True):
     """Who held how many bytes at one checkpoint of the pass.

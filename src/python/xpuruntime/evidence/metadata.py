@@ -16,21 +16,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import KernelPolicy
 
-__all__ = [
-    "DIMENSIONS_KEY",
-    "KERNEL_KEY",
-    "LOCK_KEY",
-    "OP_OF_NODE",
-    "OP_OF_TORCH",
-    "POLICY_KEY",
-    "RESULT_KEY",
-    "digest_tensors",
-    "module_of_node",
-    "onnx_digest",
-    "pinned_by_rule",
-    "read_policy",
-]
-
 POLICY_KEY = "xpuruntime.policy"
 LOCK_KEY = "xpuruntime.lock"
 KERNEL_KEY = "xpuruntime.kernel"

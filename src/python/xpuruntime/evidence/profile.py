@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.runtime.profiler import DeviceRecording, DeviceWork, HostCall, Mark, Range, WorkSource
 
-__all__ = ["Profile", "Share", "cannot_write", "check_trace", "chrome_trace", "trace_path", "write_trace"]
-
 _Span = TypeVar("_Span", "Mark", "Range")
 
 #: Processes of devices in the trace: this and their index. Those of the system are far below.

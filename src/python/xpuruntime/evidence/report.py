@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-__all__ = ["SCHEMA", "Report"]
-
 SCHEMA = "xpuruntime.report/1"
 #: Bytes that a file of a report may have.
 MAX_REPORT = 1 << 30

@@ -30,17 +30,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.shape_coverage import ShapeCoverage
     from xpuruntime.runtime.machine import Library, Machine
 
-__all__ = [
-    "Seen",
-    "build_report",
-    "coverage_note",
-    "environment_facts",
-    "influential_variables",
-    "instrumented",
-    "machine_facts",
-    "profiler_overhead_note",
-]
-
 
 class Seen(Protocol):
     """What an engine's instrumented run returns; `xpuruntime.engines.base.Observed` is one."""

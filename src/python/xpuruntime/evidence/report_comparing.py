@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.evidence.records import Latency, Unit
 
-__all__ = ["compare_reports"]
-
 ReportLike = Report | str | os.PathLike[str]
 
 

@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Unit
     from xpuruntime.evidence.report import Report
 
-__all__ = [
-    "NodeGroup",
-    "compare_decisions",
-    "compare_graphs",
-    "compare_peaks",
-    "compare_shapes",
-    "group_units",
-    "surroundings",
-    "untold",
-]
-
 _OWN = "the engine's own"
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.evidence.kernel_records import KernelDecision
 
-__all__ = ["InputCoverage", "ShapeCoverage", "covered_text", "shape_coverage"]
-
 Sizes = tuple["int | str | None", ...]
 
 

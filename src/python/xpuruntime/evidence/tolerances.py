@@ -13,11 +13,6 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "KERNEL_TOLERANCES", "LOSS_TOLERANCES", "RANDOM_FIX", "REPEATED", "TOLERANCES", "OutputFigures", "ProbeResult",
-    "Tolerance", "compare_within", "differing", "kept", "same_bits", "samples_agree", "ulp_distance",
-]  # fmt: skip
-
 Array = np.ndarray[Any, Any]
 
 _BITS = {2: np.int16, 4: np.int32, 8: np.int64}

@@ -21,19 +21,6 @@ from xpuruntime.files.reading import open_regular, read_regular
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-__all__ = [
-    "LARGE",
-    "VARIABLE",
-    "CacheEntries",
-    "digest_of",
-    "file_digest",
-    "file_state",
-    "open_file_digest",
-    "recall_digest",
-    "remember_digest",
-    "remembers",
-]
-
 
 class CacheEntries:
     """Entries of at most `largest` bytes by name. Where nothing can be kept, nothing is, and nothing is raised.

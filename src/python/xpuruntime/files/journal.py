@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-__all__ = ["Journal"]
-
 _HEAD, _END = "request", "end"
 _LARGEST = 1 << 30
 

@@ -18,23 +18,6 @@ from xpuruntime.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = [
-    "cache_folder",
-    "checked",
-    "folder_of",
-    "home_folder",
-    "is_utf8",
-    "json_bytes",
-    "json_text",
-    "kind_of",
-    "make_private",
-    "not_private",
-    "reason_of",
-    "refuse_overwriting",
-    "user_path",
-    "with_home",
-]
-
 #: What `kind_of` calls a file by the type in its mode.
 _KINDS = {
     0o100000: "file",

@@ -18,15 +18,6 @@ if TYPE_CHECKING:
     import zipfile
     from typing import BinaryIO
 
-__all__ = [
-    "NotRegularError",
-    "decode_json",
-    "decode_unique",
-    "open_regular",
-    "read_regular",
-    "unpacked_too_large",
-]
-
 _FLAGS = (
     os.O_RDONLY
     | getattr(os, "O_CLOEXEC", 0)

@@ -24,8 +24,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ScratchFolder", "checksum", "register_cleanup", "remove_dead", "unregister_cleanup"]
-
 _NAME = re.compile(r"xpuruntime-[a-z]+-([0-9a-f]{16})-([0-9a-f]{8})-\w+")
 #: By folder and pattern: the process, and how to remove what is there.
 _registered: dict[tuple[str, str], tuple[int, Callable[[Path], None]]] = {}

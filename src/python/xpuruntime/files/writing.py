@@ -32,17 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import IO
 
-__all__ = [
-    "check_writable",
-    "files_beside",
-    "locked",
-    "publish_folder",
-    "replace_file",
-    "staging",
-    "sync",
-    "write_whole",
-]
-
 _NAME = re.compile(r"\.xpuruntime-([0-9a-f]{16})-([0-9a-f]{8})\.new")
 _LOCK = ".lock"
 #: In a staging folder: where the folder that is replaced lies, if the system cannot exchange two names in one step.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.generation.logprobs import LogprobSource
 
-__all__ = ["Gate", "GateReport", "check_gates"]
-
 #: How many tokens may be the most likely one together.
 _ALIKE = 2
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["LogprobSource", "SessionLogprobs", "Texts", "greedy_tokens", "normalized", "read_texts", "token_ids"]
-
 Array = np.ndarray[Any, Any]
 _LARGEST_TEXTS = 1 << 30
 #: Inputs of a decoder that can be made of the token ids alone.

@@ -22,14 +22,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Binding
     from xpuruntime.inference.session import InferenceSession
 
-__all__ = [
-    "Calls",
-    "host_runner",
-    "open_calls",
-    "poison",
-    "time_batches",
-]
-
 
 class Calls(ABC):
     """Calls of a session with inputs by their index. For one thread."""

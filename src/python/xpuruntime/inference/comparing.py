@@ -42,13 +42,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies.execution_policy import Precision
     from xpuruntime.runtime.machine import Machine
 
-__all__ = [
-    "answers_of",
-    "compare_engines",
-    "compare_session",
-    "tolerance_of",
-]
-
 
 def compare_engines(
     model: str | os.PathLike[str],

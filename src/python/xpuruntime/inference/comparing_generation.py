@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from xpuruntime.inference.session_arguments import PolicyLike
     from xpuruntime.policies.verify_policy import VerifyGeneration
 
-__all__ = ["GenerationComparison", "compare_generations"]
-
 #: Texts that are drawn where none are stated: so many, each of at most so many tokens.
 _TEXTS, _LENGTH = 4, 32
 #: Limits where the policy states none: those of models in the same format.

@@ -24,14 +24,6 @@ if TYPE_CHECKING:
 
     Answer = Callable[[ModelInfo], Mapping[str, Any]]
 
-__all__ = [
-    "Comparison",
-    "DriftReport",
-    "EngineRow",
-    "LayerDrift",
-    "measure_drift",
-]
-
 SCHEMA = "xpuruntime.comparison/1"
 
 

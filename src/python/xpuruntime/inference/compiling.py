@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies.execution_policy import Precision
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["compile_model", "save_compiled"]
-
 
 def compile_model(
     model: Any,

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from xpuruntime.planning import Plan
     from xpuruntime.policies import Policy
 
-__all__ = ["carried_policy", "carries_policy", "check_export_lock", "compare_kernels"]
-
 #: Kernels that a note names.
 _NAMED = 4
 

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.shape_coverage import ShapeCoverage
     from xpuruntime.inference.session import InferenceSession
 
-__all__ = ["explain_session", "measure", "source_graph"]
-
 _LEVELS = {"honoured": "DEBUG", "substituted": "WARNING", "unsupported": "WARNING"}
 
 _WARM, _STEPS = 3, 3

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     Prompt = str | Sequence[int] | np.ndarray[Any, Any]
 
-__all__ = ["Generation", "GenerationSession"]
-
 _FOLDERS = (
     "name a folder that `python -m onnxruntime_genai.models.builder`, save_pretrained of transformers or "
     "`optimum-cli export openvino` wrote; InferenceSession runs others"

@@ -26,14 +26,6 @@ if TYPE_CHECKING:
 
     Answer = Callable[[ModelInfo], Mapping[str, Any]]
 
-__all__ = [
-    "Divergence",
-    "Inside",
-    "find_divergence",
-    "tap",
-    "tapped",
-]
-
 
 def tap(
     engine: Engine,

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from xpuruntime.planning import Plan
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["LoadResult", "load_planned", "reference_model_of", "reference_of"]
-
 
 class LoadResult(NamedTuple):
     """A model that runs, the plan with what was added to it, and what was found on the way.

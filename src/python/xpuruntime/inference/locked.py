@@ -51,23 +51,6 @@ if TYPE_CHECKING:
     from xpuruntime.planning import Plan
     from xpuruntime.runtime.machine import Machine
 
-__all__ = [
-    "LockInForce",
-    "SessionLock",
-    "check_loaded",
-    "check_outputs",
-    "compare_observed",
-    "compare_results",
-    "lock_in_force",
-    "lock_seen",
-    "locked_plan",
-    "observed_outputs",
-    "probe_at",
-    "read_session_lock",
-    "shapes_that_fit",
-    "surroundings",
-]
-
 #: Of a lock of a model whose inputs cannot be generated.
 _NO_OUTPUTS = "; no outputs are, since the lock has none"
 #: Differences that a reason names.

@@ -34,15 +34,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies.execution_policy import Precision
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
-__all__ = [
-    "calibration_of",
-    "plan",
-    "plan_request",
-    "plan_session",
-    "reopen_plan",
-    "warn_of",
-]
-
 
 def plan(
     model: ModelLike,

@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.runtime.profiler import DeviceRecording
 
-__all__ = [
-    "InstrumentedRuns",
-    "MemoryWatch",
-    "profile",
-]
-
 _lock = threading.Lock()
 #: One at a time in a process.
 _going_on: _Run | None = None

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies.execution_policy import Precision
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["InferenceSession"]
-
 ArrayT = TypeVar("ArrayT")
 
 

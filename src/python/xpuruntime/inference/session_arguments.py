@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     PolicyLike = Policy | str | os.PathLike[str] | Mapping[str, Any]
     from collections.abc import Iterable, Mapping
 
-__all__ = [
-    "PolicyAliases",
-    "SessionArguments",
-    "SessionPolicy",
-    "refuse_arguments",
-    "refuse_attribute",
-    "settle_policy",
-]
-
 
 class PolicyAliases(TypedDict, total=False):
     """Other ways to state a part of the policy, beside `policy`, `engine` and `precision`."""

@@ -19,8 +19,6 @@ from xpuruntime.policies.kinds import in_folder
 if TYPE_CHECKING:
     from xpuruntime.inference.session import InferenceSession
 
-__all__ = ["SessionSpec"]
-
 
 class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of an `InferenceSession`, frozen: pickle it, send it, and open it in another process.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.host_model import HostRunner
     from xpuruntime.engines.model import ModelInfo
 
-__all__ = ["StaticBatchModel"]
-
 
 class StaticBatchModel(LoadedModel):
     """Runs a model of one batch size on batches of 1 row to that size."""

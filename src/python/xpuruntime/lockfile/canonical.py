@@ -34,17 +34,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
 
-__all__ = [
-    "ExportLock",
-    "check_lock_writable",
-    "load_lock",
-    "lock_bytes",
-    "locked_kernels",
-    "model_beside",
-    "parse_lock",
-    "save_lock",
-]
-
 #: Bytes that the file of a lock may have.
 MAX_LOCK = 1 << 30
 _LAST_VERSION = int(SCHEMA.rpartition("/")[2])

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
         Validator,
     )
 
-__all__ = ["NOTHING_RAN", "contradiction", "contradiction_of_figures", "model_facts", "session_records"]
-
 #: Relations of units that nothing ran for.
 NOTHING_RAN = ("folded",)
 

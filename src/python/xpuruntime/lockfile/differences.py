@@ -28,11 +28,6 @@ from xpuruntime.lockfile.validators import validator_drift, within_threads
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = [
-    "compare_calls", "compare_entries", "compare_identities", "compare_outputs", "compare_plans", "compare_stated",
-    "unseen",
-]  # fmt: skip
-
 #: Field of an entry to the code of its drift, in the order in which they are looked at.
 _FIELDS = (
     ("on", DriftCode.PLACEMENT),

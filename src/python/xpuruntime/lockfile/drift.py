@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.evidence.difference import Difference
 
-__all__ = ["NOT_IN_LOCK", "DriftCode", "ValidatorKind", "accept_command", "drift_error", "lacking", "shown"]
-
 
 class ValidatorKind(Code):
     """What a validator is of; also the code of the difference where it does not hold."""

@@ -18,23 +18,6 @@ from xpuruntime.ops.torch_kernels import environment_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-__all__ = [
-    "CORE",
-    "OWN_KERNELS",
-    "compiler_packages",
-    "compilers_of",
-    "is_plugin",
-    "libraries_of",
-    "of_kernel",
-    "packages_of",
-    "preloaded_libraries",
-    "quantizer_packages",
-    "setting_text",
-    "settings_of",
-    "variables_of",
-    "with_thread_counts",
-]
-
 #: Name of the validator of the core's own kernels.
 CORE = "xpuruntime._core"
 

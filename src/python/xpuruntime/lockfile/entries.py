@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Unit
     from xpuruntime.lockfile.records import Validator
 
-__all__ = ["call_entries", "unit_entries"]
-
 #: Names of operators on the host, of which the profiler shows the one that took longest: another one in another run.
 _OPERATORS = ("aten::",)
 

@@ -11,8 +11,6 @@ import msgspec
 
 from xpuruntime.policies.kinds import share_text
 
-__all__ = ["BatchTime", "LatencyFigures", "LockedRatio", "Measured", "OutputSample", "SessionMemory"]
-
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _Bytes = Annotated[int, msgspec.Meta(ge=0)]
 _Figure = Annotated[float, msgspec.Meta(gt=0)]

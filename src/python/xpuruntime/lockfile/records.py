@@ -18,26 +18,6 @@ from xpuruntime.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "SCHEMA",
-    "SHAPES_ID",
-    "AcceptedDrift",
-    "CallEntry",
-    "Identity",
-    "Lock",
-    "LockedModel",
-    "LockedOutput",
-    "LockedPlan",
-    "LockedPolicy",
-    "LockedShapes",
-    "Provenance",
-    "UnitEntry",
-    "Validator",
-    "digest_of_part",
-    "stable_id",
-    "utc_now",
-]
-
 SCHEMA = "xpuruntime.lock/1"
 #: Id of the shapes that a lock is made with.
 SHAPES_ID = "s0"

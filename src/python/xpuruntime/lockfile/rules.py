@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.lockfile.records import CallEntry
 
-__all__ = ["PLACES", "locked_policy", "policy_of", "policy_record", "rules_of_calls", "stated_keys", "without_lock"]
-
 #: Keys of files and folders, which are of one machine: no lock holds a plan to them.
 PLACES = frozenset(("execution.lock", "execution.artifacts.cache", "calibration.path"))
 _GLOB = re.compile(r"[*?\[]")

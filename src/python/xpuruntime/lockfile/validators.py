@@ -60,15 +60,6 @@ if TYPE_CHECKING:
     from xpuruntime.lockfile.records import Identity, LockedModel
     from xpuruntime.runtime.machine import Machine
 
-__all__ = [
-    "Surroundings",
-    "collect_validators",
-    "compare_libraries",
-    "compare_validators",
-    "validator_drift",
-    "within_threads",
-]
-
 _POLICY_THREADS = "execution.threads"
 
 

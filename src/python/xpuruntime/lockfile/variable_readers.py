@@ -20,8 +20,6 @@ from xpuruntime.runtime.libraries.search import dynamic_symbols
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-__all__ = ["PRELOAD", "is_read", "package_libraries", "preloaded"]
-
 PRELOAD = "LD_PRELOAD"
 #: Engine to the packages that hold its files.
 _FOLDERS = {

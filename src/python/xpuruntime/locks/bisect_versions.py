@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.locks.diff.result import Diff
 
-__all__ = ["VersionBisect", "VersionVerdict", "bisect_versions", "first_bad", "judge", "read_claim"]
-
 _SCHEMA = "xpuruntime.bisect/1"
 _STYLE = {"good": "green", "bad": "bold red", "skipped": "yellow"}
 #: How a claim is written, for messages and help.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Observation
     from xpuruntime.lockfile.records import CallEntry, LockedOutput
 
-__all__ = ["create_lock"]
-
 #: Lock files of packages, which are digested where they lie beside the model or in the current folder.
 _DEPENDENCIES = ("uv.lock", "pylock.toml", "conda-lock.yml", "poetry.lock", "requirements.txt")
 _TIMES, _ROUNDS, _CALLS = 3, 9, 5

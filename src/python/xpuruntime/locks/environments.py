@@ -42,22 +42,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.lockfile.records import Lock
 
-__all__ = [
-    "MODULE",
-    "FileSide",
-    "InstallError",
-    "LockSide",
-    "PythonSide",
-    "call",
-    "link_this_package",
-    "listed_versions",
-    "make_environment",
-    "read_side",
-    "session_worker",
-    "start_worker",
-    "versions_between",
-]
-
 MODULE = "xrt_session_worker"
 
 

@@ -34,16 +34,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy, VerifyPolicy
     from xpuruntime.policies.verify_policy import Control
 
-__all__ = [
-    "START_MARGIN",
-    "check_batches",
-    "measure_ratios",
-    "memory_of_session",
-    "peak_of_process",
-    "time_start",
-    "times_of_batches",
-]
-
 #: Rounds of the ratio of opening a session that a lock keeps.
 _START_ROUNDS = 11
 #: Slowdown of a start that counts.

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.lockfile.records import Lock
 
-__all__ = ["FolderIndex", "IndexedFile", "OddFact", "index_folder", "index_reports"]
-
 Kind = Literal["report", "lock", "verification"]
 #: Schemas by their beginning, and the most bytes of a file that is looked into.
 _SCHEMAS: dict[str, Kind] = {

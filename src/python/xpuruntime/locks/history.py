@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.lockfile.records import Lock
 
-__all__ = ["LockHistory", "LockRevision", "lock_history"]
-
 #: Differences of a revision that a text shows.
 _SHOWN = 8
 

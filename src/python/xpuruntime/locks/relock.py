@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Observation
     from xpuruntime.inference.session_arguments import PolicyLike
 
-__all__ = ["LockResult", "lock"]
-
 #: Kinds of validators that an upgrade of a package may change.
 _OF_PACKAGES = (
     DriftCode.ENGINE,

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.lockfile.records import Lock
 
-__all__ = ["descriptor", "lock_statement", "statement_text"]
-
 _STATEMENT = "https://in-toto.io/Statement/v1"
 _LOCK = "https://xpuruntime.dev/attestation/lock/v1"
 

@@ -22,18 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-__all__ = [
-    "Conditions",
-    "EnergyMeter",
-    "GpuClock",
-    "Moment",
-    "Nvml",
-    "NvmlError",
-    "between",
-    "moment",
-    "open_meter",
-]
-
 
 class GpuClock(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU's clock of its multiprocessors in MHz, the highest it has, and why it is lower."""

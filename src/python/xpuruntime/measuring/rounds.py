@@ -30,26 +30,6 @@ if TYPE_CHECKING:
     Sampler = Callable[[int, int], Sequence[float]]
     Settled = Callable[[Mapping[str, RatioComparison]], bool]
 
-__all__ = [
-    "PROTOCOL",
-    "ROUNDS",
-    "KernelTiming",
-    "Progress",
-    "Replacement",
-    "RoundTimes",
-    "alike",
-    "by_memory",
-    "choose",
-    "decided",
-    "in_worker",
-    "measure",
-    "replacing",
-    "rotated",
-    "rounds_of",
-    "time_calls",
-    "timed",
-]
-
 #: Seconds of one sample at least, so that reading the clock is a small part of it.
 _SAMPLE = 20e-6
 

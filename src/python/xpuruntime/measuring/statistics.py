@@ -18,24 +18,6 @@ from xpuruntime.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "LEAST_GAIN",
-    "CandidateCode",
-    "Interval",
-    "Margin",
-    "RatioComparison",
-    "RatioVerdict",
-    "compare",
-    "growing_rounds",
-    "holm",
-    "look_rounds",
-    "median_interval",
-    "paired_ratio",
-    "require_runs",
-    "runs_required",
-    "sign_test",
-]
-
 #: Share by which something must be faster to be taken in place of what would run without a search.
 LEAST_GAIN = 0.02
 #: Resamples of one interval, and how much later each look is than the one before.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["TuningProgress", "TuningStep", "watch_tuning"]
-
 
 class TuningProgress(NamedTuple):
     """Where the tuning of one operation stands.

@@ -26,21 +26,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies.compiled_rules import CompiledRule
     from xpuruntime.policies.kernel_rules import RuleMatch
 
-__all__ = [
-    "CallContext",
-    "ambient_context",
-    "call_context",
-    "compile_rules",
-    "core_rules",
-    "current_policy",
-    "kernel_ids",
-    "prepare",
-    "tuning_rule",
-    "use_advisories",
-    "use_policy",
-    "use_vendor_libraries",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

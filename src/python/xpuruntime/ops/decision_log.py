@@ -23,18 +23,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.ops.torch_kernels import TorchKernel
 
-__all__ = [
-    "Decision",
-    "Decisions",
-    "KernelCandidate",
-    "KernelInfo",
-    "as_record",
-    "clear_decisions",
-    "decisions",
-    "kernels",
-    "recorded",
-]
-
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """Why one operation, on tensors of given types, shapes and strides, runs by the kernel it does.

@@ -14,8 +14,6 @@ from xpuruntime.ops.call_context import call_context
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"]
-
 _RESULTS = {"return_sum": FLAG, "return_stats": FLAG}
 _BIAS = {"has_bias": FLAG}
 ArrayT = TypeVar("ArrayT")

@@ -15,8 +15,6 @@ from xpuruntime.ops.call_context import ambient_context, call_context
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["conv2d", "conv2d_input_gradient", "conv2d_weight_gradient", "matmul"]
-
 ArrayT = TypeVar("ArrayT")
 _op_matmul = _core.op_matmul
 

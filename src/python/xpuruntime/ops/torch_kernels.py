@@ -28,30 +28,6 @@ if TYPE_CHECKING:
 
     from packaging.requirements import Requirement
 
-__all__ = [
-    "CANARY_VARIABLE",
-    "Operand",
-    "Saved",
-    "TorchCall",
-    "TorchKernel",
-    "adapter_facts",
-    "automatic_torch_kernels",
-    "canary_facts",
-    "compares",
-    "distribution_facts",
-    "environment_of",
-    "environment_values",
-    "find_torch_kernel",
-    "forget_torch_kernels",
-    "is_torch_kernel",
-    "missing_distributions",
-    "module_digest",
-    "packages_of_kernel",
-    "register_torch_kernels",
-    "registered_torch_kernels",
-    "source_of",
-]
-
 #: Operations whose calls go to kernels of NumPy-like arrays alone; see `PythonKernel`.
 _BY_ARRAYS = ("matmul", "conv")
 #: First part of an id, or a family, to the module of this library that adapts the kernels of that package.

@@ -25,8 +25,6 @@ from xpuruntime.policies.kernel_rules import ARRAY_OPS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Exchange", "SharedTimes", "keep", "recall", "rule_suffix", "settle", "validators"]
-
 _LEAST_US = 1e-3
 _USUAL = TuningPolicy()
 

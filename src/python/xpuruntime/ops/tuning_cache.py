@@ -26,17 +26,6 @@ from xpuruntime.runtime.machine import Library
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "BACKEND_LIBRARIES",
-    "SCHEMA",
-    "TuningCache",
-    "build_of",
-    "core_build",
-    "mapped_builds",
-    "tuning_path",
-    "use_tuning_cache",
-]
-
 #: The version of the file format that this release writes, and the only one it reads.
 SCHEMA = "xpuruntime.tuning/1"
 _PREFIX = "xpuruntime.tuning/"

@@ -32,21 +32,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies import KernelPolicy, Policy
     from xpuruntime.runtime.machine import Machine
 
-__all__ = [
-    "KNOWN_EXTRAS",
-    "EngineCandidate",
-    "chooses_among_all_engines",
-    "control_lines",
-    "device_fix",
-    "find_engine",
-    "kinds_of",
-    "list_candidates",
-    "nearest_engine",
-    "refusal",
-    "with_free_choices",
-    "without_nodes",
-]
-
 #: Engines a policy may name without an adapter being registered, and the extra that installs the vendor's package.
 KNOWN_EXTRAS = {name: name for name in ("tensorrt", "tensorrt-rtx", "openvino", "qnn", "torch")}
 

@@ -30,19 +30,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Library, Machine
 
-__all__ = [
-    "DeviceIdentity",
-    "ExecutionFacts",
-    "InputFacts",
-    "LibraryIdentity",
-    "ModelFacts",
-    "Plan",
-    "PlanRequest",
-    "execution_facts",
-    "plan_tables",
-    "plan_text",
-]
-
 SCHEMA = "xpuruntime.plan/1"
 
 

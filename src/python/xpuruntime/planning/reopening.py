@@ -29,12 +29,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
 
-__all__ = [
-    "check_plan",
-    "plan_here",
-    "possible_engines",
-]
-
 
 def check_plan(
     plan: Plan, request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]

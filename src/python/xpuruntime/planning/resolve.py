@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["Resolution", "decide", "judge_candidate", "plan_of", "resolve"]
-
 #: A candidate that ``auto`` offered and that was passed over for one of these reasons deserves a warning: the machine
 #: has the device, but it cannot be used until something is fixed.
 _MENDABLE = frozenset({VerdictCode.LIBRARY_MISSING, VerdictCode.ENGINE_BROKEN})

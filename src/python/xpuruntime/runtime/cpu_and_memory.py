@@ -12,17 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = [
-    "CpuCores",
-    "ProcessMemory",
-    "available_memory",
-    "cpu_cores",
-    "cpu_quota",
-    "process_memory",
-    "read_status",
-    "second_level_bytes",
-]
-
 _FOLDER = Path("/sys/devices/system/cpu")
 
 

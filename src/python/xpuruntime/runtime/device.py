@@ -12,16 +12,6 @@ from typing import Any, TypeAlias
 
 from xpuruntime._core import DeviceInfo, DeviceManager
 
-__all__ = [
-    "Device",
-    "DeviceLike",
-    "get_all_devices",
-    "get_current_device",
-    "get_device_count",
-    "set_current_device",
-    "synchronize",
-]
-
 
 class Device:
     """One device. An immutable value: equal and hashed by type and index; ``str(device)`` is its name.

@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-__all__ = [
-    "LONGEST_WAIT",
-    "BackgroundCall",
-    "ConditionVariable",
-    "Latch",
-    "kept_signal_stack",
-    "uninterrupted",
-]
-
 _Result = TypeVar("_Result")
 #: Seconds of one wait for a lock. A signal that comes as such a wait begins, or on Windows, does not end it.
 LONGEST_WAIT = 0.1 if sys.platform == "win32" else 0.5

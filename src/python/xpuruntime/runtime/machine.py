@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["CpuFacts", "CudaFacts", "EngineFacts", "Library", "Machine"]
-
 
 class CpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The processor: name, logical cores, ISA features such as ``"avx512f"``, total memory in bytes."""

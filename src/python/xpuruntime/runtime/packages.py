@@ -22,18 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from importlib.metadata import EntryPoint
 
-__all__ = [
-    "Distribution",
-    "distributions",
-    "error_text",
-    "failed_plugins",
-    "guarded",
-    "install_command",
-    "installed",
-    "load_points",
-    "reinstall_command",
-]
-
 _FOLDER = re.compile(r"(?P<name>[^-]+(?:-[^-]+)*?)-(?P<version>\d[^-]*)(?:-py[\d.]+)?\.(?:dist|egg)-info")
 
 

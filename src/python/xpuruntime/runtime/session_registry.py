@@ -17,23 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-__all__ = [
-    "Forks",
-    "HoldsMemory",
-    "Rests",
-    "instrumented_method",
-    "interpreter_ends",
-    "keep_in_child",
-    "note_bound",
-    "note_open",
-    "open_bindings",
-    "open_sessions",
-    "reset_in_child",
-    "rest_for_fork",
-    "set_call_instrumentation",
-    "set_open_hook",
-]
-
 _lock = threading.Lock()
 _noted: weakref.WeakValueDictionary[int, HoldsMemory] = weakref.WeakValueDictionary()
 _bound: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()

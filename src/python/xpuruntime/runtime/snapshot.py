@@ -26,18 +26,6 @@ from xpuruntime.runtime.packages import guarded
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "Probed",
-    "core_problem",
-    "has_cuda",
-    "load_machine",
-    "machine_from_json",
-    "machine_snapshot",
-    "machine_to_json",
-    "package_libraries",
-    "probed",
-]
-
 SCHEMA = "xpuruntime.machine/1"
 _MAX_BYTES = 1 << 24
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from logging import Logger
 
-__all__ = ["log_decision", "log_refusal", "log_step", "named_logger", "span_tracer", "traced", "traced_run"]
-
 #: How many operations go on in this context, one inside of another: runs that they make have no spans of their own.
 _WITHIN: ContextVar[int] = ContextVar("xpuruntime_operation", default=0)
 P = ParamSpec("P")

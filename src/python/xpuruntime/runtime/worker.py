@@ -29,13 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from types import TracebackType
 
-__all__ = [
-    "FailureKind",
-    "Worker",
-    "WorkerFailure",
-    "WorkerResult",
-]
-
 _BOOTSTRAP = Path(__file__).with_name("worker_bootstrap.py")
 #: Run as text, since a script's own folder would come first where the worker imports from.
 _START = (

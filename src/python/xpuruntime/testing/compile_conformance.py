@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines import EngineRegistry
 
-__all__ = ["CompileSuite"]
-
 _THREADS = 4
 
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines import EngineRegistry
     from xpuruntime.inference import InferenceSession
 
-__all__ = ["EngineSuite"]
-
 _THREADS = 16
 _RUNS = 50
 

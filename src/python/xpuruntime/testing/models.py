@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     import onnx
 
-__all__ = ["attention", "conv", "identity", "island", "mlp", "save", "two_inputs"]
-
 _OPSET = 17
 _IR = 10
 

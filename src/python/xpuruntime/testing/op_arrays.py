@@ -14,18 +14,6 @@ import numpy as np
 from xpuruntime.errors import InputError
 from xpuruntime.testing.op_references import FP8_SUMS, Expected, round_to
 
-__all__ = [
-    "DTYPES",
-    "Arrays",
-    "Draw",
-    "Input",
-    "NumpyArrays",
-    "OpCall",
-    "OpCase",
-    "TorchArrays",
-    "dropout_factors",
-]
-
 
 @dataclass(frozen=True)
 class Input:

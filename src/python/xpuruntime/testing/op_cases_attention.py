@@ -15,11 +15,6 @@ from xpuruntime.testing.op_arrays import DTYPES, Draw, OpCall, OpCase, dropout_f
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "attention_cases",
-    "norm_cases",
-]
-
 _SEED, _OFFSET = 1234567890123, 77
 
 #: What -> (batch, heads, kv_heads, q_length, kv_length, head_dim) and the rest. `view`: [batch, length, heads,

@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-__all__ = [
-    "conv_cases",
-    "conv_gradient_cases",
-    "matmul_cases",
-]
-
 _LAST = (0, 2, 3, 1)
 
 #: What -> shapes of x and the weight, and the rest. `last`: channels last in memory, x, weight and result.

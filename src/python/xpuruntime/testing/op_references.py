@@ -29,26 +29,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "EXTRA",
-    "FP8_SUMS",
-    "ROUNDOFF",
-    "Expected",
-    "Window",
-    "attention",
-    "attention_backward",
-    "conv2d",
-    "expect",
-    "in_precision_of",
-    "input_gradient",
-    "matmul",
-    "norm",
-    "norm_backward",
-    "round_to",
-    "sums_roundoff",
-    "weight_gradient",
-]
-
 Array = np.ndarray[Any, Any]
 
 #: Relative error of one rounding, by dtype.

@@ -39,16 +39,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.testing.op_arrays import OpCall
 
-__all__ = [
-    "OpSuite",
-    "cases_of",
-    "check_kernel",
-    "compare",
-    "find_factors",
-    "op_cases",
-    "run_case",
-]
-
 
 def cases_of(kernel: str, arrays: Arrays) -> tuple[OpCase, ...]:
     """Return the cases of every operation that the kernel is registered for, as far as the library has such arrays."""

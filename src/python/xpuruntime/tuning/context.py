@@ -46,13 +46,6 @@ if TYPE_CHECKING:
     from xpuruntime.tuning.spec.tune_spec import TuneSpec
     from xpuruntime.tuning.trial import Candidate
 
-__all__ = [
-    "RANDOM",
-    "Samples",
-    "SearchContext",
-    "read_samples",
-]
-
 _PRECISION = "execution.precision"
 
 

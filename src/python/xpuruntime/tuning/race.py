@@ -28,15 +28,6 @@ if TYPE_CHECKING:
     from xpuruntime.tuning.space import CandidateState, Point, Setting
     from xpuruntime.tuning.spec.parts import Decide
 
-__all__ = [
-    "Duel",
-    "DuelResult",
-    "Failure",
-    "Race",
-    "RaceExit",
-    "SettingGains",
-]
-
 
 class Failure(NamedTuple):
     """A candidate that failed in a round."""

@@ -34,13 +34,6 @@ if TYPE_CHECKING:
     from xpuruntime.tuning.spec.parts import Constraints, RayPlacement
     from xpuruntime.tuning.trial import Candidate
 
-__all__ = [
-    "RayCluster",
-    "RayExecutor",
-    "RayNode",
-    "ShippedFiles",
-]
-
 #: Seconds until another placement is asked for.
 _RETRY_SECONDS = 0.5
 _CONNECT_SECONDS = 10.0

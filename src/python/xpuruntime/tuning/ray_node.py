@@ -31,15 +31,6 @@ if TYPE_CHECKING:
     from xpuruntime.tuning.spec.parts import Constraints
     from xpuruntime.tuning.trial import Candidate
 
-__all__ = [
-    "SAMPLES",
-    "FileSent",
-    "NodeExecutor",
-    "hardware_of",
-    "job_on_node",
-    "search_files",
-]
-
 
 class FileSent(msgspec.Struct, frozen=True, kw_only=True):
     """A file that a node needs."""

@@ -36,13 +36,6 @@ if TYPE_CHECKING:
     from xpuruntime.inference.calls import Calls
     from xpuruntime.measuring.conditions import EnergyMeter
 
-__all__ = [
-    "Runner",
-    "RunnerJob",
-    "call",
-    "open_runner",
-]
-
 #: Seconds of warming before the first turn and before each; of a turn at least.
 _WARM, _AGAIN, _BLOCK = 0.1, 0.002, 0.02
 #: Seconds of a turn in which energy is measured, whose counters are some tens of milliseconds apart.

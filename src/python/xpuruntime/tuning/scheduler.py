@@ -29,11 +29,6 @@ if TYPE_CHECKING:
     from xpuruntime.tuning.trial import Measurements
     from xpuruntime.tuning.trial_executors import Executor
 
-__all__ = [
-    "TAIL_SECONDS",
-    "TrialScheduler",
-]
-
 #: Candidates that are open at once on a device.
 _AT_ONCE = 7
 #: Share of the budget that may be kept back for the decision.

@@ -32,25 +32,6 @@ if TYPE_CHECKING:
     from xpuruntime.tuning.spec.parts import SearchSpace
     from xpuruntime.tuning.spec.tune_spec import TuneSpec
 
-__all__ = [
-    "BATCH",
-    "FINAL",
-    "OPTIONS",
-    "CandidateState",
-    "Planned",
-    "Planner",
-    "Point",
-    "Rejected",
-    "Setting",
-    "Space",
-    "apply_changes",
-    "build_space",
-    "exit_text",
-    "gain_from_ratio",
-    "kernel_values",
-    "op_share",
-]
-
 _ENGINE, _DEVICE, _PRECISION, _THREADS = (f"execution.{key}" for key in ("engine", "device", "precision", "threads"))
 _GRAPH = "execution.cuda_graph"
 #: What the keys of options of engines begin with.

@@ -29,24 +29,6 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.machine import Machine
     from xpuruntime.tuning.trial_executors import Executor
 
-__all__ = [
-    "CONTROL",
-    "DEVICE_NAMES",
-    "USED_UP",
-    "Candidate",
-    "CandidateFailed",
-    "DeviceLost",
-    "Measurements",
-    "OutOfTime",
-    "Trial",
-    "TrialDevice",
-    "check_devices",
-    "check_trial_device",
-    "hardware_difference",
-    "policy_device",
-    "trial_devices",
-]
-
 #: The id of the user's own policy.
 CONTROL = "c0"
 #: Why something was not measured, or not to its end.

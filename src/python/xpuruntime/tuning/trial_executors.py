@@ -28,15 +28,6 @@ if TYPE_CHECKING:
     from xpuruntime.tuning.spec.parts import Constraints
     from xpuruntime.tuning.trial import Candidate, TrialDevice
 
-__all__ = [
-    "FRESH_PROCESS_OBJECTIVES",
-    "Executor",
-    "LocalExecutor",
-    "ProcessExecutor",
-    "SessionExecutor",
-    "check_constraints",
-]
-
 #: Objectives whose figure is that of a process that is started for it.
 FRESH_PROCESS_OBJECTIVES = ("memory", "cold_start")
 #: Inputs that a turn goes through at most, and seconds beyond which it has fewer of them.

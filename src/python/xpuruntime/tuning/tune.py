@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from xpuruntime.tuning.trial_executors import Executor
     from xpuruntime.tuning.tune_result import TuneProgress
 
-__all__ = ["tune"]
-
 
 def tune(
     model: str | os.PathLike[str],

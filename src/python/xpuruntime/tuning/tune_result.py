@@ -26,20 +26,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-__all__ = [
-    "CALLED",
-    "SCHEMA",
-    "CandidateResult",
-    "Ratio",
-    "TuneProgress",
-    "TuneResult",
-    "changes_text",
-    "figure_text",
-    "ranked",
-    "render",
-    "render_page",
-]
-
 SCHEMA = "xpuruntime.tune_result/1"
 
 #: Calls of a session, in words.

@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     from xpuruntime.tuning.space import CandidateState, Planned, Point
     from xpuruntime.tuning.tune_result import CandidateResult, Ratio
 
-__all__ = [
-    "Outcome",
-    "Search",
-]
-
 #: Candidates that are planned at most.
 _MOST_CANDIDATES = 2000
 #: Finalists that are duelled at most.

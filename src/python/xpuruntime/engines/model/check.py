@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     import onnx
 
-__all__ = ["Checked", "check_graph", "check_text", "complaint", "complaint_about"]
-
 _NEVER = 1 << 30
 #: Operators that ONNX Runtime registers in the default domain although ONNX does not (any opset before the one given).
 _ENGINE_OPS = {

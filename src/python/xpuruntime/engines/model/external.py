@@ -27,26 +27,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model.info import ModelInfo
 
-__all__ = [
-    "MAX_DIMS",
-    "MAX_ELEMENTS",
-    "MAX_NODES",
-    "ExternalFile",
-    "check",
-    "check_limits",
-    "element_count",
-    "external_digests",
-    "inline_functions",
-    "is_external",
-    "load",
-    "model_digest",
-    "nbytes",
-    "part_digests",
-    "real_files",
-    "resolve_links",
-    "shown_dims",
-]
-
 #: Fields of a TensorProto that hold values.
 _VALUES = (
     "raw_data", "float_data", "int32_data", "int64_data", "uint64_data", "double_data", "string_data",

@@ -20,18 +20,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model.graph import NamedNode
 
-__all__ = [
-    "RANDOM",
-    "NodeInfo",
-    "Quantization",
-    "TensorInfo",
-    "dtype_name",
-    "quantization",
-    "random_outputs",
-    "tensor_info",
-    "weights",
-]
-
 #: Operators of the standard that always draw random numbers; ``Dropout`` does in training mode.
 RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}

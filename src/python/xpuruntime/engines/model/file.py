@@ -26,22 +26,6 @@ if TYPE_CHECKING:
 
     import onnx
 
-__all__ = [
-    "GENERATION_CONFIG",
-    "GENERATION_FORMATS",
-    "MAX_PROTOBUF",
-    "MODEL_CONFIG",
-    "generation_folder",
-    "looks_like",
-    "onnx_checks",
-    "onnx_messages",
-    "opened",
-    "parse",
-    "read",
-    "refuse",
-    "refuse_missing",
-]
-
 #: A protobuf message holds at most this many bytes.
 MAX_PROTOBUF = (1 << 31) - 1
 

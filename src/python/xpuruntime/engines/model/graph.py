@@ -13,23 +13,6 @@ if TYPE_CHECKING:
 
     import onnx
 
-__all__ = [
-    "NamedNode",
-    "agreed_sizes",
-    "fix_shapes",
-    "fresh_name",
-    "graphs",
-    "inferred",
-    "name_nodes",
-    "normal_domain",
-    "reads",
-    "set_node_names",
-    "sort_nodes",
-    "subgraphs",
-    "tensors",
-    "without_weights",
-]
-
 
 class NamedNode(NamedTuple):
     """A node, its unique name, and the path of the graph that holds it ("" for the main graph)."""

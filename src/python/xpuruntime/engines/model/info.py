@@ -45,8 +45,6 @@ from xpuruntime.runtime.packages import installed
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["ModelInfo", "inspect_bytes", "inspect_edited", "inspect_model"]
-
 _BYTES = "<bytes>"
 
 

@@ -20,20 +20,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model.info import ModelInfo
     from xpuruntime.policies import Policy
 
-__all__ = [
-    "OPEN",
-    "ShapeRange",
-    "batch_axes",
-    "fixed_axes",
-    "open_dimensions",
-    "read_shapes",
-    "shape_fits",
-    "shape_ranges",
-    "with_open_batch",
-    "with_shapes",
-    "with_static_batch",
-]
-
 _KEY = "execution.shapes"
 
 

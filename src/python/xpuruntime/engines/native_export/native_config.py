@@ -30,28 +30,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import TensorInfo
     from xpuruntime.engines.model_source import ModelSource
 
-__all__ = [
-    "RECORD",
-    "REQUIREMENTS",
-    "SCRIPT",
-    "ExportJob",
-    "KeyOutcome",
-    "KeyOutcomes",
-    "NativeAnswer",
-    "NativeConfig",
-    "NativeExporter",
-    "NativeRun",
-    "OutcomeWord",
-    "bfloat16_names",
-    "bits_note",
-    "free_place",
-    "from_bits",
-    "native_call",
-    "python_literal",
-    "script_main",
-    "write_model",
-]
-
 #: The file that says what a folder was exported as.
 RECORD = "export.json"
 SCRIPT, REQUIREMENTS = "session.py", "requirements.txt"

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["first_run", "load_script", "read_arrays", "refuse_xpuruntime", "write_arrays"]
-
 
 def refuse_xpuruntime() -> None:
     """Let every import of xpuruntime fail in this process. Raises RuntimeError where it is imported already."""

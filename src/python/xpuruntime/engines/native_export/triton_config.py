@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model.facts import TensorInfo
 
-__all__ = ["TRITON_COMMAND", "ModelConfig", "TensorConfig", "tensor_configs"]
-
 #: Starts Triton on a repository, with the configuration as it is written.
 TRITON_COMMAND = "tritonserver --model-repository=. --disable-auto-complete-config"
 

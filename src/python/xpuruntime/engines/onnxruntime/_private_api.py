@@ -10,16 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = [
-    "TABLE",
-    "operator_schemas",
-    "raw_binding",
-    "raw_device",
-    "raw_session",
-    "value_from_array",
-    "value_from_dlpack",
-]
-
 #: Name, why it is used, and what is done without it.
 TABLE = (
     (

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["compile_model", "compiled_for"]
-
 _MODEL = "model.onnx"
 _WEIGHTS = "model.onnx.data"
 #: Weights of more bytes than this lie beside the graph, from where they are mapped into memory.

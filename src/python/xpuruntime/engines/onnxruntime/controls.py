@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.evidence.records import Control
 
-__all__ = ["resolve_settings"]
-
 #: Has 8-bit products summed up exactly on processors without VNNI.
 _EXACT = "session.x64quantprecision"
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.onnxruntime.opening import Opened
 
-__all__ = ["CopyingBinding", "CpuModel", "fits"]
-
 
 class CpuModel(HostModel):
     """Runs on the CPU provider; NumPy in, NumPy out, other frameworks through DLPack without copies."""

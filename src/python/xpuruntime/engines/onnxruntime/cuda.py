@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
     from xpuruntime.evidence.records import Conversion
 
-__all__ = ["CudaModel"]
-
 _GRAPH_ID = "gpu_graph_id"
 _NO_CAPTURE = "-1"
 _NO_SYNC = "disable_synchronize_execution_providers"

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import TensorInfo
     from xpuruntime.engines.onnxruntime.cuda import CudaModel
 
-__all__ = ["CudaBinding"]
-
 _WARM_RUNS = 2
 
 

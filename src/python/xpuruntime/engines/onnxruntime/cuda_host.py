@@ -37,12 +37,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.cuda import CudaModel
     from xpuruntime.engines.onnxruntime.cuda_binding import CudaBinding
 
-__all__ = [
-    "CudaHostRunner",
-    "HostRuns",
-    "torch_runner",
-]
-
 #: Types that NumPy, DLPack and ONNX Runtime's device memory all have.
 _DTYPES = frozenset(
     {"float16", "float32", "float64", "bool"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}

@@ -17,20 +17,6 @@ from xpuruntime.runtime.interruptible_waits import ConditionVariable, uninterrup
 if TYPE_CHECKING:
     from xpuruntime.engines.cuda_arrays import DeviceArray
 
-__all__ = [
-    "ONNX_TYPES",
-    "DLPackArray",
-    "as_bool",
-    "between_captures",
-    "capturing_alone",
-    "element_type",
-    "host_inputs",
-    "item_size",
-    "new_turn",
-    "no_capture",
-    "overlap",
-]
-
 #: Our dtype names to ONNX element types.
 ONNX_TYPES = {
     "float32": 1,

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.native_export.native_config import NativeExporter
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["OnnxRuntimeEngine"]
-
 #: Wheels that all install the package `onnxruntime`.
 WHEELS = ("onnxruntime-gpu", "onnxruntime", "onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-migraphx")
 

@@ -32,11 +32,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
     from xpuruntime.policies import KernelPolicy, KernelRule
 
-__all__ = [
-    "CUDA_BF16_OPS",
-    "KernelKeys",
-]
-
 _ATTENTION_OPS = frozenset(
     {"Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedAttention", "DecoderMaskedMultiHeadAttention"}
 )

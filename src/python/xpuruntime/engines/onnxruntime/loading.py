@@ -27,17 +27,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
     from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
 
-__all__ = [
-    "QUANTIZED",
-    "SOURCE",
-    "artifact_source",
-    "load_model",
-    "model_source",
-    "preload_cuda",
-    "source_graph",
-    "source_graph_of",
-]
-
 
 def load_model(request: Request, settings: OnnxRuntimeSettings) -> LoadedModel:
     """Return the loaded model; leaves nothing behind when it fails."""

@@ -34,11 +34,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.native_export.native_config import KeyOutcome, OutcomeWord
 
-__all__ = [
-    "OnnxRuntimeExporter",
-    "script_text",
-]
-
 _TITLE = "ONNX Runtime"
 _CUDA = "CUDAExecutionProvider"
 #: Options that choose kernels.

@@ -8,8 +8,6 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-__all__ = ["run"]
-
 #: A cold run and a counted one.
 _RUNS = 2
 

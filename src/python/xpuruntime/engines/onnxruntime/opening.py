@@ -30,15 +30,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
 
-__all__ = [
-    "LEVELS",
-    "NO_CPU",
-    "Opened",
-    "open_session",
-    "session_options",
-    "translate",
-]
-
 LEVELS = {
     "disable": "ORT_DISABLE_ALL",
     "basic": "ORT_ENABLE_BASIC",

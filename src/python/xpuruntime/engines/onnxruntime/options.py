@@ -22,32 +22,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Observed, Request
 
-__all__ = [
-    "AFFINITIES",
-    "ATTENTION_BITS",
-    "CONFUSED_BY_CASTS",
-    "CONV_SEARCH",
-    "COREML_OPTIONS",
-    "CPU_OPTIONS",
-    "CUDA_OPTIONS",
-    "DENORMALS",
-    "DISABLED",
-    "DML_OPTIONS",
-    "DML_SESSION_OPTIONS",
-    "INTER_THREADS",
-    "LAYER_FUSIONS",
-    "MIGRAPHX_OPTIONS",
-    "NAMES",
-    "OPERATOR_LIBRARIES",
-    "SAFE_LEVEL",
-    "SESSION_OPTIONS",
-    "OnnxRuntimeSettings",
-    "attention_kernels",
-    "by_option",
-    "read_back",
-    "uncompilable",
-]
-
 #: What a policy may call this engine.
 NAMES = ("onnxruntime", "ort", "onnxrt")
 

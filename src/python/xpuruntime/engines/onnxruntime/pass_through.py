@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Control
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
-__all__ = ["PASS_THROUGH", "PassThrough", "refuse_pass_through", "refuse_shared_caches", "resolve_pass_through"]
-
 
 class PassThrough(msgspec.Struct, frozen=True, kw_only=True):
     """One pass-through provider."""

@@ -22,20 +22,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model.info import ModelInfo
     from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
 
-__all__ = [
-    "INTEGER_OPS",
-    "OPERATORS",
-    "QDQ_LEVEL",
-    "QDQ_OFF",
-    "Arithmetic",
-    "arithmetic_of",
-    "integer_nodes",
-    "on_unless_stated",
-    "quantizes_activations",
-    "resolve_precision",
-    "resolve_weights",
-]
-
 #: Nodes that a control names.
 _NAMED = 3
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
 
-__all__ = ["refuse_crash"]
-
 _SECONDS = 600.0
 _ENTRIES = CacheEntries("trials", most=1000, largest=4096)
 #: A model of more bytes, or with larger inputs, is opened and not run; a run that takes longer is given up.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime_genai.folder import GenAiFolder
     from xpuruntime.evidence.records import Control
 
-__all__ = ["OPTIONS", "GenAiSettings", "folder_of", "refuse_options", "refuse_precision", "resolve"]
-
 #: What a policy may call this engine.
 NAMES = ("onnxruntime-genai", "genai")
 

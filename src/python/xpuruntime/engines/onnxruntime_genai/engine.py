@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime_genai.controls import GenAiSettings
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["OnnxRuntimeGenAiEngine"]
-
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 
 _PACKAGE = "onnxruntime_genai"

@@ -25,13 +25,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Binding, LoadedModel
     from xpuruntime.engines.model import ModelInfo, TensorInfo
 
-__all__ = [
-    "FORMAT",
-    "GenAiFolder",
-    "decoder_of",
-    "inspect_folder",
-]
-
 #: Format of such a model, by which the plan finds engines.
 FORMAT = "genai"
 #: Parts of a configuration that make it more than one decoder.

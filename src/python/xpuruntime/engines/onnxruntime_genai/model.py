@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime_genai.folder import GenAiFolder
     from xpuruntime.evidence.records import Unit
 
-__all__ = ["GenAiModel", "load_folder"]
-
 _ENGINE = "onnxruntime-genai"
 _FATAL = 4
 _BOOLEANS = ("enable_cpu_mem_arena", "enable_mem_pattern")

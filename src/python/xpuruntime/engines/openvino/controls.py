@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["resolve_settings"]
-
 _WHERE = "execution.provider_options.openvino"
 _INT8_FIX = "state engine: onnxruntime, which enforces int8, or accept that with mode: auto"
 _HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"}

@@ -22,17 +22,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo, NodeInfo
     from xpuruntime.engines.openvino.execution_graph import Executed
 
-__all__ = [
-    "Counted",
-    "NodeCounter",
-    "Shares",
-    "bounded",
-    "count",
-    "idle_call_us",
-    "requested_precision",
-    "share_out",
-]
-
 #: Runs after the cold one that do not count: whoever watched the cold one has emptied the caches.
 _SETTLE = 2
 #: The counters of a single run say enough where their sum is known to within this share of it.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.openvino.options import OpenVinoSettings
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
-__all__ = ["OpenVinoEngine"]
-
 _KINDS = ("cpu", "gpu", "npu")
 #: Operator domains that OpenVINO's ONNX reader may have conversions for; it says of which operators when it loads.
 _DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "org.openvinotoolkit"})

@@ -15,17 +15,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import ModelInfo, NodeInfo
 
-__all__ = [
-    "Executed",
-    "Mention",
-    "executed_nodes",
-    "flatten_softmax",
-    "mentions",
-    "name_operations",
-    "name_without_numbers",
-    "read_graph",
-]
-
 _WORDS = {
     "f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16", "i8": "int8", "u8": "uint8", "i16": "int16",
     "u16": "uint16", "i32": "int32", "u32": "uint32", "i64": "int64", "u64": "uint64", "boolean": "bool",

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.openvino.options import OpenVinoSettings
 
-__all__ = ["BLOB", "compile_model", "load_model", "prepared_graph"]
-
 #: The one file of a compiled artifact.
 BLOB = "model.blob"
 #: A protobuf message holds less than this.

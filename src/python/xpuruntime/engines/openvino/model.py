@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.openvino.slots import Slot
     from xpuruntime.engines.run_threads import QueueLimits
 
-__all__ = ["InputValues", "OpenVinoBuffers", "OpenVinoModel"]
-
 #: OpenVINO computes these in 32 bits and wraps what does not fit, so what does not fit is refused.
 _WIDE = ("int64", "uint64", "uint32")
 _LEAST, _MOST = -(2**31), 2**31 - 1

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.native_export.native_config import KeyOutcome
     from xpuruntime.engines.native_export.triton_config import TensorConfig
 
-__all__ = ["OpenVinoExporter"]
-
 _CONFIG, _GRAPH = "config.json", "model.xml"
 _HINT = "INFERENCE_PRECISION_HINT"
 #: Types that Triton's backend lacks.

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["graph_facts", "run"]
-
 _KEYS = (
     "layerType", "originalLayersNames", "outputLayouts", "outputPrecisions", "primitiveType", "runtimePrecision",
     "execTimeMcs",

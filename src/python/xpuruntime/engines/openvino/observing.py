@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.openvino.options import OpenVinoSettings
     from xpuruntime.evidence.memory_over_time import LiveBytes
 
-__all__ = ["observe", "units_of"]
-
 _IDLE = "nothing was done in the runs: a view of its input, or a constant prepared when the model was compiled"
 _ONCE = "it ran in the first run alone: a constant prepared then, and kept"
 _TIMES = (

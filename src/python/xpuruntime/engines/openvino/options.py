@@ -14,19 +14,6 @@ from xpuruntime.policies.compound_kinds import split_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "CPU_OPTIONS",
-    "GPU_OPTIONS",
-    "GRAPH_OPTIONS",
-    "NAMES",
-    "NPU_OPTIONS",
-    "OpenVinoSettings",
-    "effective",
-    "options_of",
-    "read_back",
-    "word",
-]
-
 #: What a policy may call this engine.
 NAMES = ("openvino", "ov")
 

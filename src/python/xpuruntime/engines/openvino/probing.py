@@ -32,14 +32,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import NodeInfo
 
-__all__ = [
-    "device_word",
-    "our_device",
-    "probe",
-    "process_core",
-    "translate",
-]
-
 _NAME = "openvino"
 _AGAIN = f"pip install --force-reinstall {_NAME}"
 _INTEL = "0x8086"

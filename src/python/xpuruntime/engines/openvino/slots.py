@@ -22,19 +22,6 @@ if TYPE_CHECKING:
     from xpuruntime import _core
     from xpuruntime.engines.model import ModelInfo, TensorInfo
 
-__all__ = [
-    "SHARED_FROM",
-    "Generation",
-    "Slot",
-    "SlotPool",
-    "borders",
-    "infer_call",
-    "passed_on",
-    "port_order",
-    "run_tensors",
-    "share",
-]
-
 #: Bytes from which an input is shared and an output is made in memory of its own; below, copying is quicker than
 #: giving OpenVINO another address, which costs it about 3 us.
 SHARED_FROM = 1 << 16

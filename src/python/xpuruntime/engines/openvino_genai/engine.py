@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Control
     from xpuruntime.runtime.machine import Machine
 
-__all__ = [
-    "NAME",
-    "OPTIONS",
-    "PRECISIONS",
-    "OpenVinoGenAiEngine",
-    "PipelineSettings",
-    "resolve",
-]
-
 _PACKAGE, _DISTRIBUTION = "openvino_genai", "openvino-genai"
 _GRAPH = "openvino_model.xml"
 

@@ -34,12 +34,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.openvino_genai.engine import PipelineSettings
     from xpuruntime.errors import XpuRuntimeError
 
-__all__ = [
-    "PipelineModel",
-    "inspect_pipeline",
-    "load_pipeline",
-]
-
 _ENGINE = "openvino-genai"
 _AGAIN = "export the model again: optimum-cli export openvino"
 _GRAPH = "openvino_model.xml"

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import ModelInfo
 
-__all__ = ["ConvertedModel", "KeptNode", "NodePrecision", "choose", "convert", "library_block_list"]
-
 # Kept whatever the type: what they do is tied to fp32, or their output type is an attribute of its own.
 _FIXED = {
     "QuantizeLinear": "quantization scales stay fp32",

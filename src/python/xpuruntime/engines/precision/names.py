@@ -16,17 +16,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import ModelInfo
 
-__all__ = [
-    "FLOATS",
-    "main_precision",
-    "meets",
-    "model_precisions",
-    "other_floats",
-    "precision_name",
-    "precision_of",
-    "read_and_written",
-]
-
 #: Precisions that are floating point.
 FLOATS = frozenset({"fp64", "fp32", "fp16", "bf16", "fp8"})
 #: By name of an element type: the name in reports, and ONNX's where that is another.

@@ -20,20 +20,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.errors import XpuRuntimeError
 
-__all__ = [
-    "ProbeRefusedError",
-    "inside",
-    "names_in",
-    "probe_feeds",
-    "probe_refused",
-    "probe_shape",
-    "probe_size",
-    "probe_sizes",
-    "probing",
-    "shapes_text",
-    "unnamed_dimensions",
-]
-
 _FIX = "give an array for it"
 #: Bytes that are drawn for one input, in float64.
 MAX_DRAWN = 4 << 30

@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.precision.conversion import NodePrecision
 
-__all__ = [
-    "Rewriter",
-    "Rounded",
-    "round_tensor",
-    "round_values",
-]
-
 #: Dimensions of the keys and values that GroupQueryAttention hands out.
 _CACHE_RANK = 4
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     import onnx
 
-__all__ = ["BFLOAT16", "FLOAT", "FLOAT16", "NodeTypes", "Signature", "node_types", "signature", "signature_type"]
-
 UNKNOWN, FLOAT, FLOAT16, BFLOAT16 = 0, 1, 10, 16
 #: A sequence, map or optional.
 NO_TENSOR = -1

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.qnn.options import Target
     from xpuruntime.evidence.records import Control
 
-__all__ = ["BF16_SOC", "chip_options", "resolve_settings"]
-
 _WHERE = "execution.provider_options.qnn"
 #: The first chip that computes in bf16, as the provider itself says.
 BF16_SOC = 88

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.qnn.options import QnnSettings, Target
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
-__all__ = ["QnnEngine"]
-
 _NO_ARRAYS = ("float8e", "float6e", "float4e", "int4", "uint4", "int2", "uint2", "complex", "string", "bfloat16")
 
 

@@ -28,22 +28,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import LoadedModel, Observed, Request
     from xpuruntime.engines.qnn.options import QnnSettings, Target
 
-__all__ = [
-    "RejectedNode",
-    "check_context",
-    "compile_model",
-    "faults_in_log",
-    "load_model",
-    "opening_of",
-    "plain_name",
-    "refusal",
-    "refused",
-    "rejected_in_log",
-    "rejected_in_trace",
-    "source_of",
-    "without_layer_fusions",
-]
-
 T = TypeVar("T")
 
 #: What the provider writes into a compiled model: SDK, then the numbers of architecture and chip.

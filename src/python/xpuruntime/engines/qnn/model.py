@@ -30,15 +30,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.qnn.opening import Opening
 
-__all__ = [
-    "QnnModel",
-    "SessionHandle",
-    "SessionWorker",
-    "WorkerFailed",
-    "WorkerSession",
-    "translated",
-]
-
 
 class SessionHandle(NamedTuple):
     """A session as `CpuModel` takes it."""

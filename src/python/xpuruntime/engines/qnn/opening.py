@@ -28,23 +28,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.qnn.options import Target
 
-__all__ = [
-    "PROVIDER",
-    "Opening",
-    "Placed",
-    "claim",
-    "compile_file",
-    "compile_session",
-    "construct",
-    "decoded",
-    "drop_session",
-    "encoded",
-    "load_backend",
-    "open_session",
-    "placements",
-    "run_session",
-]
-
 PROVIDER = "QNNExecutionProvider"
 _FATAL, _WARNING = 4, 2
 _lock = threading.Lock()

@@ -14,20 +14,6 @@ from xpuruntime.engines.control_builder import BOOL, Option
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies.document import nearest, question
 
-__all__ = [
-    "GRAPH_OPTIONS",
-    "KEYS",
-    "NAMES",
-    "OPTIONS",
-    "PERFORMANCE",
-    "SOCS",
-    "TARGET_OPTIONS",
-    "QnnSettings",
-    "Target",
-    "resolve_target",
-    "state_one",
-]
-
 #: What a policy may call this engine.
 NAMES = ("qnn",)
 #: Words of the performance modes.

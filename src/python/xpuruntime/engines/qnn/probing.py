@@ -16,8 +16,6 @@ from xpuruntime.runtime.packages import installed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["missing", "probe"]
-
 _WHEEL = "onnxruntime-qnn"
 #: The first wheel that is a plugin, and the ONNX Runtime that it needs.
 _OLDEST, _NEEDS = (2, 0), (1, 24, 2)

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import ModelInfo
 
-__all__ = ["Calibration", "CalibrationSamples", "NpzArrays", "SampleError", "open_source"]
-
 #: A generator's samples stay in memory up to this many bytes, and go to a temporary file beyond.
 _IN_MEMORY = 64 << 20
 

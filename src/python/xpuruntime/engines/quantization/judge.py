@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.policies import Policy
 
-__all__ = ["calibration_digest", "quantizes", "refuse_int8", "uses_calibration"]
-
 #: Precisions whose sessions are probed, which a calibration gives the input for.
 CONVERTED = ("fp16", "bf16")
 _PASS = (

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.quantization.style import Style
 
-__all__ = ["Prepared", "prepare"]
-
 _SPARE = 64 << 20
 #: From here on DequantizeLinear has an axis, and 16-bit types.
 _PER_CHANNEL, _SIXTEEN = 13, 21

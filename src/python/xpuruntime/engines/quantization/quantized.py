@@ -31,13 +31,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.quantization.calibration import Calibration
     from xpuruntime.engines.quantization.preparing import Prepared
 
-__all__ = [
-    "LeftNode",
-    "QuantizedModel",
-    "quantize",
-    "quiet",
-]
-
 _QDQ = ("QuantizeLinear", "DequantizeLinear")
 
 

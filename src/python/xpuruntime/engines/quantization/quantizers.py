@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.quantization.preparing import Prepared
     from xpuruntime.engines.quantization.style import Style
 
-__all__ = [
-    "Aliases",
-    "nncf_version",
-    "quantize_nncf",
-    "quantize_qdq",
-]
-
 
 class Aliases:
     """Aliases of every tensor of a graph and its subgraphs; one name has one alias wherever it stands."""

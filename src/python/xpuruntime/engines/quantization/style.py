@@ -22,17 +22,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.quantization.quantized import QuantizedModel
     from xpuruntime.evidence.records import Unit
 
-__all__ = [
-    "HEAVY",
-    "IMAGE",
-    "STYLES",
-    "Style",
-    "for_this_cpu",
-    "in_source_terms",
-    "source_tensor",
-    "without_kernel",
-]
-
 #: Operators whose products are computed in integers.
 HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 #: Operators that move values or pick among them: in integers as exact as in floats.

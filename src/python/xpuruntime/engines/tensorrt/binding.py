@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.tensorrt.model import TensorRtModel
 
-__all__ = ["TensorRtBinding"]
-
 
 class TensorRtBinding(Binding):
     """Device buffers bound to one `TensorRtModel`. Not for use by two threads at once."""

@@ -34,16 +34,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.tensorrt.options import TensorRtProduct, TensorRtSettings
 
-__all__ = [
-    "Built",
-    "CacheFile",
-    "TimingCache",
-    "build",
-    "cache_file",
-    "configure",
-    "prepare",
-]
-
 #: The form of quantized graph that the parser takes.
 _STYLE = "tensorrt"
 

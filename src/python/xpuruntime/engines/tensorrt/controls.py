@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Control
     from xpuruntime.runtime.machine import EngineFacts
 
-__all__ = ["resolve_settings"]
-
 _OLDEST_DEFAULT = 8
 _AT_ONCE = ("eager", "none")
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.tensorrt.options import TensorRtSettings
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
-__all__ = ["TensorRtEngine", "TensorRtRtxEngine"]
-
 
 class TensorRtEngine(PackagedEngine["TensorRtSettings"]):
     """TensorRT 10 and 11 on ``cuda:N``. Building needs the GPU that the engine is for."""

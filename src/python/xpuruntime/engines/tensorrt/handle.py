@@ -24,18 +24,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.tensorrt.options import TensorRtProduct, TensorRtSettings
     from xpuruntime.errors import XpuRuntimeError
 
-__all__ = [
-    "ALIGNMENT",
-    "Border",
-    "Handle",
-    "PoolAllocator",
-    "Slot",
-    "Slots",
-    "make_allocator",
-    "make_output_memory",
-    "unfit",
-]
-
 _api = ctypes.pythonapi
 _api.PyCapsule_New.restype = ctypes.py_object
 _api.PyCapsule_New.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)

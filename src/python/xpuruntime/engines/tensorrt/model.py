@@ -42,11 +42,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.tensorrt.options import TensorRtProduct, TensorRtSettings
     from xpuruntime.evidence.records import Conversion
 
-__all__ = [
-    "TensorRtModel",
-    "load_model",
-]
-
 
 class TensorRtModel(LoadedModel):
     """CUDA arrays in, CUDA arrays of the caller's kind out; NumPy in, NumPy out."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.native_export.native_config import KeyOutcome
 
-__all__ = ["TrtexecExporter"]
-
 _SCRIPT, _ARGUMENTS = "build.sh", "arguments.json"
 _KIB = 1024
 #: Option of the policy to the one of trtexec, where the value is the same.

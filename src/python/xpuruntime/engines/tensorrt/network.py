@@ -29,19 +29,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.tensorrt.options import TensorRtProduct
 
-__all__ = [
-    "DTYPES",
-    "Cancel",
-    "Listener",
-    "cleaned",
-    "failure",
-    "interruptible",
-    "layer_nodes",
-    "logger",
-    "parse_network",
-    "strong_typing",
-]
-
 #: The vendor's element types to xpuruntime's names.
 DTYPES = {
     "FLOAT": "float32",

@@ -29,17 +29,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.tensorrt.handle import Handle
     from xpuruntime.engines.tensorrt.model import TensorRtModel
 
-__all__ = [
-    "Attribution",
-    "Layer",
-    "SourceModel",
-    "TensorSeen",
-    "attribute_units",
-    "observe",
-    "read_back",
-    "read_engine",
-]
-
 _UNSEEN = (
     "times of layers are the vendor's, by CUDA events; with the profiler attached layers do not overlap",
     "whether a kernel used TF32 is not reported, except where its name shows it",

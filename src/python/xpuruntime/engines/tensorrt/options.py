@@ -22,29 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = [
-    "BUILD_OPTIONS",
-    "CAPABILITIES",
-    "NEEDS",
-    "OLDEST",
-    "RTX",
-    "RUN_OPTIONS",
-    "TENSORRT",
-    "TEXT_OPTIONS",
-    "Capability",
-    "Profile",
-    "TensorRtProduct",
-    "TensorRtSettings",
-    "bindings",
-    "checked_options",
-    "compute_capabilities",
-    "has",
-    "probe",
-    "probe_api",
-    "runtime_keys",
-    "targets_of",
-]
-
 #: What changes the engine that is built.
 BUILD_OPTIONS: dict[str, Option] = {
     "workspace": Option(meaning="scratch memory in bytes", owned_by="execution.memory.limit"),

@@ -29,22 +29,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.tensorrt.options import TensorRtProduct, TensorRtSettings
     from xpuruntime.runtime.machine import Machine
 
-__all__ = [
-    "PLAN",
-    "RECORD",
-    "Record",
-    "capability_of",
-    "describe_target",
-    "malformed",
-    "read_artifact",
-    "refuse_artifact",
-    "refuse_chip",
-    "refuse_missing",
-    "refuse_model",
-    "refuse_shapes",
-    "write_artifact",
-]
-
 #: Types of inputs and outputs that both sides have, and that keep their meaning.
 _ARRAYS = frozenset({"float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"})
 #: Types that the parser takes in quantized graphs.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.torch.model import TorchModel
     from xpuruntime.engines.torch.program.sources import Call
 
-__all__ = ["GuardedCall", "TorchBinding"]
-
 #: Operators made of others whose results are new tensors all the same.
 _COMPOSITES = frozenset({
     "conv1d", "conv2d", "conv3d", "cosine_similarity", "einsum", "layer_norm", "linear", "log_softmax", "matmul",

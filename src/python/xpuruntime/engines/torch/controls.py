@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.torch.uncovered_calls import UncoveredCalls
     from xpuruntime.evidence.records import Control, Enforceability
 
-__all__ = [
-    "ABSENT",
-    "NATIVE",
-    "PYTORCH_CHOICE",
-    "resolve_kernels",
-    "resolve_settings",
-    "why_not",
-]
-
 _WHERE = "execution.provider_options.torch"
 _ON_CUDA = "use device cuda:0, or leave the key out"
 _COMPILE = ("compile_mode", "fullgraph", "dynamic")

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import ModelInfo
 
-__all__ = ["FORMAT", "has_weights", "inspect_decoder"]
-
 #: Format of such a model, by which the plan finds engines.
 FORMAT = "transformers"
 _GENERATION = "generation_config.json"

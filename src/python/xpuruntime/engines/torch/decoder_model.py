@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.torch.names import DecoderSettings
     from xpuruntime.pytorch.switches.shared_switches import SwitchClaim
 
-__all__ = ["DecoderModel", "load_decoder"]
-
 #: Most prompts of one call that captured steps have a cache for; each is made on first use.
 _ROWS = 64
 _SHOWN = 4

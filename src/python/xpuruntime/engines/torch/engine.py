@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.torch.names import TorchSettings
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["TorchEngine"]
-
 
 class TorchEngine(PackagedEngine["TorchSettings"]):
     """PyTorch on ``cpu`` and ``cuda:N``: exported programs and modules."""

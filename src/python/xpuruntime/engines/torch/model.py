@@ -30,13 +30,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Conversion
     from xpuruntime.pytorch.switches.shared_switches import SwitchClaim
 
-__all__ = [
-    "TorchModel",
-    "compiled",
-    "compiling_apart",
-    "load_model",
-]
-
 
 class TorchModel(LoadedModel):
     """Runs with autograd off. Tensors of torch in and out on the session's device; NumPy in, NumPy out."""

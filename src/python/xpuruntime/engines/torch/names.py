@@ -27,25 +27,6 @@ from xpuruntime.runtime.snapshot import core_problem
 if TYPE_CHECKING:
     from xpuruntime.runtime.doctor.facts import TorchFacts
 
-__all__ = [
-    "CELLS",
-    "NAMES",
-    "OPTIONS",
-    "RECURRENT",
-    "RECURRENT_KERNELS",
-    "DecoderSettings",
-    "TorchSettings",
-    "from_numpy",
-    "multiplies_integers",
-    "op_name",
-    "precision_dtype",
-    "to_numpy",
-    "torch_dtype",
-    "torch_facts",
-    "torch_precision",
-    "translate",
-]
-
 #: Recurrent layers of a program. PyTorch runs some by one kernel, and others product by product.
 RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu"))
 #: These kernels, where a program names them itself.

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.native_export.native_config import KeyOutcome
 
-__all__ = ["TorchExporter"]
-
 _PROGRAM = "model.pt2"
 _OPTIONS = ("mode", "compile_mode", "fullgraph", "dynamic")
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["run"]
-
 
 def run(script: str, inputs: str, outputs: str, folder: str) -> dict[str, Any]:
     """Run the script's module, and return each operator of its graph with the types of its results.

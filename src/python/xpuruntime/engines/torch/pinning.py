@@ -28,16 +28,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.context import thread_policy
     from xpuruntime.pytorch.switches.shared_switches import SwitchClaim
 
-__all__ = [
-    "Pins",
-    "facts_of_program_node",
-    "hold",
-    "kernel_names_of",
-    "operation_of",
-    "placed_rules",
-    "read_back",
-]
-
 #: Operators that are made of products, and of what no policy speaks of.
 _OF_PRODUCTS = RECURRENT | RECURRENT_KERNELS | CELLS
 

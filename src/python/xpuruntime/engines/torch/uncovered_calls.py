@@ -21,18 +21,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import NodeInfo
     from xpuruntime.policies.kernel_rules import KernelRule
 
-__all__ = [
-    "MULTI_HEAD",
-    "NATIVE_KERNELS",
-    "SOFTMAX",
-    "UncoveredCalls",
-    "dtypes_of",
-    "fused_layers",
-    "head_width",
-    "uncovered_calls",
-    "width_by_products",
-]
-
 #: Kernels that a policy may ask for there, by operation. Those of attention are as
 #: `xpuruntime.pytorch.attention.call.WITH_WEIGHTS` has them, which needs PyTorch.
 NATIVE_KERNELS = {

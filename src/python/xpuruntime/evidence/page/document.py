@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.evidence.report_comparison import GroupChange, ReportComparison
 
-__all__ = ["assemble", "render_changes", "render_comparison", "render_serving", "render_shown", "render_timings"]
-
 _HERE = Path(__file__).parent
 #: How each template begins; the frame says it for the whole page.
 _LICENCE = "<!-- SPDX-License-Identifier: Apache-2.0 -->\n<!-- SPDX-FileCopyrightText: The xpuruntime developers -->\n"

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Boundary, Observation, Time, Unit
     from xpuruntime.evidence.report import Report
 
-__all__ = ["PARTS", "model_name", "ordered", "page_data", "render_fragment", "render_page"]
-
 #: The parts of the script of a report, in the order in which they build on each other.
 PARTS = (
     "elements", "core", "overview", "charts", "timeline", "sorting", "units", "memory", "sections", "tables", "groups",

@@ -29,20 +29,6 @@ if TYPE_CHECKING:
     )
     from xpuruntime.tables import Cell
 
-__all__ = [
-    "arrow_text",
-    "boundary_row",
-    "change_text",
-    "cut_text",
-    "difference_table",
-    "duration_text",
-    "headline",
-    "outside_text",
-    "render",
-    "time_text",
-    "units_text",
-]
-
 _HEADS = {"reason": "why", "restore": "restored by"}
 #: Characters of a value that a table shows.
 _LONG = 56

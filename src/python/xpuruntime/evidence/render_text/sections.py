@@ -24,24 +24,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.report_comparison import DecisionChange, MemoryChange
     from xpuruntime.evidence.shape_coverage import ShapeCoverage
 
-__all__ = [
-    "by_operator",
-    "call_at",
-    "call_text",
-    "changed_decisions",
-    "changed_memory",
-    "decision_tables",
-    "graph_rows",
-    "graph_tables",
-    "live_text",
-    "memory_change_rows",
-    "memory_rows",
-    "memory_tables",
-    "shape_rows",
-    "shape_tables",
-    "why_text",
-]
-
 _OWN = "the engine's own"
 _SOURCE_STYLE = {"fallback": "bold red"}
 _WHY = {

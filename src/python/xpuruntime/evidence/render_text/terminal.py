@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Boundary, Unit
     from xpuruntime.evidence.report import Report
 
-__all__ = ["plain_text", "render"]
-
 _STYLE = {
     "honoured": "green",
     "fallback": "yellow",

@@ -22,22 +22,6 @@ if TYPE_CHECKING:
     Feeds = Mapping[str, "Array"]
     Run = Callable[[Feeds], Mapping[str, Any]]
 
-__all__ = [
-    "DEFAULT_SIZES",
-    "IN_FLIGHT",
-    "Batch",
-    "Mismatch",
-    "NoBatch",
-    "batch_invariant",
-    "batch_position",
-    "concurrency",
-    "find_batch",
-    "other_inputs",
-    "poisoned",
-    "rows_of",
-    "run_to_run",
-]
-
 Array = np.ndarray[Any, Any]
 
 #: Sizes of batches that are compared with rows alone, where neither the call nor the policy states any.

@@ -17,8 +17,6 @@ from xpuruntime.locks.worker_side.xrt_session_worker import read_arrays, write_a
 from xpuruntime.printable import error_line
 from xpuruntime.runtime.worker import Worker
 
-__all__ = ["fresh_job", "locate", "run_fresh", "run_job", "why_not_fresh"]
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 

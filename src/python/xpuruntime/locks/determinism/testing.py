@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-__all__ = ["determinism", "session_determinism"]
-
 _GRADES = DETERMINISM_GRADES[1:]
 
 

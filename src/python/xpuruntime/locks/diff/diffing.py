@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from xpuruntime.measuring.rounds import Progress, RoundTimes
     from xpuruntime.runtime.worker import Worker
 
-__all__ = ["compare_environments"]
-
 _PLACEMENT: tuple[What, ...] = ("placement", "grouping", "folding", "inserted")
 _KERNELS: tuple[What, ...] = ("kernel", "precision", "layout")
 #: Any difference of bits counts; the figures of the outputs are what is wanted of the comparison.

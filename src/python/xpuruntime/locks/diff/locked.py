@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from xpuruntime.locks.diff.result import RecordedSide
     from xpuruntime.locks.environments import PythonSide
 
-__all__ = ["compare_with_lock", "locked_levels"]
-
 _PLACEMENT = (DriftCode.PLACEMENT, DriftCode.FUSION, DriftCode.GONE, DriftCode.NEW)
 _KERNELS = (
     DriftCode.KERNEL,

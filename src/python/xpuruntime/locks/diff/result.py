@@ -33,22 +33,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence import Report
     from xpuruntime.lockfile.records import CallEntry
 
-__all__ = [
-    "LEVELS",
-    "SCHEMA",
-    "Diff",
-    "Level",
-    "RecordedSide",
-    "environment_rows",
-    "narrowed",
-    "of_lock",
-    "of_report",
-    "plan_rows",
-    "possible_causes",
-    "render",
-    "restoring",
-]
-
 #: Settings whose texts name the policy's keys; a lock's plan has rules instead of these.
 _NAMING_KEYS = ("rewrites", "left", "tune")
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.lockfile.records import Lock
 
-__all__ = ["export_lock", "export_targets"]
-
 _SCHEMA = "xpuruntime.export/2"
 _MAX_RECORD = 1 << 24
 #: Validators of what is exported itself; the others are of the place where it runs.

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.difference import Difference
     from xpuruntime.lockfile.records import Identity, Lock, LockedShapes
 
-__all__ = ["SCHEMA", "ExportResult", "prove_export", "render"]
-
 SCHEMA = "xpuruntime.export.result/1"
 
 

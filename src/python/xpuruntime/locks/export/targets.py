@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.native_export.native_config import KeyOutcome
 
-__all__ = ["LOCK", "KServeExporter", "OciLayoutExporter", "PortableExporter", "TritonPythonExporter", "service_name"]
-
 #: The lock in an export.
 LOCK = "session.lock"
 

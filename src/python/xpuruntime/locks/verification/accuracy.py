@@ -33,14 +33,6 @@ if TYPE_CHECKING:
     from xpuruntime.lockfile.records import Lock
     from xpuruntime.locks.verification.claims import Subject
 
-__all__ = [
-    "accuracy_claims",
-    "determinism_claims",
-    "generation_claims",
-    "memory_claims",
-    "start_claims",
-]
-
 _FIX = "find the node with `xrt compare`, keep it in fp32 by a rule in kernels.rules, or widen `accuracy` in the policy"
 _OTHER_INPUTS = "give inputs with --input for which the output has other values"
 

@@ -27,22 +27,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy, VerifySpeed
     from xpuruntime.policies.files import Document
 
-__all__ = [
-    "MACHINE",
-    "SECTIONS",
-    "VERDICTS",
-    "Claim",
-    "ClaimCode",
-    "ClaimVerdict",
-    "Section",
-    "Subject",
-    "elsewhere",
-    "expected_ratio",
-    "not_locked",
-    "place_text",
-    "worst_first",
-]
-
 Section = Literal["evidence", "accuracy", "generation", "determinism", "speed", "memory", "start", "audit"]
 ClaimVerdict = Literal["pass", "fail", "inconclusive", "unobservable", "skipped"]
 

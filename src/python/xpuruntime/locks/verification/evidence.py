@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from xpuruntime.locks.verification.claims import Subject
     from xpuruntime.measuring.statistics import RatioComparison
 
-__all__ = ["audit_claims", "evidence_claims", "lock_claims", "observed_claims"]
-
 #: Pairs of new and repeated inputs after which the times are compared, seconds for them, and what counts: less than ten
 #: microseconds come from the caches and branch predictors of processors, too.
 _PAIRS, _CACHE_SECONDS = (40, 80, 160, 320), 6.0

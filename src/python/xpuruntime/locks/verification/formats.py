@@ -31,24 +31,6 @@ if TYPE_CHECKING:
 
     Place = tuple[str | os.PathLike[str], int] | tuple[str | os.PathLike[str], int, int]
 
-__all__ = [
-    "FINGERPRINT",
-    "FORMATS",
-    "GITLAB_REPORTS",
-    "append_summary",
-    "escape_data",
-    "escape_property",
-    "render_page",
-    "to_in_toto",
-    "to_junit",
-    "to_markdown",
-    "to_openmetrics",
-    "to_sarif",
-    "workflow_command",
-    "workflow_commands",
-    "write_output",
-]
-
 #: What XML 1.0 has no way to hold.
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

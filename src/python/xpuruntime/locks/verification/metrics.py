@@ -37,23 +37,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.inference import InferenceSession
 
-__all__ = [
-    "FileMetric",
-    "Metric",
-    "MetricFailed",
-    "MetricProcess",
-    "compute",
-    "is_full_disk",
-    "load",
-    "metric_claim",
-    "metric_not_given",
-    "number_of",
-    "read_metric",
-    "read_value",
-    "said",
-    "write_value",
-]
-
 _SIDE = "xpuruntime.locks.verification.metrics"
 _IMPORT = "the import"
 #: Seconds within which the process has imported xpuruntime.

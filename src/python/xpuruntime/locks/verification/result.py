@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-__all__ = ["SCHEMA", "VerificationResult"]
-
 SCHEMA = "xpuruntime.verification/1"
 _WORDS = {"fail": "failed", "inconclusive": "inconclusive", "unobservable": "unobservable"}
 

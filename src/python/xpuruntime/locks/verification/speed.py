@@ -38,20 +38,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies import VerifySpeed
     from xpuruntime.policies.verify_policy import Control
 
-__all__ = [
-    "SMALLEST",
-    "ControlError",
-    "Pair",
-    "TimedMetric",
-    "decide",
-    "machine_conditions",
-    "open_control",
-    "open_pair",
-    "open_reference",
-    "speed_claims",
-    "time_metric",
-]
-
 #: Products of the anchor, so that they take about as long as its copy.
 _PRODUCTS = 20
 

@@ -61,8 +61,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies.execution_policy import Precision
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["verify"]
-
 _CHECKS: dict[Section, Callable[[Subject], Iterable[Claim]]] = {
     "evidence": evidence_claims,
     "accuracy": accuracy_claims,

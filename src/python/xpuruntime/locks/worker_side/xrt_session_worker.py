@@ -27,11 +27,6 @@ if TYPE_CHECKING:
     from xpuruntime import InferenceSession
     from xpuruntime.engines.model import ModelInfo
 
-__all__ = [
-    "explain", "intermediates", "load_core", "lock", "memory_peak", "open_session", "outputs", "read_array",
-    "read_arrays", "session_memory", "time_session", "write_array", "write_arrays",
-]  # fmt: skip
-
 #: Runs in which engines fill their arenas.
 _RUNS = 3
 

@@ -16,16 +16,6 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.doctor.facts import Facts
     from xpuruntime.runtime.machine import Library
 
-__all__ = [
-    "check_backends",
-    "check_core_build",
-    "check_driver",
-    "check_libraries",
-    "check_loaded",
-    "cuda_extra",
-    "has_nvidia",
-]
-
 #: Wheels with the headers that the core is built with.
 _HEADERS = "nvidia-cublas nvidia-cudnn-cu13 nvidia-cudnn-frontend"
 #: The first driver branch that serves each CUDA major version.

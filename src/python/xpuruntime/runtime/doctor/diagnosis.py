@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.machine import EngineFacts
     from xpuruntime.runtime.snapshot import Probed
 
-__all__ = ["CHECKS", "Diagnosis", "Finding", "diagnose", "examine"]
-
 _ORDER = {"error": 0, "warning": 1, "info": 2}
 _COLOUR = {"error": "bold red", "warning": "yellow", "info": "dim"}
 #: Variables that are no problem by themselves: where libraries are looked for.

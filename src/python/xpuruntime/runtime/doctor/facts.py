@@ -23,18 +23,6 @@ from xpuruntime.runtime.packages import Distribution, distributions, failed_plug
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "BuildFacts",
-    "DriverFacts",
-    "Facts",
-    "Finding",
-    "FindingCode",
-    "OrtFacts",
-    "Package",
-    "TorchFacts",
-    "gather",
-]
-
 #: Variables that change what an engine does without being in any policy.
 _OVERRIDES = re.compile(r"(ORT_|NVIDIA_TF32_OVERRIDE$|CUBLAS_|CUDNN_|CUDA_VISIBLE_DEVICES$|CUDA_LAUNCH_BLOCKING$|OV_)")
 _PATHS = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.runtime.doctor.facts import Facts, Package
 
-__all__ = ["check_copies", "check_onnxruntime", "check_qnn", "check_versions", "in_range", "ort_wheel_for"]
-
 PIP = "python -m pip"
 #: What the QNN plug-in asks of ONNX Runtime; pip does not hold it where it was installed without what it requires.
 _QNN_NEEDS = ">=1.24.2"

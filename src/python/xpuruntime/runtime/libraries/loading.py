@@ -26,22 +26,6 @@ from xpuruntime.runtime.packages import install_command
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "EXTENSIONS",
-    "LibraryIndex",
-    "find_file",
-    "find_library",
-    "libraries_needed_by",
-    "library_identity",
-    "loaded_libraries",
-    "mapped_libraries",
-    "mapped_paths",
-    "operator_library",
-    "path_in_packages",
-    "preload",
-    "with_build_id",
-]
-
 #: The distribution with operators for text, audio and images.
 EXTENSIONS = "onnxruntime-extensions"
 

@@ -22,16 +22,6 @@ from xpuruntime.runtime.packages import distributions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = [
-    "ElfFacts",
-    "SearchFolder",
-    "cached_libraries",
-    "dynamic_symbols",
-    "read_elf",
-    "search_folders",
-    "wheel_versions",
-]
-
 #: Packages whose wheels carry libraries: `nvidia` in both layouts (`nvidia/cu13/lib`, `nvidia/cublas/lib`), TensorRT,
 #: and OpenBLAS, which the kernels for the CPU use.
 _WHEELS = ("nvidia", "tensorrt_libs", "scipy_openblas32")

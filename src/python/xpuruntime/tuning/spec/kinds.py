@@ -22,8 +22,6 @@ from xpuruntime.policies.document import (
 )
 from xpuruntime.policies.kinds import Integer, Kind, Number, Text, refuse_control_characters
 
-__all__ = ["AtMost", "OptionValues", "Resources", "Rounds", "ThreadCount", "WordOr"]
-
 _MOST_ROUNDS = 10_000
 
 

@@ -20,11 +20,6 @@ from xpuruntime.tuning.spec.kinds import AtMost, OptionValues, Resources, Rounds
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = [
-    "CALLS", "OBJECTIVES", "Budget", "Constraints", "ConstraintsKind", "Decide", "KernelChoices", "Objective",
-    "RayPlacement", "SearchSpace",
-]  # fmt: skip
-
 _MINIMISED = ("latency.p50", "latency.p99", "memory", "energy", "cold_start")
 _MAXIMISED = ("throughput",)
 #: What ``--for`` takes.

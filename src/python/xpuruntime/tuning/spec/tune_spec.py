@@ -28,12 +28,6 @@ from xpuruntime.tuning.trial import DEVICE_NAMES, check_devices, check_trial_dev
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = [
-    "SCHEMA",
-    "TuneSpec",
-    "tune_schema",
-]
-
 #: The version of the file format.
 SCHEMA = "xpuruntime.tune/1"
 

@@ -26,18 +26,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, TensorSeen
 
-__all__ = [
-    "GraphView",
-    "NodeView",
-    "computed_precision",
-    "is_partition",
-    "layout_of",
-    "of_whole_names",
-    "provider_device",
-    "settled_order",
-    "view",
-]
-
 #: ``AttributeProto.INT``.
 _INT = 2
 #: Initializers up to this many bytes are compared by content, larger ones by name.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.onnxruntime.observing.kernels import DeviceTimes, NodeKey
 
-__all__ = ["instrument", "observe"]
-
 _IDLE = "a run executes no node: all of them were computed or removed when the session was made"
 
 

@@ -34,14 +34,6 @@ if TYPE_CHECKING:
     from xpuruntime.ops.decision_log import Decision
     from xpuruntime.runtime.profiler import DeviceRecording, DeviceWork, HostCall
 
-__all__ = [
-    "DecidedKernels",
-    "DeviceTimes",
-    "NodeKey",
-    "outside",
-    "with_device_times",
-]
-
 
 class DecidedKernels:
     """Watches the decisions that the dispatcher makes about one copy of a session's model, and no others.

@@ -20,8 +20,6 @@ from xpuruntime.engines.onnxruntime.observing.graph import settled_order
 if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView
 
-__all__ = ["COPIES", "NO_EFFECT", "SourceFacts", "is_carrier", "match", "source_facts"]
-
 #: What ONNX Runtime inserts to move a value between devices.
 COPIES = frozenset({"MemcpyFromHost", "MemcpyToHost"})
 #: What it inserts, and what leaves the value as it is, but for dtype, layout, shape or place.

@@ -27,15 +27,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.runtime.profiler import DeviceRecording
 
-__all__ = [
-    "Devices",
-    "NodeEvent",
-    "NodeProfile",
-    "NodeSpan",
-    "TensorSeen",
-    "read_profile",
-]
-
 _SUFFIX = "_kernel_time"
 #: ONNX Runtime drops what comes after this many events.
 _EVENT_LIMIT = 1_000_000

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView
     from xpuruntime.engines.onnxruntime.observing.node_matching import SourceFacts
 
-__all__ = ["Shares", "share_out"]
-
 COMPUTED = "computed at load time: it depends on constants only"
 ABSORBED = "computed at load time: its result is a constant of the optimized graph"
 EQUAL = "removed: its output equals its input"

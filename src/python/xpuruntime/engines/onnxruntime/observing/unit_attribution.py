@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.opening import Assigned
     from xpuruntime.evidence.memory_over_time import LiveBytes
 
-__all__ = ["Attribution", "attribute_units"]
-
 _NOT_RUN = "did not run in the observed runs"
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.memory_over_time import LiveBytes
     from xpuruntime.ops.decision_log import Decision
 
-__all__ = ["RequestedPrecision", "boundaries_of", "live_of", "rewrite_decisions", "unreplaced_decisions"]
-
 _LAYOUT = frozenset({"ReorderInput", "ReorderOutput", "Transpose"})
 _CPU = "CPUExecutionProvider"
 

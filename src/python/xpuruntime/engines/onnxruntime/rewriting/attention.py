@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     import onnx
 
-__all__ = ["find_attention"]
-
 _BOOL = 9
 _OWN_STATE = {
     "Attention": "com.microsoft Attention multiplies by its own weights inside",

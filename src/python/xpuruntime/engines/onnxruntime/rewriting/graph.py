@@ -17,21 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx
 
-__all__ = [
-    "DTYPES",
-    "Dim",
-    "Scope",
-    "Shape",
-    "Terms",
-    "attributes",
-    "known_product",
-    "operand",
-    "rewrite",
-    "same",
-    "scopes",
-    "sizes",
-]
-
 #: What is known of one dimension: a number, the names that it goes by, or nothing.
 Dim = frozenset[Any]
 Shape = tuple[Dim, ...]

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.rewriting.loading import Timed
     from xpuruntime.policies import KernelPolicy
 
-__all__ = ["Rewriting", "begin", "find_rewrites", "left_alone", "terms_of"]
-
 #: Tried for sizes that are not known: a kernel that can serve one of them is worth a rewrite.
 _STAND_INS = (16, 1, 256)
 

@@ -33,15 +33,6 @@ if TYPE_CHECKING:
     from xpuruntime.measuring.rounds import KernelTiming, Replacement
     from xpuruntime.policies import TuningPolicy
 
-__all__ = [
-    "STOCK",
-    "Timed",
-    "check",
-    "check_rewriting",
-    "measure_free",
-    "rewritten",
-]
-
 
 def rewritten(request: Request, settings: OnnxRuntimeSettings, source: ModelSource, log: ConversionLog) -> Rewriting:
     """Return the model with xpuruntime operators as the plan says."""

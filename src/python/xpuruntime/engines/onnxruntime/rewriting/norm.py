@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     import onnx
 
-__all__ = ["find_norm"]
-
 _NODES = {
     ("", "LayerNormalization"): "layer_norm",
     ("", "RMSNormalization"): "rms_norm",

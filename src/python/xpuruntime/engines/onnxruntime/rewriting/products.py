@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.onnxruntime.rewriting.graph import Dim
 
-__all__ = [
-    "Tail",
-    "find_activation",
-    "find_bias",
-    "find_conv",
-    "find_matmul",
-]
-
 _NO_FORM = {
     "MatMulNBits": "its weights are packed integers",
     "FusedMatMul": "it is ONNX Runtime's own operator, with factors and batches that xpuruntime's operator lacks",

@@ -24,26 +24,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies import KernelPolicy
     from xpuruntime.policies.kernel_rules import RuleMatch
 
-__all__ = [
-    "DOMAIN",
-    "THREADS",
-    "Form",
-    "FoundRewrites",
-    "KernelRequest",
-    "NewTranspose",
-    "Rewrite",
-    "RewriteCandidate",
-    "RuleQuery",
-    "UnrewrittenNode",
-    "by_key",
-    "facts_of_decision",
-    "facts_of_node",
-    "kernels_of",
-    "module_of",
-    "session_rules",
-    "xpuruntime_threads",
-]
-
 #: How many threads the kernels of the CPU share; see the reference of environment variables.
 THREADS = "XPURUNTIME_CPU_THREADS"
 

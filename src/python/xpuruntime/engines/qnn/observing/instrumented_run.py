@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.qnn.opening import Opening
     from xpuruntime.engines.qnn.options import QnnSettings
 
-__all__ = ["observe"]
-
 _BITS = 24
 _NAMES = {23: "fp32", 10: "fp16", 7: "bf16"}
 

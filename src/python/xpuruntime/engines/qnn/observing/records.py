@@ -23,17 +23,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.qnn.opening import Opening
 
-__all__ = [
-    "Operation",
-    "OperationMapping",
-    "SessionTrace",
-    "instrumented",
-    "read_cycles",
-    "read_records",
-    "read_units",
-    "write_units",
-]
-
 _TRACE, _PROFILE, _ORT, _INPUT, _COMPILED = "qnn_op_trace.json", "profile.csv", "ort", "input", "compiled"
 _NODE = re.compile(r"^[^,]*,NODE,(?P<value>\d+),(?P<unit>[^,]*),[^,]*,[^,]*,(?P<what>.*?) \(cycles\)")
 _OPERATION = re.compile(r"^(?P<name>.*):OpId_\d+$")

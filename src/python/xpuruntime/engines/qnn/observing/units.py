@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.qnn.observing.records import SessionTrace
     from xpuruntime.engines.qnn.opening import Placed
 
-__all__ = ["INSERTED_CASTS", "join_units", "units_of"]
-
 #: QNN's operators that change a type and no value.
 INSERTED_CASTS = frozenset({"Cast", "Convert", "Quantize", "Dequantize"})
 #: QNN's operators whose definition fixes the layout of images.

@@ -27,12 +27,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies import KernelPolicy
     from xpuruntime.pytorch.dispatch.route import Route
 
-__all__ = [
-    "CallDecisions",
-    "SeenCall",
-    "SeenCalls",
-]
-
 
 class CallDecisions:
     """Finds for each call which kernel served it, who asked for it, and what became of the others."""

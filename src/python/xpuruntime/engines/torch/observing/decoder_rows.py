@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.explanation.explanation import Explanation
     from xpuruntime.pytorch.explanation.summary import Row
 
-__all__ = ["observe_decoder"]
-
 _GREEDY = {"temperature": 0.0}
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     Around = Callable[[str, Callable[[], Any]], Any]
 
-__all__ = ["TensorSizes", "intermediates", "observe", "step"]
-
 
 class TensorSizes:
     """Notes the memory of results in one run of a program, operator by operator."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies import KernelPolicy
     from xpuruntime.pytorch.dispatch.route import Route
 
-__all__ = ["PinnedKernels"]
-
 #: In a value of a key: what PyTorch's own kernels serve that no override was called for.
 _OWN = "PyTorch's own"
 

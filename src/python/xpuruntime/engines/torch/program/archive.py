@@ -19,13 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import NoReturn, TypeGuard
 
-__all__ = [
-    "Unsafe",
-    "check_archive",
-    "check_program",
-    "check_sizes",
-]
-
 _AGAIN = "copy it or export it again with torch.export.save"
 _TRUST = (
     "load it only if you trust who made it, with trust=True (on the command line --trust); or export it again from "

@@ -29,8 +29,6 @@ from xpuruntime.runtime.packages import install_command
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["inspect_module", "inspect_program"]
-
 _EXPORT = "export it again with torch.export.save(torch.export.export(module, args), path)"
 
 

@@ -23,12 +23,6 @@ from xpuruntime.pytorch._private_api import pytree
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = [
-    "ProgramRecorder",
-    "record",
-    "retype",
-]
-
 
 def record(module: Any, call: Callable[[], Any]) -> tuple[Any, tuple[NodeInfo, ...]]:
     """Run `call` and return its result and one node for each operator that ran.
