@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import ModuleType
 
-__all__ = ["REPLACED", "import_msgspec", "import_part", "lazy", "load_name", "refuse_rest"]
-
 _ONE_MODULE = "use xpuruntime._core, one module without parts"
 _LOADABLE = "[engine.name for engine in xpuruntime.engines.default_registry() if engine.probe().loadable]"
 #: Names of the original design, and of ONNX Runtime, that are spelled otherwise, and how.

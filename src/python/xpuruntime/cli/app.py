@@ -10,8 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["command_line"]
-
 EXIT_CODES = (
     "Exit codes: 0 done; 1 the policy was not, or cannot be, honoured; 2 bad input or usage; "
     "3 the environment: engine, library, driver, device or memory; 4 a verification or a search is undecided."

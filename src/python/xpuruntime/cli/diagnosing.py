@@ -18,8 +18,6 @@ from xpuruntime.runtime.worker import FailureKind, Worker, WorkerFailure
 if TYPE_CHECKING:
     from xpuruntime.runtime.doctor.facts import Package
 
-__all__ = ["diagnosis_apart"]
-
 #: Seconds until what is imported is taken to hang.
 _SECONDS = 120.0
 

@@ -23,9 +23,6 @@ from xpuruntime.errors import XpuRuntimeWarning
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["EXAMPLES", "main", "run"]
-
-
 #: Options of typer that end the process.
 _COMPLETION = frozenset({"--show-completion", "--install-completion"})
 #: Options whose answer is text on stdout, also beside ``--json``.

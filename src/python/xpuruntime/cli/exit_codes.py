@@ -25,13 +25,6 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution
     from types import TracebackType
 
-__all__ = [
-    "ExitCode",
-    "broken_import",
-    "exit_code_of",
-    "missing_module",
-]
-
 
 class ExitCode(enum.IntEnum):
     """What a command's exit code means."""

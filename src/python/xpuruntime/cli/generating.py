@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.inference import InferenceSession
 
-__all__ = ["NEW_TOKENS", "check_generation", "show_generation", "time_generation"]
-
 #: New tokens of a timed run where none are stated.
 NEW_TOKENS = 32
 

@@ -22,12 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-__all__ = [
-    "Interrupts",
-    "Terminations",
-    "repeat_lost",
-]
-
 
 class _Interrupted(KeyboardInterrupt):
     """Ctrl-C was pressed."""

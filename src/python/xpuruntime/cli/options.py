@@ -13,35 +13,6 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "CalibrationOption",
-    "DeviceOption",
-    "DimOption",
-    "EngineOption",
-    "FrozenOption",
-    "HtmlOption",
-    "InputOption",
-    "JsonOption",
-    "LockOption",
-    "ModelArgument",
-    "OnnxArgument",
-    "PolicyOption",
-    "PrecisionOption",
-    "SessionOptions",
-    "TrustOption",
-    "devices",
-    "engines",
-    "flag_option",
-    "html_option",
-    "operations",
-    "output_option",
-    "precisions",
-    "runs_option",
-    "text_option",
-    "warmup_option",
-    "with_session_options",
-]
-
 
 def engines(incomplete: str) -> list[str]:
     """Return engines that begin so; after a comma, those that are not in the list yet."""

@@ -29,21 +29,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.cli.options import SessionOptions
 
-__all__ = [
-    "check_outputs",
-    "console",
-    "error_line",
-    "on_screen",
-    "print_and_save",
-    "print_json",
-    "print_plain",
-    "progress",
-    "refuse_other_kinds",
-    "results",
-    "results_apart",
-    "working",
-]
-
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
 _LABELS = {"error": "bold red", "warning": "yellow", "help": "dim", "note": "dim"}
 

@@ -24,20 +24,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence import Report
 
 
-__all__ = [
-    "ArraySummary",
-    "are_models",
-    "check_output_path",
-    "check_target",
-    "given_reports",
-    "output_lines",
-    "rendered",
-    "save_outputs",
-    "show_reports",
-    "summarise",
-    "two_models",
-]
-
 #: Arrays up to this many elements are printed whole in JSON.
 _WHOLE = 1024
 #: Values shown in a table.

@@ -26,16 +26,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.inference import InferenceSession
 
-__all__ = [
-    "Feeds",
-    "locked_model",
-    "open_session",
-    "parse_dims",
-    "prepare",
-    "read_feeds",
-    "report_probe_inputs",
-]
-
 
 def locked_model(lock: str) -> str | None:
     """Return the model of a lock that is given in place of a model; ``None`` where it is no lock."""

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from xpuruntime.lockfile.records import Lock
     from xpuruntime.policies import Policy
 
-__all__ = ["DemoResult", "demo_images", "demo_model_path", "run_demo", "write_demo_files"]
-
 _FOLDER = Path(__file__).resolve().parent
 _POLICY = """\
 schema: xpuruntime.policy/1

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.integrations.training import PolicyLike
 
-__all__ = ["training_policy"]
-
 
 @contextlib.contextmanager
 def training_policy(

@@ -24,8 +24,6 @@ with needs("Lightning", "pip install lightning"):
 if TYPE_CHECKING:
     from xpuruntime.integrations.training import PolicyLike
 
-__all__ = ["PolicyCallback"]
-
 
 class PolicyCallback(Callback):  # type: ignore[misc]
     """Trains under a policy, logs its coverage, and keeps the lock of the training in each checkpoint.

@@ -18,8 +18,6 @@ from xpuruntime.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["main"]
-
 
 def main(paths: Sequence[str]) -> int:
     """Check files, print what is wrong a line each, and return the exit code.

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     PolicyLike = Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any]
 
-__all__ = ["LOCK_FILE", "TrainingPolicy", "lock_in"]
-
 #: Names of the files in a checkpoint.
 LOCK_FILE, EVIDENCE_FILE, RANKS_FILE = "xpuruntime.lock", "xpuruntime-evidence.json", "xpuruntime-ranks.json"
 

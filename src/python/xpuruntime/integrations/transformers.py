@@ -18,8 +18,6 @@ with needs("The trainer of transformers", "pip install 'transformers[torch]'"):
 if TYPE_CHECKING:
     from xpuruntime.integrations.training import PolicyLike
 
-__all__ = ["PolicyCallback"]
-
 
 class PolicyCallback(transformers.TrainerCallback):  # type: ignore[misc]
     """Trains under a policy, logs its coverage, and keeps the lock of the training in each checkpoint.

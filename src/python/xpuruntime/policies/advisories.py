@@ -19,8 +19,6 @@ from xpuruntime.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ADVISORIES", "VARIABLE", "AdvisedCall", "Advisory", "Platform", "advisories", "holding"]
-
 #: Names a YAML file with further advisories.
 VARIABLE = "XPURUNTIME_ADVISORIES"
 

@@ -15,23 +15,6 @@ from xpuruntime.policies.kinds import Text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = [
-    "ANY_CALL",
-    "SIZES",
-    "UNKNOWN",
-    "CallFacts",
-    "Fact",
-    "Glob",
-    "IntRange",
-    "NameSet",
-    "Unknown",
-    "bounds_of",
-    "escape",
-    "literal_of",
-    "literal_prefix",
-    "unknown_sizes",
-]
-
 T = TypeVar("T")
 
 

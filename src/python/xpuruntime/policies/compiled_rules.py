@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies.kernel_rules import KernelRule, RuleMatch, RulePrecision
 
-__all__ = ["Certainty", "CompiledRule", "CompiledRules", "MatchResult", "Preference", "conditions_of", "phases_of"]
-
 Certainty = Literal["yes", "no", "unknown"]
 
 _ARCH = "sm[0-9]{2,3}"

@@ -24,19 +24,6 @@ from xpuruntime.policies.kinds import Kind, refuse_control_characters
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "FrozenDict",
-    "InputShapes",
-    "ListOf",
-    "MappingOf",
-    "Nested",
-    "OneOrMore",
-    "Size",
-    "object_schema",
-    "read_entries",
-    "split_size",
-]
-
 
 class OneOrMore(Kind):
     """One item, or an ordered list of different items."""

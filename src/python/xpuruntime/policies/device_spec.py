@@ -28,24 +28,6 @@ from xpuruntime.policies.value import Accepts, PolicyValue, field
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "DEVICE_PATTERN",
-    "ENGINE_PATTERN",
-    "ArtifactPolicy",
-    "ByteSize",
-    "DeviceKind",
-    "DeviceSpec",
-    "DeviceText",
-    "MemoryPolicy",
-    "Pool",
-    "ProviderOptions",
-    "Stale",
-    "check_device",
-    "check_engine",
-    "format_bytes",
-    "read_size",
-]
-
 DeviceKind = Literal["cpu", "cuda", "gpu", "npu", "rocm", "metal", "dml", "auto"]
 
 _KINDS: tuple[DeviceKind, ...] = ("cpu", "cuda", "gpu", "npu", "rocm", "metal", "dml", "auto")

@@ -16,24 +16,6 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = [
-    "MAX_DEPTH",
-    "MappingNode",
-    "Node",
-    "Refusals",
-    "Refused",
-    "ScalarNode",
-    "SequenceNode",
-    "describe",
-    "did_you_mean",
-    "from_python",
-    "nearest",
-    "position_of",
-    "question",
-    "quote",
-    "to_python",
-]
-
 MAX_DEPTH = 64
 
 

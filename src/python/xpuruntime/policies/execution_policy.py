@@ -24,11 +24,6 @@ from xpuruntime.policies.document import Refused, quote
 from xpuruntime.policies.kinds import Choice, FilePath, Flag, Integer, Text
 from xpuruntime.policies.value import Accepts, PolicySection, PolicyValue, field
 
-__all__ = [
-    "DETERMINISM_GRADES", "CudaGraph", "Determinism", "EngineOnDevice", "ExecutionPolicy", "Layout", "Precision",
-    "WeightsPolicy",
-]  # fmt: skip
-
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "model"]
 CudaGraph = Literal["off", "prefer", "require"]
 Determinism = Literal["none", "run_to_run", "concurrency", "restart", "batch_position", "batch_invariant"]

@@ -16,8 +16,6 @@ from xpuruntime.policies.document import MappingNode, Node, Refused, did_you_mea
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["MAX_BYTES", "Document", "dumps", "load", "loads", "policy_error", "save"]
-
 MAX_BYTES = 2**20
 _FORMATS = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 

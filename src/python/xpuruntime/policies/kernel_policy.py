@@ -20,8 +20,6 @@ from xpuruntime.policies.value import Accepts, PolicySection, field
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["AutoStrategy", "KernelPolicy"]
-
 AutoStrategy = Literal["first_supported", "best_performance"]
 
 

@@ -16,27 +16,6 @@ from xpuruntime.policies.document import Refused, did_you_mean, nearest, questio
 from xpuruntime.policies.kinds import Choice, Duration, Number, Percentage, Text
 from xpuruntime.policies.value import Accepts, PolicyValue, field
 
-__all__ = [
-    "ARRAY_OPS",
-    "FAMILIES",
-    "KERNEL_IDS",
-    "OPS",
-    "SOURCE_PREFIXES",
-    "TENSOR_OPS",
-    "DType",
-    "KernelName",
-    "KernelRule",
-    "Phase",
-    "RuleMatch",
-    "RulePrecision",
-    "TuningPolicy",
-    "check_kernel",
-    "computed_by",
-    "families_of",
-    "misspelt_kernel",
-    "ops_of",
-]
-
 _FRAMEWORK = "whatever PyTorch runs by default; in a session without PyTorch, what its engine chooses"
 _INDUCTOR = "left to torch.compile's own code generator; outside of compiled code, as torch"
 #: Operation -> family -> what it means.

@@ -30,25 +30,6 @@ from xpuruntime.policies.document import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = [
-    "Choice",
-    "Duration",
-    "FilePath",
-    "Flag",
-    "Integer",
-    "Kind",
-    "Number",
-    "Percentage",
-    "ShortDuration",
-    "Text",
-    "duration_text",
-    "in_folder",
-    "read_duration",
-    "refuse_control_characters",
-    "seen_from",
-    "share_text",
-]
-
 _CONTROL = "[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]"
 
 

@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-__all__ = [
-    "SCHEMA",
-    "Mode",
-    "Policy",
-    "policy_schema",
-]
-
 #: The version of the file format that this release writes, and the only one it reads.
 SCHEMA = "xpuruntime.policy/1"
 

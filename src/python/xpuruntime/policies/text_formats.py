@@ -20,14 +20,6 @@ from xpuruntime.policies.document import (
     too_deep,
 )
 
-__all__ = [
-    "core_value",
-    "read_json",
-    "read_yaml",
-    "write_json",
-    "write_yaml",
-]
-
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _WORD = re.compile(r"[A-Za-z]+")

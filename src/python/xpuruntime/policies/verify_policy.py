@@ -25,20 +25,6 @@ from xpuruntime.policies.kinds import (
 )
 from xpuruntime.policies.value import Accepts, PolicyValue, field
 
-__all__ = [
-    "AccuracyPolicy",
-    "CalibrationPolicy",
-    "Control",
-    "Inconclusive",
-    "Required",
-    "SpeedMetric",
-    "VerifyEvidence",
-    "VerifyGeneration",
-    "VerifyMemory",
-    "VerifyPolicy",
-    "VerifySpeed",
-]
-
 Required = Literal["engine", "device", "precision", "placement", "kernels"]
 SpeedMetric = Literal["latency.p50", "latency.p99"]
 Control = Literal["reference", "anchor"]

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import Policy
 
-__all__ = ["Autocast", "autocast"]
-
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
 
 _WORDS: dict[Any, str] = {

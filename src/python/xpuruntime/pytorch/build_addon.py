@@ -26,8 +26,6 @@ from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.files.paths import cache_folder, make_private, not_private
 from xpuruntime.files.writing import locked, publish_folder, staging
 
-__all__ = ["COMMAND", "MODULE", "build", "key", "places"]
-
 #: What builds it.
 COMMAND = "python -m xpuruntime.pytorch.build_addon"
 #: The extension module.

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["WhenImported"]
-
 
 class WhenImported:
     """Calls something with a module once it is imported, since importing it takes seconds; until `remove`."""

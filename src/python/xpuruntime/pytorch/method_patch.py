@@ -12,8 +12,6 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MethodPatch"]
-
 
 class MethodPatch:
     """A replacement of a method, shared by all that need it."""

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-__all__ = ["RankAgreement", "note_step", "several_ranks"]
-
 #: Of `rank_timeout`: how long a rank may be silent, and how long the others then have to leave by themselves.
 _SILENT, _GRACE = 0.8, 0.2
 #: Signs of life in a `rank_timeout`, and the most seconds between two.

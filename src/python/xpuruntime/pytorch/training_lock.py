@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from xpuruntime.lockfile.records import Validator
     from xpuruntime.pytorch.explanation.summary import Row
 
-__all__ = ["check_locked", "lock", "policy_of_lock"]
-
 #: Operators whose sizes follow from the shapes of two matrices.
 _PRODUCTS = ("aten::mm", "aten::mm.out", "aten::addmm", "aten::addmm.out")
 _MATRIX = 2

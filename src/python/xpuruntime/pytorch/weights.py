@@ -31,19 +31,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies.execution_policy import WeightsPolicy
     from xpuruntime.pytorch.explanation.summary import Row
 
-__all__ = [
-    "LinearWeights",
-    "WeightTraffic",
-    "check_storage",
-    "deviations",
-    "few_rows",
-    "noting_placed",
-    "quantize",
-    "quiet_torchao",
-    "traffic_of",
-    "weights_of",
-]
-
 #: Operators of products that tell their type by name.
 _COMPUTES = {"aten::_int_mm": "int8", "aten::_weight_int4pack_mm": "float", "aten::_weight_int8pack_mm": "float"}
 _FLOATS = ("fp64", "fp32", "fp16", "bf16")

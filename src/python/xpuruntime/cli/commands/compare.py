@@ -33,12 +33,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.locks.bisect_versions import VersionVerdict
 
-__all__ = [
-    "bisect",
-    "compare",
-    "diff",
-]
-
 CompareArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="An ONNX file, or a folder with a language model.", show_default=False)
 ]

@@ -30,13 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = [
-    "export",
-    "index",
-    "lock",
-    "log",
-]
-
 OutputOption = Annotated[
     str | None,
     output_option(

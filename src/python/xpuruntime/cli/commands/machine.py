@@ -17,12 +17,6 @@ if TYPE_CHECKING:
     from xpuruntime.ops.decision_log import KernelInfo
     from xpuruntime.runtime.machine import Machine
 
-__all__ = [
-    "devices",
-    "doctor",
-    "kernels",
-]
-
 
 def devices(json: JsonOption = False) -> None:
     """List the devices and engines of this machine.

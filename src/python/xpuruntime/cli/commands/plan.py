@@ -26,12 +26,6 @@ from xpuruntime.cli.options import (
     with_session_options,
 )
 
-__all__ = [
-    "explain",
-    "plan",
-    "policy_app",
-]
-
 MachineOption = Annotated[
     str | None,
     typer.Option(

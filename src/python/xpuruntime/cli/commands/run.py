@@ -37,13 +37,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Latency
     from xpuruntime.inference import InferenceSession
 
-__all__ = [
-    "bench",
-    "demo",
-    "profile",
-    "run",
-]
-
 OutputOption = Annotated[
     str | None,
     output_option("--output", "-o", help="Write the outputs to .npz, or .npy if there is one."),

@@ -30,11 +30,6 @@ if TYPE_CHECKING:
     from xpuruntime.serving.server import Server
     from xpuruntime.serving.transport.options import Tls
 
-__all__ = [
-    "oip_check",
-    "serve",
-]
-
 SourceArgument = Annotated[
     str,
     typer.Argument(

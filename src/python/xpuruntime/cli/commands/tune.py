@@ -41,11 +41,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.tuning.tune_result import TuneProgress, TuneResult
 
-__all__ = [
-    "compile_",
-    "tune",
-]
-
 #: Seconds between two refreshes of the table, and its rows.
 _REFRESH, _ROWS = 0.25, 14
 

@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.locks.verification.result import VerificationResult
 
-__all__ = [
-    "determinism",
-    "verify",
-]
-
 VerifiedArgument = Annotated[
     str,
     typer.Argument(

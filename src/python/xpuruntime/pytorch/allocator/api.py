@@ -21,19 +21,6 @@ if TYPE_CHECKING:
 
     from xpuruntime._core import TorchAllocatorStats
 
-__all__ = [
-    "AllocatorScope",
-    "AllocatorStats",
-    "PoolUse",
-    "ProcessAllocator",
-    "allocator_stats",
-    "judge",
-    "process_allocator",
-    "reset_allocator",
-    "set_allocator",
-    "start_process_allocator",
-]
-
 _SCOPES = ("block", "process")
 
 

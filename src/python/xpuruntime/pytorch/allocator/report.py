@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.allocator.api import AllocatorStats
     from xpuruntime.runtime.session_registry import HoldsMemory
 
-__all__ = ["DeviceMemory", "DeviceMemoryReport", "Holder", "MemoryPart", "OpenSessionMemory", "memory_report"]
-
 _COLUMNS = ("device", "holder", "kind", "held", "in use")
 _NO_CONTEXT = "and asking would create a CUDA context there"
 

@@ -28,16 +28,6 @@ if TYPE_CHECKING:
     from xpuruntime._core import MemoryPool
     from xpuruntime.pytorch.allocator.torch_pools import PoolBridge
 
-__all__ = [
-    "AllocatorScope",
-    "GraphPool",
-    "capture_ended",
-    "close_scopes_of_this_thread",
-    "leave_captures",
-    "open_scopes",
-    "watch_captures",
-]
-
 _lock = threading.Lock()
 _open: list[AllocatorScope] = []
 

@@ -20,19 +20,6 @@ from xpuruntime.pytorch import _private_api
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "PoolBridge",
-    "all_bridges",
-    "allocating_from",
-    "bridge_of",
-    "busy",
-    "keep_forever",
-    "pluggable",
-    "release",
-    "retire",
-    "sweep",
-]
-
 #: PyTorch's allocator objects by slot. Kept for ever: its pools refer to them without holding them.
 _PLUGGABLE: dict[int, Any] = {}
 _lock = threading.RLock()

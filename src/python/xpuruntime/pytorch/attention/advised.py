@@ -23,17 +23,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.attention.call import AttentionCall
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 
-__all__ = [
-    "advisory_of",
-    "cudnn_version",
-    "may_concern",
-    "own_choice",
-    "rows_here",
-    "rows_on",
-    "warn_of_any_choice",
-    "warn_of_own_choice",
-]
-
 
 def cudnn_version() -> tuple[int, ...]:
     """Return the version of the cuDNN that PyTorch has loaded; empty without one, or without a CUDA device."""

@@ -21,23 +21,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies.call_facts import CallFacts
 
-__all__ = [
-    "FAST_PATH",
-    "FLEX",
-    "SDPA",
-    "VARLEN",
-    "WITH_WEIGHTS",
-    "Arguments",
-    "AttentionCall",
-    "EntryPoint",
-    "added_mask",
-    "last_of_range",
-    "left",
-    "phase_of",
-    "sizes_of",
-    "traits",
-]
-
 
 class Arguments(NamedTuple):
     """Those of ``scaled_dot_product_attention`` in one call, as the caller gave them."""

@@ -21,9 +21,6 @@ from xpuruntime.pytorch.ops.attention_operator import run_backward, run_forward
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["KERNEL", "FlashAttentionImpl", "FlexChoice", "choices", "forget", "note", "register_flash_attention"]
-
-
 #: What serves.
 KERNEL = "cuda_raw.flash_attention_v2"
 _FORWARD = "_scaled_dot_product_flash_attention"

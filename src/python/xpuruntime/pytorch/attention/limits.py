@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.pytorch.attention.call import AttentionCall
 
-__all__ = ["transforms_and_tangents", "xrt_call_rejection"]
-
 _KIND = _private_api.transform_kinds
 
 

@@ -20,21 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
-__all__ = [
-    "BACKENDS",
-    "SdpaBackends",
-    "backend_request",
-    "by_backend",
-    "choice",
-    "fix_backend_order",
-    "is_enabled",
-    "kernels_in",
-    "read",
-    "rejection",
-    "restore",
-    "write",
-]
-
 #: Id of a kernel of PyTorch's to the number of its backend (``torch.nn.attention.SDPBackend``).
 BACKENDS = {"torch.math": 0, "torch.flash": 1, "torch.efficient": 2, "torch.cudnn": 3}
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import Policy
 
-__all__ = ["attention_decided_by_switch", "attention_switch", "names_kernels", "serves_nothing"]
-
 _FREE = ("auto", "torch", "inductor", "torch.sdpa")
 _OVERRIDEABLE = 4
 #: What PyTorch's registry calls FlashAttention 3, and what has to be installed for it.

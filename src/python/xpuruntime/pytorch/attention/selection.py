@@ -36,22 +36,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.ops.call_context import CallContext
 
-__all__ = [
-    "call_by_backend",
-    "call_native",
-    "call_xrt_kernel",
-    "default_policy",
-    "deterministic",
-    "find_route",
-    "four",
-    "is_lowered",
-    "is_traceable",
-    "native_rejection",
-    "policy_for_xrt",
-    "provider_rejection",
-    "xrt_rejection",
-]
-
 
 def call_native(call: AttentionCall, run: Callable[[], Tensor]) -> None:
     """Do a call by `run`, PyTorch's own choice."""

@@ -26,8 +26,6 @@ from xpuruntime.pytorch.dispatch.overrides.native import skip_in_dynamo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CHECKS", "release", "require"]
-
 _lock = threading.Lock()
 _BASE = _private_api.SingleLevelFunction
 _META: Any = type(torch.autograd.Function)

@@ -27,17 +27,6 @@ from xpuruntime.pytorch.dispatch.context import active_policy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = [
-    "WATCHES",
-    "GenerationWatch",
-    "LockedGeneration",
-    "after_forward",
-    "follow_generation",
-    "follow_models",
-    "forward",
-    "generate_of",
-]
-
 #: What of a configuration says how long to generate and what to return, and nothing of what is computed.
 _LENGTHS = frozenset(
     ("max_length", "max_new_tokens", "max_time", "min_length", "min_new_tokens", "output_hidden_states",

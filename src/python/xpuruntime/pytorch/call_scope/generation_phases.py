@@ -25,8 +25,6 @@ from xpuruntime.pytorch.import_hook import WhenImported
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["release", "require"]
-
 #: Modules of transformers to what each has, and what follows that.
 _MODULES = {"transformers.modeling_utils": "PreTrainedModel", "transformers.generation.utils": "GenerationMixin"}
 #: Arguments that hold the queries of a forward, those of a decoder first.

@@ -19,21 +19,6 @@ from xpuruntime.pytorch import _private_api
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "NAMES",
-    "Known",
-    "ModuleNames",
-    "find",
-    "forget_root",
-    "inner_name",
-    "inside",
-    "known",
-    "name_root",
-    "note_registration",
-    "outermost",
-    "walk",
-]
-
 #: Classes of wrappers, by module and name since few programs import them, and where they keep what they wrap.
 _WRAPPERS = {
     ("torch.nn.parallel.data_parallel", "DataParallel"): "module",

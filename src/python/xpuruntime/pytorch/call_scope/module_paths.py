@@ -26,20 +26,6 @@ from xpuruntime.pytorch.method_patch import MethodPatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = [
-    "current",
-    "from_running",
-    "has_siblings",
-    "in_dynamo",
-    "inside",
-    "is_traced",
-    "of_stack",
-    "release",
-    "require",
-    "running",
-    "traced",
-]  # fmt: skip
-
 #: A part of a path as Dynamo writes it: ``L['self'].layers[0]``, ``L['self']._modules['layers']``.
 _SELF = "L['self']"
 _ID = re.compile(r"\d+")

@@ -25,14 +25,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.pytorch.capture.captured_state import CapturedState
 
-__all__ = [
-    "capture_graph",
-    "compiled_by",
-    "device_of",
-    "samples_of",
-    "state_of",
-]
-
 _BLOCK_WARMUP = 3
 #: Steps before a capture, and with a DistributedDataParallel, which waits for events in its first ten.
 _WARMUP, _DDP_WARMUP = 3, 11

@@ -19,19 +19,6 @@ from xpuruntime.pytorch import _private_api
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = [
-    "CapturedState",
-    "OptimizerState",
-    "RandomState",
-    "ScalerState",
-    "StateSnapshot",
-    "captured_state_of",
-    "hyperparameters",
-    "make_capturable",
-    "obstacles",
-    "scaler_obstacle",
-]
-
 #: How far from the function it is looked: a function, its object, a container in it, what that holds.
 _DEPTH = 5
 #: Containers longer than this are data.

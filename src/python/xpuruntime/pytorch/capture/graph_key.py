@@ -21,20 +21,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.pytorch.capture.captured_state import CapturedState
 
-__all__ = [
-    "PARTS",
-    "CaptureReport",
-    "GraphInfo",
-    "GraphKey",
-    "StaticInputs",
-    "describe",
-    "difference",
-    "flatten",
-    "on_device",
-    "signature",
-    "structure_key",
-]
-
 #: The parts of the key of a graph, in order.
 PARTS = (
     "inputs",

@@ -32,16 +32,6 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT, thread_policy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = [
-    "CapturedGraph",
-    "CudaRecorder",
-    "GraphRecorder",
-    "Replayable",
-    "make_workspaces",
-    "release_stream",
-    "take_stream",
-]
-
 #: Graphs whose capture failed are never freed: PyTorch's allocator of pinned memory may still ask them.
 _SPOILED: list[Any] = []
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["GraphBlock"]
-
 
 class GraphBlock:
     """The work of one ``with`` block as a CUDA graph. Made by `capture_graph`.

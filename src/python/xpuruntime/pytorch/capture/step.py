@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.capture.graph_recorder import CapturedGraph, GraphRecorder
     from xpuruntime.pytorch.capture.step_program import StepProgram
 
-__all__ = ["CapturedStep"]
-
 R = TypeVar("R")
 
 #: A first step may have to run eagerly, because the optimizer makes its state there. More say that it always does.

@@ -20,16 +20,6 @@ from xpuruntime.pytorch.method_patch import MethodPatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = [
-    "StepProgram",
-    "forget_accumulators",
-    "leave_torch_graph",
-    "leaves_on",
-    "patch_torch_graph",
-    "uncached_autocast",
-    "warnings_of_torch",
-]
-
 
 class StepProgram:
     """What one call of a step does."""

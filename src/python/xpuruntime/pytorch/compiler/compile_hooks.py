@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 
-__all__ = ["guards_policies", "keep_compiled", "policy_changed"]
-
 _TAG = "xpuruntime-"
 
 #: Inductor's setting for passes over the graphs of forward and backward, before its own.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import Graph, Node
 
-__all__ = ["simplify_masks"]
-
 #: Numbers of a mask from which on it is not computed while code is compiled.
 _MOST = 1 << 28
 _HALVES = (torch.float16, torch.bfloat16)

@@ -26,8 +26,6 @@ from xpuruntime.pytorch.call_scope import module_paths
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["InductorAnnotationPass"]
-
 #: Operation of a policy to the operators that choose a kernel of it whenever compiled code runs.
 _OPERATORS = {
     "matmul": (

@@ -20,11 +20,6 @@ from xpuruntime.pytorch.import_hook import WhenImported
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "StrictExports",
-    "is_traced_for_a_program",
-]
-
 _NAME = _private_api.TRACED_FUNCTION
 _FRAMES, _EXPORT = _private_api.TRACED_FUNCTION_MODULES
 

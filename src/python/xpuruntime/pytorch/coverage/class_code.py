@@ -17,16 +17,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "ACTIVATIONS",
-    "code_constants",
-    "code_names",
-    "depends_on",
-    "hidden_inputs",
-    "multiplies_activation",
-    "projections_of",
-]
-
 #: What each module has, and a class of norms does not define.
 _OF_MODULES = frozenset(dir(torch.nn.Module))
 #: Names of the projections of the gate, of what it multiplies, and of the product; or of both of the former, and that.

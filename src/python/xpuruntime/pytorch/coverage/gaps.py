@@ -27,16 +27,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import KernelPolicy, Policy
 
-__all__ = [
-    "CoverageGap",
-    "coverage_gaps",
-    "gaps_in_graph",
-    "gaps_in_modules",
-    "gaps_in_package",
-    "gaps_in_settings",
-    "report_gaps",
-]
-
 
 class CoverageGap(NamedTuple):
     """Something that a policy does not reach.

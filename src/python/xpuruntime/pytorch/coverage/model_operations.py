@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["kind_of_rest", "operation_of_model"]
-
 _SPELLED = "{title} computes it by elementwise operators of PyTorch"
 #: Operators by which a model rotates queries and keys, and gates what a projection returns.
 _ROTATES = re.compile(r"(mul|neg|add|sub|cat|stack|cos|sin|addcmul|split|slice|select)(_backward)?_?(\.\w+)?")

@@ -21,31 +21,6 @@ from xpuruntime.pytorch.coverage.unserved import RECURRENT
 if TYPE_CHECKING:
     from types import FunctionType
 
-__all__ = [
-    "CUTE",
-    "FLASH_WORDS",
-    "FLEX",
-    "NOT_REACHED",
-    "UNKNOWN",
-    "ByOperators",
-    "TritonFunction",
-    "UncoveredKernel",
-    "autograd_functions",
-    "computed_by_operators",
-    "decomposed_operator",
-    "names_operation",
-    "norm_by_operators",
-    "of_unknown_package",
-    "operation_of",
-    "operation_of_function",
-    "title_of",
-    "triton_functions",
-    "uncovered_kernel",
-    "uncovered_operator",
-    "unserved_operator",
-    "unserved_operators",
-]
-
 
 class UncoveredKernel(NamedTuple):
     """An operation that ran by a kernel that no policy chose."""

@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = [
-    "MULTI_HEAD", "RECURRENT", "UNSERVED", "Unserved", "UnservedCall", "products_of_any_type", "sizes_of_call",
-    "unserved_row",
-]  # fmt: skip
-
 #: The function that computes attention of ``nn.MultiheadAttention``, and where it is asked to return the weights.
 MULTI_HEAD = "multi_head_attention_forward"
 

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.call_scope.generation_calls import LockedGeneration
     from xpuruntime.pytorch.weights import LinearWeights
 
-__all__ = ["CompiledPolicy", "coerce_policy"]
-
 _Known = TypeVar("_Known")
 _numbers = itertools.count(1)
 #: Routes that are kept of one policy; with one more, all are forgotten and made anew.

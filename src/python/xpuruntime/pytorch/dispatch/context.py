@@ -28,30 +28,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.route import Route
     from xpuruntime.pytorch.dispatch.step_cost import RoutePin, StepLag
 
-__all__ = [
-    "CONTEXT",
-    "DTYPES",
-    "CallObserver",
-    "DispatchContext",
-    "PolicyFrame",
-    "active_policy",
-    "arch_of",
-    "attention_kind",
-    "call_key",
-    "capturing",
-    "forget_tuned_routes",
-    "has_tangent",
-    "in_clean_thread",
-    "is_compiling",
-    "phase",
-    "policy_version",
-    "set_process_policy",
-    "thread_policy",
-    "transforms",
-    "watch",
-]
-
-
 #: Types of PyTorch by the names that policies use.
 DTYPES: dict[torch.dtype, str] = {
     torch.float64: "fp64",

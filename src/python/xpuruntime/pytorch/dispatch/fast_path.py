@@ -37,11 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = [
-    "VARIABLE", "FastPath", "choose", "facts", "fast_path", "load_addon", "self_test", "why_no_addon",
-    "why_no_stable_abi",
-]  # fmt: skip
-
 #: The environment variable that states a route.
 VARIABLE = "XPURUNTIME_TORCH_FAST_PATH"
 _ROUTES = ("addon", "stable", "python")

@@ -34,15 +34,6 @@ if TYPE_CHECKING:
     from xpuruntime.lockfile.records import Lock
     from xpuruntime.pytorch.call_scope.generation_calls import LockedGeneration
 
-__all__ = [
-    "InstalledPolicy",
-    "clear_kernel_policy",
-    "get_kernel_policy",
-    "install_policy",
-    "kernel_policy",
-    "set_kernel_policy",
-]
-
 _lock = threading.RLock()
 
 

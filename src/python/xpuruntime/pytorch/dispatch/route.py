@@ -25,18 +25,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.step_cost import StepLag
     from xpuruntime.pytorch.providers.bound import BoundKernel
 
-__all__ = [
-    "BY_CALL",
-    "NATIVE_NAMES",
-    "Measured",
-    "Route",
-    "call_fix",
-    "facts_of_call",
-    "place_for",
-    "reason_of",
-    "refuse",
-]
-
 #: Operation to the kernel names that mean a kernel of PyTorch's own, each with the id it goes by.
 NATIVE_NAMES: dict[str, dict[str, str]] = {
     "matmul": dict.fromkeys(("torch", "inductor", "torch.mm"), "torch.mm"),

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.providers.bound import BoundKernel
 
-__all__ = ["RoutePin", "StepCost", "StepLag", "host_sampler", "on_device", "peak_bytes", "route_cost", "time_on_cuda"]
-
 #: Fewest and most launches that are queued before the device may begin with them.
 _FEWEST, _MOST = 3, 50
 #: How many times as long as the host a call has to take on the device for the step to surely wait for the device: it

@@ -42,19 +42,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.route import Measured
     from xpuruntime.pytorch.providers.bound import BoundKernel
 
-__all__ = [
-    "as_tuning",
-    "device_name",
-    "held_by",
-    "keep_tuned",
-    "may_measure",
-    "measured",
-    "measuring",
-    "pick",
-    "replayed",
-    "settle",
-]
-
 _USUAL = TuningPolicy()
 #: Seconds of the calls that are timed on a CUDA device in one turn, beside those that it waits for them to be queued.
 _BLOCK = 5e-4

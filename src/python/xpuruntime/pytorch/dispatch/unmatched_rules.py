@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from xpuruntime.policies.kernel_rules import RuleMatch
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 
-__all__ = ["RuleUse", "impossible_rules", "refuse_impossible", "report"]
-
 _FIX = (
     "write the path as in named_modules() of the model, say with root= at which module paths begin, or leave the rule "
     "out where that module does not run"

@@ -35,13 +35,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
     from xpuruntime.pytorch.explanation.timeline import DeviceEvent, HostEvent
 
-__all__ = [
-    "AttributedTime",
-    "TimeAttribution",
-    "attribute_events",
-]
-
-
 #: Ranges in which torch.compile runs what it compiled for the CPU into C++, which no profiler sees into.
 _COMPILED = "## Call CompiledFxGraph"
 #: Types of tensors, as kineto has them.

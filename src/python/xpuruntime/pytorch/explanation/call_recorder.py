@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.pytorch.dispatch.route import Route
 
-__all__ = ["LEFT", "CallRecorder", "MergedSizes", "RecordedCalls", "kv_range", "phase_of_call", "ranged"]
-
-
 Shapes: TypeAlias = "tuple[tuple[int, ...], ...]"
 
 #: Calls of attention by queries, keys and values that are ``[..., length, head_dim]``.

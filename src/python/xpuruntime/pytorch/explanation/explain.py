@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
 
-__all__ = ["Watch", "explain", "served_since"]
-
 
 class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
     """Find out which kernels the code in a ``with`` block runs: what was asked for, what ran, how often and how long.

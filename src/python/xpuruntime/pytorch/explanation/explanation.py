@@ -22,8 +22,6 @@ from xpuruntime.shown import Shown
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["SCHEMA", "Explanation", "ExplanationData", "model_text", "other_model"]
-
 SCHEMA = "xpuruntime.explanation/1"
 #: Rows that the message of `Explanation.require` names.
 _NAMED = 8

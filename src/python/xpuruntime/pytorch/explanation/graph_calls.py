@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.route import Route
     from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
 
-__all__ = ["GraphCalls", "replays_of", "replays_so_far", "rows_of_replays", "watched_capture"]
-
 _REPLAYED = "chosen at capture; the time of the replays is in the row of the graph"
 _graphs: weakref.WeakSet[GraphCalls] = weakref.WeakSet()
 

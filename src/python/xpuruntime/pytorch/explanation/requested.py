@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.explanation.summary import Row
 
-__all__ = [
-    "COMPILED", "NO_FLOATS", "RequestedKernels", "is_no_float", "request_of", "requests_other_kernel", "uncertain",
-]  # fmt: skip
-
 #: The operator in rows of what `torch.compile` made C++ of.
 COMPILED = "torch.compile"
 #: Operators that a sentence names.

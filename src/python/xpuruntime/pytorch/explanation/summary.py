@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
     from xpuruntime.pytorch.explanation.requested import RequestedKernels
 
-__all__ = ["Coverage", "Row", "RowStatus", "build_rows", "decision_of"]
-
-
 RowStatus = Literal["honoured", "substituted", "default", "bypassed", "opaque", "other"]
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.explanation.explanation import Explanation
     from xpuruntime.pytorch.explanation.summary import Row
 
-__all__ = ["plain_text", "render", "short_kernel"]
-
 _STYLE = {
     "honoured": "green",
     "substituted": "bold red",

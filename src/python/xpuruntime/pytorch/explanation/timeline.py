@@ -15,8 +15,6 @@ from xpuruntime.runtime.profiler import TUNING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["BACKWARD", "MODULE", "RANGE", "DeviceEvent", "HostEvent", "Timeline"]
-
 #: Before the number of a kind of calls, in the name of a range.
 RANGE = "xpuruntime#"
 #: Before the path of a module, in the name of a range.

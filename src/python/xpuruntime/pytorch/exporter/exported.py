@@ -32,20 +32,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies.kernel_rules import KernelRule
 
-__all__ = [
-    "OPSET",
-    "Exported",
-    "in_force",
-    "lock_of",
-    "plain_path",
-    "quiet",
-    "training_mode",
-    "translate",
-    "warn_state_changes",
-    "written_state",
-]
-
-
 #: The first opset in which attention is one operator.
 OPSET = 23
 

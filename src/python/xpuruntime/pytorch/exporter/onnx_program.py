@@ -37,12 +37,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import Policy
 
-__all__ = [
-    "appearing",
-    "name_nodes",
-    "write_onnx",
-]
-
 
 @contextlib.contextmanager
 def appearing(target: Path) -> Iterator[Path]:

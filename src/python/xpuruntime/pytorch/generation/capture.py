@@ -20,8 +20,6 @@ from xpuruntime.pytorch.generation.decode_calls import refuse_training, why_apar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["capture_decode"]
-
 _LEAST_EXTENT = 128
 _RANGES = ArgumentType("'pow2' or a list of whole numbers", lambda value: _is_pow2(value) or COUNTS.fits(value))
 _COMPILE = ArgumentType(

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.explanation.graph_calls import GraphCalls
     from xpuruntime.pytorch.generation.decode_calls import Choice
 
-__all__ = ["CapturedDecode", "DecodeReport"]
-
 _WARMUP = 3
 _signature_of = functools.cache(inspect.signature)
 #: Arguments of ``generate`` that its own loops alone know, or that transformers keeps from a callable.

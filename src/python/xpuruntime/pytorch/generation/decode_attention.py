@@ -16,8 +16,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["attend", "attend_to_all", "launch", "splits_for"]
-
 _LOG2E = tl.constexpr(1.4426950408889634)
 #: Queries that a program of attention has, those of a head of keys and room for others.
 _QUERIES = tl.constexpr(16)

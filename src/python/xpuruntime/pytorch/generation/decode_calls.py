@@ -16,18 +16,6 @@ from xpuruntime.pytorch.generation.logprobs import ForcedTokens
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "Choice",
-    "NotCapturedError",
-    "check_prompt",
-    "choice_of",
-    "padding_of",
-    "refuse_mode",
-    "refuse_training",
-    "why_apart",
-    "why_plain",
-]
-
 #: Logits processors of transformers whose work is the same at each step, and all on the device.
 _DEVICE_ONLY = frozenset({
     "InfNanRemoveLogitsProcessor", "LogitNormalization", "MinPLogitsWarper", "RepetitionPenaltyLogitsProcessor",

@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from xpuruntime.pytorch.dispatch.context import arch_of
 from xpuruntime.pytorch.generation import decode_attention
-from xpuruntime.pytorch.generation.decode_attention import launch, splits_for
+from xpuruntime.pytorch.generation.decode_attention import launch
 
 rows_product: Any
 try:
@@ -27,8 +27,6 @@ try:
     from xpuruntime.pytorch.generation.short_attention import attend_short, is_short
 except ImportError:  # this Triton has no Gluon, or none with these tensor cores
     rows_product = None
-
-__all__ = ["Scaled", "attend", "product", "splits_for", "ways"]
 
 #: Rows of a weight that a program of a product of one row has.
 _BLOCK_N = 4

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.generation.decode_calls import Choice
     from xpuruntime.pytorch.generation.fused_decoder import FusedDecoder
 
-__all__ = ["Lane", "ModelFacts"]
-
 _SCALARS = (bool, int, float, str, type(None))
 #: By how much logits over a range of the cache may differ, as a share of the largest: what bfloat16 rounds, not more.
 _SAME = 2**-6

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.generation.decode_lanes import Lane
     from xpuruntime.pytorch.generation.joined_products import JoinedProducts
 
-__all__ = ["FusedDecoder", "NotFusedError", "kernels_for"]
-
 #: Of the largest magnitude of a layer's result; of bfloat16 five roundings, since many layers exceed four by chance.
 _TOLERANCES = {torch.bfloat16: 5 * 2.0**-8, torch.float32: 2.0**-16}
 #: Magnitudes of the hidden states of a probe: the small one shows epsilons, the large one residuals.

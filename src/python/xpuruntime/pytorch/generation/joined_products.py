@@ -13,8 +13,6 @@ import torch.nn.functional as F  # noqa: N812 - as PyTorch calls it
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["JoinedProducts"]
-
 #: Names of the parts, in the order in which a module calls them with one input.
 _KINDS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _TRIALS = 3

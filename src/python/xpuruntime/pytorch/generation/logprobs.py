@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.inference.session_arguments import PolicyLike
 
-__all__ = ["ForcedTokens", "TorchLogprobs", "logprobs_of"]
-
 _TOKENIZER = ArgumentType("a tokenizer with encode", lambda value: callable(getattr(value, "encode", None)))
 
 

@@ -24,8 +24,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from xpuruntime.pytorch.generation.decode_attention import launch
 
-__all__ = ["rows_product", "streamed_product"]
-
 #: Rows of a weight of which a chip has about one program for each multiprocessor.
 _FEW = 2560
 #: Rows of a weight that a program of `streamed_product` has, columns that come at once, programs among which columns

@@ -27,8 +27,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from xpuruntime.pytorch.dispatch.context import arch_of
 from xpuruntime.pytorch.generation.decode_attention import launch
 
-__all__ = ["attend_short", "is_short"]
-
 _LOG2E = gl.constexpr(1.4426950408889634)
 #: Elements of keys that come at once, and bytes of shared memory of a program beside what it holds.
 _TILE, _OWN = 8192, 2048

@@ -16,8 +16,6 @@ from xpuruntime.errors import InputError
 from xpuruntime.evidence.metadata import module_of_node
 from xpuruntime.pytorch._private_api import pytree
 
-__all__ = ["ModuleOutputs", "call_of", "feeds_and_call", "for_session"]
-
 
 def feeds_and_call(
     model: torch.nn.Module, inputs: Any, names: Sequence[str], what: str

@@ -10,8 +10,6 @@ from typing import Any
 from xpuruntime.notebook import one_line
 from xpuruntime.printable import printable
 
-__all__ = ["LayerParity", "LogprobParity", "Parity"]
-
 SCHEMA = "xpuruntime.parity/1"
 
 

@@ -23,14 +23,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = [
-    "check_number",
-    "fused_attention",
-    "traced_for_onnx",
-    "warn_dropped_in_onnx",
-]
-
-
 _NUMBERS = (numbers.Real, torch.SymInt, torch.SymFloat)
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["Recorded", "attention", "autograd_kernel", "is_put_off", "is_watched", "redispatch"]
-
 _forward_op = torch.ops.xpuruntime.attention.default
 _backward_op = torch.ops.xpuruntime.attention_backward.default
 

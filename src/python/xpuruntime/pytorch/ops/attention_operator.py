@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.pytorch.dispatch.route import Route
 
-__all__ = ["LIBRARY", "by_torch", "run_backward", "run_forward"]
-
 LIBRARY = torch.library.Library("xpuruntime", "FRAGMENT")
 
 _OPTIONS = "Tensor? mask, Tensor? rng, float dropout_p, bool is_causal, float? scale, str kernel"

@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = [
-    "NO_FORWARD_MODE", "layer_norm", "register", "rms_norm", "torch_layer_norm", "torch_layer_norm_backward",
-    "torch_rms_norm", "torch_rms_norm_backward",
-]  # fmt: skip
-
 NO_FORWARD_MODE = (
     "forward mode (torch.func.jvp, jacfwd, hessian, torch.autograd.forward_ad) is PyTorch's for its own norms alone: "
     "leave kernel= out and put the kernel into a policy, or differentiate in reverse mode"

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.ops.call_context import CallContext
 
-__all__ = ["OPERATORS"]
-
 #: Name to schema.
 OPERATORS = {
     "layer_norm": (

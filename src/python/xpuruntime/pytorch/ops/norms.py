@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["fused_layernorm", "fused_rms_norm", "phase_of_norm"]
-
 _COMPILED_TRANSFORM = (
     "fused_layernorm and fused_rms_norm with kernel= run uncompiled under torch.func; leave kernel= out to have "
     "PyTorch's own compiled, or leave fullgraph=True out"

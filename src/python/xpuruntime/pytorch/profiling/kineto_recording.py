@@ -27,12 +27,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.runtime.profiler import DeviceRecording
 
-__all__ = [
-    "KinetoRecording",
-    "Profiler",
-    "refuse_a_second",
-]
-
 #: CUPTI's records of calls into the CUDA runtime and driver; PyTorch 2.11 gives them no type of their own.
 _API = re.compile(r"(cuda|cu|hip)[A-Z]")
 _COPY = re.compile(r"Memcpy (\w)to(\w)(?: \((\w+) -> (\w+)\))?")

@@ -38,12 +38,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
     from xpuruntime.runtime.profiler import Mark
 
-__all__ = [
-    "merge_trace",
-    "profile",
-]
-
-
 #: Our process in the trace. Those of the system are far below, and PyTorch numbers devices from zero.
 _PROCESS = 1_000_000_000
 _CATEGORY = "xpuruntime"

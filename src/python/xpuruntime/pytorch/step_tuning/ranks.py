@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from xpuruntime.measuring.rounds import Sampler
     from xpuruntime.policies import KernelPolicy
 
-__all__ = ["Ranks"]
-
 
 class _Turn(NamedTuple):
     name: str

@@ -45,19 +45,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.capture.captured_state import CapturedState, StateSnapshot
     from xpuruntime.pytorch.step_tuning.variants import Variant
 
-__all__ = [
-    "ReferenceLosses",
-    "StepCandidate",
-    "StepRecord",
-    "TunedStep",
-    "decide",
-    "difference",
-    "losses_of",
-    "reference_losses",
-    "rows_of",
-    "words_of",
-]
-
 
 class StepRecord:
     """Where the result of one race is kept: by the name of the step, and by what it runs on and with."""

@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.capture.captured_state import CapturedState
     from xpuruntime.pytorch.step_tuning.result import ReferenceLosses
 
-__all__ = ["tune"]
-
 #: The policies that are tried where none are given.
 _KERNELS: dict[str, KernelPolicy | None] = {
     "native": None,

@@ -21,21 +21,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import KernelPolicy
 
-__all__ = [
-    "EAGER",
-    "LAUNCHES",
-    "StepParts",
-    "Variant",
-    "VariantMemoryMeter",
-    "VariantStep",
-    "build",
-    "captures_in_torch",
-    "check_arguments",
-    "check_rank_timeout",
-    "obstacle",
-]
-
-
 #: Seconds that a process group can be made with.
 _LONGEST = 1e8
 

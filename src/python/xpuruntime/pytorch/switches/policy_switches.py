@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import Policy
 
-__all__ = ["Setting", "Switches", "decided_by_switches", "read_settings", "set_switches"]
-
 #: Families of matmul to PyTorch's preferred BLAS library.
 _BLAS = {"cublas": "cublas", "cublasLt": "cublaslt"}
 #: Words for attention that serve every call, and the one that is PyTorch's flash once it is active.

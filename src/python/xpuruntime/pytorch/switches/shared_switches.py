@@ -15,20 +15,6 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = [
-    "SWITCHES",
-    "SwitchClaim",
-    "SwitchTakenError",
-    "claim",
-    "put_back",
-    "reads",
-    "set_convolutions",
-    "set_products",
-    "stored_convolutions",
-    "stored_products",
-]
-
-
 _get = _private_api.fp32_precision
 _set = _private_api.set_fp32_precision
 _ROOT = ("generic", "all")

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.overrides.fast_kernels import FastKernel
     from xpuruntime.pytorch.dispatch.route import Route
 
-__all__ = ["OVERRIDES", "attend"]
-
 _operator = torch.ops.xpuruntime.attention.default
 _modes = _private_api.dispatch_modes
 _is_deterministic = _private_api.is_deterministic

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from xpuruntime.ops.call_context import CallContext
     from xpuruntime.pytorch.dispatch.overrides.native import Native
 
-__all__ = ["OVERRIDES", "ConvWindow", "fits", "is_fixed", "layout_of", "rounds", "unsupported_reason", "window_of"]
-
-
 _deterministic = _private_api.is_deterministic
 _fp32_precision = _private_api.fp32_precision
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.pytorch.dispatch.overrides.native import Native
 
-__all__ = ["FastKernel", "fast_kernel", "fast_operator_kernel", "is_pytorch_kernel", "keyset_of"]
-
 
 class FastKernel:
     """A kernel in C or C++ that PyTorch calls without Python, once it is placed."""

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.dispatch.route import Route
 
-__all__ = ["BACKENDS", "OVERRIDES"]
-
 _MODULE = "torch.nn.attention.flex_attention"
 #: Id of a kernel to the value of ``kernel_options["BACKEND"]``.
 BACKENDS = {

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.dispatch.route import Route
 
-__all__ = ["OVERRIDES"]
-
-
 _call_key = context.call_key
 
 

@@ -27,25 +27,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.dispatch.route import Route
 
-__all__ = [
-    "ALIASES",
-    "CLASSES",
-    "HIGHER_ORDER",
-    "IN_PYTHON",
-    "TRACING",
-    "Native",
-    "Override",
-    "call_native",
-    "has_native_kernel",
-    "invoke",
-    "is_native",
-    "native_kernel",
-    "never_compile",
-    "prefer_native_error",
-    "qualified",
-    "skip_in_dynamo",
-]
-
 #: In place of a dispatch key: the function stands in for an operator only while `torch.compile` traces.
 TRACING = "Tracing"
 

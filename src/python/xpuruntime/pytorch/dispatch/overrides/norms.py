@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.overrides.fast_kernels import FastKernel
     from xpuruntime.pytorch.dispatch.overrides.native import Native
 
-__all__ = ["OVERRIDES", "as_rows", "rms_eps", "run_norm", "stats_dtype"]
-
 
 def run_norm(
     native: Native,

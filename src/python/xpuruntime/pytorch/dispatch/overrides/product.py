@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.ops.call_context import CallContext
 
-__all__ = ["FLOATS", "GemmPlan", "Product", "fp32_precision", "is_deterministic"]
-
 _op_matmul = _core.op_matmul
 is_deterministic = _private_api.is_deterministic
 fp32_precision = _private_api.fp32_precision

@@ -34,20 +34,6 @@ from xpuruntime.pytorch.import_hook import WhenImported
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = [
-    "RUNNING",
-    "Awaited",
-    "Higher",
-    "InPlace",
-    "Replaced",
-    "installed",
-    "is_there",
-    "overrides_of",
-    "quiet_override_warning",
-    "release",
-    "require",
-]
-
 #: What can be required, each with the modules here that have its overrides: operations of a KernelPolicy, and beside
 #: `scaled_dot_product_attention` the other functions for attention.
 _MODULES = {

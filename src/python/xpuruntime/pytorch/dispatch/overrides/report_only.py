@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.dispatch.route import Route
 
-__all__ = ["OVERRIDES", "overrides_of_operators", "refuse_function"]
-
 
 def _call_context(active: CompiledPolicy) -> tuple[str, str]:
     phase = context.phase() if active.by_phase else ""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["OVERRIDES", "takes_kernel"]
-
 _fused = torch.ops.aten._fused_rms_norm.default
 _COMPOSITE = _private_api.dispatch_key("CompositeImplicitAutograd")
 _KIND = _private_api.transform_kinds
