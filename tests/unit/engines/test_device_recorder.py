@@ -75,13 +75,6 @@ def recorded(recorder: DeviceRecorder) -> DeviceRecording:
     return recorder.stop()
 
 
-@pytest.mark.skipif(torch.version.cuda is not None, reason="PyTorch has CUDA here")
-def test_a_pytorch_without_cuda_is_not_asked() -> None:
-    kineto_recording = recorded(DeviceRecorder())
-    assert kineto_recording.source != "kineto"
-    assert [range_.name for range_ in kineto_recording.ranges] == ["one"]
-
-
 @pytest.mark.parametrize(("cuda", "available"), [("13.0", False), (None, True)])
 def test_pytorch_is_asked_only_where_it_can_profile_cuda(
     kineto: type[Kineto], monkeypatch: pytest.MonkeyPatch, cuda: str | None, available: bool
@@ -107,12 +100,6 @@ def test_beside_pytorch_ranges_are_ours_and_work_is_pytorchs(kineto: type[Kineto
         assert [range_.name for range_ in kineto_recording.ranges] == ["one"]
         assert [one.name for one in kineto_recording.work] == ["k"]
         assert (kineto.started, kineto.stopped) == (times, times)
-
-
-def test_without_devices_pytorch_is_not_asked(kineto: type[Kineto]) -> None:
-    kineto_recording = recorded(DeviceRecorder(devices=False))
-    assert (kineto_recording.source, kineto.started) == ("none", 0)
-    assert kineto_recording.notes == ("ranges of the host only: the work of devices was not asked for",)
 
 
 def test_where_pytorchs_profiler_runs_already_a_note_says_so(

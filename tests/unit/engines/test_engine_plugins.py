@@ -112,18 +112,6 @@ class TestExample:
         assert int(passed[1]) >= 35
         assert "skipped" not in done.stdout
 
-    def test_importing_it_imports_no_vendor(self, example: Path):
-        code = """
-import sys
-from xpuruntime.engines import default_registry
-engine = default_registry().get("onnxref")
-facts = engine.probe()
-assert (facts.name, facts.loadable) == ("onnx-reference", True), facts
-print("onnx" in sys.modules, "onnxruntime" in sys.modules)
-"""
-        done = python("-c", code, folder=example)
-        assert done.stdout.split() == ["False", "False"], done.stderr
-
     def test_the_command_line_lists_and_runs_it(self, example: Path):
         main = "from xpuruntime.cli import main; main()"
         listed = python("-c", main, "devices", "--json", folder=example)

@@ -24,7 +24,6 @@ from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.registry import default_registry, read_model
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.machine import CpuFacts, EngineFacts
-from xpuruntime.runtime.snapshot import machine_snapshot
 from xpuruntime.testing import models
 
 _RTX = "targets runtime_cache graph_strategy kernel_specialization weight_streaming refit tiling runtime_platform"
@@ -190,20 +189,6 @@ def test_what_is_given_to_settings_stays_apart_from_them() -> None:
     assert session.options == {"device_id": "0", "use_tf32": "0"}
     assert session.session == {"session.x64quantprecision": "1"}
     assert settings == OnnxRuntimeSettings(provider="CUDAExecutionProvider", options={"device_id": "0"})
-
-
-@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
-def test_loading_changes_no_settings(engine: str, tmp_path: Path) -> None:
-    pytest.importorskip(engine)
-    path = models.save(models.mlp(batch=2), tmp_path)
-    request = Request(model=inspect_model(path), device="cpu", policy=Policy.coerce({"execution": {"threads": 1}}))
-    chosen = default_registry().get(engine)
-    machine = machine_snapshot([chosen])
-    judgement = chosen.judge(request, machine)
-    assert judgement.verdict.accepted, judgement.verdict.reason
-    before = pickle.dumps(judgement)
-    chosen.load(request, judgement, machine).close()
-    assert pickle.dumps(judgement) == before
 
 
 WORDS = [word for engine in default_registry() for word in (engine.name, *engine.aliases)]

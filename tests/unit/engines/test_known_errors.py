@@ -23,7 +23,6 @@ from known_error_models import (
     feeds_of,
     lengths,
     one,
-    recurrent,
 )
 from ml_dtypes import bfloat16
 from onnx import numpy_helper as nh
@@ -124,13 +123,6 @@ def test_plans_and_reports_say_so(row: str, tmp_path: Path) -> None:
     assert (KEY, "unsupported") in [(deviation.key, deviation.status) for deviation in report.deviations]
 
 
-def test_strict_takes_the_next_engine(tmp_path: Path) -> None:
-    pytest.importorskip("openvino")
-    path = saved(recurrent("LSTM", 4, peepholes=True), tmp_path)
-    execution = {"engine": ["openvino", "onnxruntime"], "device": "cpu", "precision": "fp32"}
-    assert xrt.plan(path, policy={"mode": "strict", "execution": execution}).engine == "onnxruntime"
-
-
 @pytest.mark.parametrize("index", range(len(RIGHT)))
 def test_what_is_right_is_not_refused(index: int, tmp_path: Path) -> None:
     pytest.importorskip("openvino")
@@ -171,15 +163,6 @@ def test_versions() -> None:
         False,
         True,
     ]
-
-
-def test_every_table_can_be_read() -> None:
-    folder = Path(xrt.__file__).parent / "engines"
-    tables = [path.parent.name for path in folder.glob("*/known_errors.json")]
-    assert "openvino" in tables
-    for engine in tables:
-        rows = known_errors(engine)
-        assert len({row.id for row in rows}) == len(rows)
 
 
 @pytest.mark.parametrize(("version", "known"), [("2026.4.1", True), ("2026.4.1-22982-abc", True), ("2027.0.0", False)])

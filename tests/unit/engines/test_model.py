@@ -36,11 +36,6 @@ def test_facts_of_a_model(tmp_path):
     assert not info.has_external_data
 
 
-def test_path_may_be_a_pathlike_and_is_kept_as_text(tmp_path):
-    zoo.save(zoo.mlp(), tmp_path / "m.onnx")
-    assert inspect_model(tmp_path / "m.onnx").path == str(tmp_path / "m.onnx")
-
-
 def test_weight_shares_count_elements(tmp_path):
     model = zoo.mlp()
     model.graph.initializer.append(numpy_helper.from_array(np.zeros(808, np.float16), "half"))
@@ -69,25 +64,6 @@ def test_shapes_known_symbolic_unknown_and_without_rank():
     info = inspect_bytes(helper.make_model(helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])))
     assert info.inputs[0].shape == ("N", None, 3, 0)
     assert info.outputs[0].shape is None
-
-
-def test_sequence_and_map_kinds():
-    x = helper.make_tensor_sequence_value_info("x", 1, ["N"])
-    y = helper.make_value_info("y", helper.make_sequence_type_proto(helper.make_map_type_proto(7, _tensor_type())))
-    z = helper.make_tensor_value_info("z", 7, [])
-    nodes = [
-        helper.make_node("SequenceLength", ["x"], ["z"]),
-        helper.make_node("ZipMap", ["p"], ["y"], domain="ai.onnx.ml", classlabels_int64s=[0, 1]),
-    ]
-    p = helper.make_tensor_value_info("p", 1, [1, 2])
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
-    info = inspect_bytes(helper.make_model(helper.make_graph(nodes, "g", [x, p], [z, y]), opset_imports=opsets))
-    assert (info.inputs[0].kind, info.inputs[0].dtype) == ("sequence", "float32")
-    assert (info.outputs[1].kind, info.outputs[1].dtype) == ("sequence", "float32")
-
-
-def _tensor_type():
-    return helper.make_tensor_type_proto(1, [])
 
 
 def test_nameless_and_duplicate_nodes_get_stable_unique_names(tmp_path):
@@ -214,21 +190,3 @@ def test_a_file_that_changed_is_not_read_as_the_old_one(tmp_path):
         info.named_proto()
     with pytest.raises(ModelError, match="changed since it was inspected"):
         _ = info.sha256
-
-
-def test_bytes_and_protos_are_taken_by_inspect_bytes():
-    model = zoo.mlp()
-    info = inspect_bytes(model)
-    assert info == inspect_bytes(model.SerializeToString())
-    assert info.path == "<bytes>"
-    assert info.sha256 == hashlib.sha256(model.SerializeToString()).hexdigest()
-    assert info.named_proto().graph.name == "mlp"
-    assert len(repr(info)) < 100
-
-
-def test_inspecting_leaves_no_weights_in_memory(tmp_path):
-    model = zoo.mlp()
-    zoo.weight(model, "big", 2048, 2048)
-    info = inspect_model(zoo.save(model, tmp_path / "m.onnx"))
-    assert len(msgspec.json.encode(info)) < 5000
-    assert info.named_proto().graph.initializer[-1].dims == [2048, 2048]

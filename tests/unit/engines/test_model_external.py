@@ -53,13 +53,6 @@ def test_external_files_are_listed(path):
     assert all(t.data_location == onnx.TensorProto.EXTERNAL for t in proto.graph.initializer)
 
 
-def test_found_from_any_working_directory(path, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert inspect_model("model/m.onnx").has_external_data
-    monkeypatch.chdir(path.parent)
-    assert inspect_model("m.onnx").has_external_data
-
-
 def test_loading_gives_the_same_weights(path):
     proto = inspect_model(path).named_proto()
     model_external.load(tensors(proto), str(path.parent), str(path))
@@ -78,11 +71,6 @@ def test_missing(path):
 def test_truncated(path):
     data = path.parent / "m.data"
     data.write_bytes(data.read_bytes()[:-10])
-    assert "truncated" in refused(path)
-
-
-def test_offset_beyond_the_end(path):
-    point(path, offset=10**12)
     assert "truncated" in refused(path)
 
 
@@ -119,24 +107,10 @@ def test_link_that_leads_outside(path, tmp_path):
     assert "secret" in text
 
 
-def test_folder_link_that_leads_outside(path, tmp_path):
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (path.parent / "m.data").rename(elsewhere / "m.data")
-    (path.parent / "sub").symlink_to(elsewhere)
-    point(path, location="sub/m.data")
-    assert "symbolic link" in refused(path)
-
-
 def test_link_inside_the_folder_is_fine(path):
     (path.parent / "m.data").rename(path.parent / "real")
     (path.parent / "m.data").symlink_to("real")
     assert inspect_model(path).has_external_data
-
-
-def test_model_reached_through_a_folder_link(path, tmp_path):
-    (tmp_path / "alias").symlink_to(path.parent)
-    assert inspect_model(tmp_path / "alias" / "m.onnx").has_external_data
 
 
 def test_download_cache_where_model_and_data_are_links_to_one_folder(path, tmp_path):
@@ -151,11 +125,6 @@ def test_directory(path):
     (path.parent / "m.data").unlink()
     (path.parent / "m.data").mkdir()
     assert "is a directory" in refused(path)
-
-
-def test_nameless(path):
-    point(path, location="")
-    assert "names no file" in refused(path)
 
 
 def test_bytes_need_a_folder(path):

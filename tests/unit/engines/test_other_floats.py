@@ -13,7 +13,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import yaml
-from onnx import TensorProto, parser
+from onnx import parser
 
 import xpuruntime as xrt
 
@@ -135,10 +135,3 @@ def test_a_constant_in_fp64_that_is_cast_is_no_fp64(tmp_path: Path) -> None:
     body = "{ c = Constant<value = double[1] {2.0}>() d = Cast<to = 1>(c) y = Mul(x, d) }"
     with xrt.InferenceSession(write(body, tmp_path), policy=policy("model", "openvino")) as session:
         assert session.explain(X, runs=1).honoured
-
-
-def test_types_by_their_numbers() -> None:
-    from xpuruntime.engines.precision.names import precision_of
-
-    kinds = (TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16, 999)
-    assert [precision_of(kind) for kind in kinds] == ["fp64", "fp16", "bf16", ""]

@@ -117,46 +117,6 @@ def test_who_clears_the_log_meanwhile_takes_nothing_from_a_pass(make: Callable[.
         thread.join()
 
 
-def test_passes_of_two_sessions_at_once_have_their_own_kernels(tmp_path: Path) -> None:
-    """A third session runs meanwhile, so that its decisions are in the log of the process."""
-    folders = [tmp_path / name for name in ("first", "second", "third")]
-    for folder in folders:
-        folder.mkdir()
-    onnxruntime_by_kernel = {
-        kernel: onnxruntime(folders.pop(), matmul=kernel) for kernel in ("cpu.reference", "cpu.blas")
-    }
-    third, feeds = onnxruntime(folders.pop())
-    begin, done = threading.Barrier(2), threading.Event()
-    found: dict[str, list[xrt.Report]] = {kernel: [] for kernel in onnxruntime_by_kernel}
-
-    def explain(kernel: str) -> None:
-        session, given = onnxruntime_by_kernel[kernel]
-        begin.wait(60)
-        for _ in range(PASSES // 2):
-            found[kernel].append(session.explain(given, runs=2))
-
-    def run() -> None:
-        while not done.is_set():
-            third.run(feeds)
-
-    threads = [threading.Thread(target=explain, args=(kernel,)) for kernel in onnxruntime_by_kernel]
-    other = threading.Thread(target=run)
-    for thread in (other, *threads):
-        thread.start()
-    for thread in threads:
-        thread.join()
-    done.set()
-    other.join()
-    for session, _ in (*onnxruntime_by_kernel.values(), (third, feeds)):
-        session.close()
-    for kernel, reports in found.items():
-        assert len(reports) == PASSES // 2
-        for report in reports:
-            assert {decision.chosen for decision in report.decisions} == {kernel}
-            assert [unit.kernel for unit in report.units if unit.kernel] == [kernel] * 2
-            assert {decision.count for decision in report.decisions} <= {2, 3}
-
-
 def test_a_log_of_its_own() -> None:
     log = _core.DecisionLog()
     rules = _core.KernelRules(log=log)

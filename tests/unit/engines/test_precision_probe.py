@@ -141,11 +141,6 @@ def test_integers_are_safe_indices_and_masks_are_open():
     assert probe_feeds(identity(9, [100], "mask"))["mask"].all()
 
 
-def test_scalars_are_arrays():
-    for elem_type in (1, 7, 9):
-        assert isinstance(probe_feeds(identity(elem_type, []))["x"], np.ndarray)
-
-
 def test_types_without_values_are_refused_and_can_be_given():
     info = identity(8, [2])
     with pytest.raises(InputError, match=r"'x' of type string.*Fix: give an array"):
@@ -173,15 +168,6 @@ def compare(reference, candidate, **limits):
 
 def f32(*values):
     return np.array(values, np.float32)
-
-
-def test_equal_outputs_pass_with_figures():
-    result = compare(f32(1, -2, 3), f32(1, -2, 3))
-    assert result.passed
-    assert result.max_abs == 0
-    assert result.cosine == pytest.approx(1)
-    assert result.inconclusive is None
-    assert "1 outputs agree" in str(result)
 
 
 def test_error_is_held_against_the_largest_magnitude():
@@ -279,7 +265,3 @@ def test_a_stated_cosine_is_judged_below_atol():
 def test_the_cosine_of_values_whose_squares_are_out_of_range():
     values = np.array([1e-200, 2e-200])
     assert compare(values, values, atol=0).cosine == pytest.approx(1)
-
-
-def test_default_tolerances_are_ordered_by_precision():
-    assert TOLERANCES["fp32"].rtol < TOLERANCES["fp16"].rtol < TOLERANCES["bf16"].rtol

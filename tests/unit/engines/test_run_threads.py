@@ -170,13 +170,6 @@ def test_a_call_of_the_parent_fails_in_a_child_at_once() -> None:
     assert future.result(30) == {"ran": True}
 
 
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_a_child_has_the_results_that_were_there_before_the_fork() -> None:
-    future = RunThreads(1).submit(lambda: {"ran": True})
-    assert future.result(30) == {"ran": True}
-    assert _forked(lambda: 0 if future.result(5) == {"ran": True} and future.exception(5) is None else 1) == 0
-
-
 def interrupted(future: InterruptibleFuture[int], instruction: int) -> bool:
     """Wait for a future, interrupted at an instruction of what waits; whether there were so many."""
     count = 0

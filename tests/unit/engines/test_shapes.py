@@ -159,24 +159,9 @@ class TestFixing:
         assert info.inputs[1].shape == (0, 4)
         assert info.named_proto().graph.input[0].type.tensor_type.shape.dim[0].HasField("dim_value")
 
-    def test_twice_is_once(self):
-        stated = policy({"a": ["2..2", 4], "b": [2, 4]}, static_shape=True)
-        once = with_shapes(inspect_bytes(pair()), stated)
-        assert with_shapes(once, stated) == once
-        ranged = policy({"a": ["1..2", 4]})
-        once = with_shapes(inspect_bytes(pair()), ranged)
-        assert with_shapes(once, ranged) == once
-
     def test_nothing_stated_changes_nothing(self, path):
         info = inspect_model(path)
         assert with_shapes(info, Policy()) is info
-
-    def test_a_default_that_may_be_overridden(self):
-        made = pair()
-        made.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((2, 4), np.float32), "b"))
-        info = with_shapes(inspect_bytes(made), policy({"b": [2, 4]}))
-        assert info.overridable_inputs[0].shape == (2, 4)
-        assert info.inputs[0].shape == (2, 4)  # it shares the name N
 
     @pytest.mark.parametrize("convert", [None, "fp16"])
     def test_the_engine_gets_the_fixed_graph(self, path, convert):
@@ -185,10 +170,6 @@ class TestFixing:
         raw = ort.InferenceSession(source.model, providers=["CPUExecutionProvider"])
         assert raw.get_inputs()[0].shape == [3, 8]
         assert raw.get_outputs()[0].shape == [3, 8]
-
-    def test_a_range_leaves_the_file_as_it_is(self, path):
-        request = Request(model=inspect_model(path), device="cpu", policy=policy({"x": ["1..3", 8]}))
-        assert prepare_source(request, ConversionLog()).model == str(path)
 
 
 class TestStatic:
@@ -204,12 +185,6 @@ class TestStatic:
         with pytest.raises(PolicyError, match=message):
             xrt.plan(path, device="cpu", exec_policy=ExecutionPolicy(static_shape=True))
 
-    def test_fixed_sizes_are_enough(self, path):
-        stated = ExecutionPolicy(static_shape=True, shapes={"x": [2, 8]})
-        with xrt.InferenceSession(path, device="cpu", policy=Policy(mode="strict"), exec_policy=stated) as session:
-            assert session.inputs[0].shape == (2, 8)
-            assert session.plan.control("execution.static_shape").enforceability == "enforced"
-
 
 class TestSessions:
     @pytest.mark.parametrize("engine", ["onnxruntime", "null"])
@@ -224,14 +199,6 @@ class TestSessions:
             with pytest.raises(InputError, match=r"execution\.shapes states that axis 0 is 2, got 3"):
                 session.run({"x": np.ones((3, 8), np.float32)})
             assert session.bind().inputs["x"].shape == (2, 8)
-
-    def test_the_results_are_those_of_the_model_as_it_is(self, path):
-        x = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
-        with (
-            xrt.InferenceSession(path, device="cpu") as free,
-            xrt.InferenceSession(path, device="cpu", policy=policy({"x": [2, 8]})) as fixed,
-        ):
-            np.testing.assert_array_equal(free.run({"x": x})["y"], fixed.run({"x": x})["y"])
 
     @pytest.mark.parametrize("engine", ["onnxruntime", "null"])
     def test_a_range(self, path, engine):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -133,46 +132,6 @@ def test_an_error_lets_others_in() -> None:
         thread.leave()
     assert turn.acquire(timeout=WAIT)
     turn.release()
-
-
-def test_many_threads_come_to_an_end() -> None:
-    """Captures exclude runs and openings, whatever the order in which they come."""
-    turns = [new_turn() for _ in range(4)]
-    running, together, overlapped = [0], [], []
-    lock, stop = threading.Lock(), time.monotonic() + 1.0
-
-    def count(by: int) -> None:
-        with lock:
-            running[0] += by
-
-    def run(number: int) -> None:
-        while time.monotonic() < stop:
-            with turns[number]:
-                count(1)
-                with lock:
-                    together.append(running[0])
-                count(-1)
-            for block in (no_capture(), between_captures()):
-                with block:
-                    count(1)
-                    count(-1)
-
-    def capture() -> None:
-        while time.monotonic() < stop:
-            with capturing_alone(), lock:
-                overlapped.append(running[0])
-            time.sleep(0.001)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    threads += [threading.Thread(target=capture) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT)
-        assert not thread.is_alive()
-    assert overlapped
-    assert set(overlapped) == {0}
-    assert together
 
 
 BLOCKS = [no_capture, between_captures, capturing_alone]

@@ -8,16 +8,12 @@ import gc
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-ort = pytest.importorskip("onnxruntime")
-
-from custom_op_models import (  # noqa: E402
+from custom_op_models import (
     Normal,
     assert_close,
     decisions_of,
@@ -27,8 +23,7 @@ from custom_op_models import (  # noqa: E402
     open_session,
 )
 
-from xpuruntime import InputError, KernelPolicy, _core  # noqa: E402
-from xpuruntime.engines.onnxruntime.rewriting.rules import session_rules  # noqa: E402
+from xpuruntime import _core
 
 F32 = np.float32
 randn = Normal(12)
@@ -54,31 +49,6 @@ def run(session: Any, rows: int = 4) -> Any:
 # ---- rules ----------------------------------------------------------------------------------------------------------
 
 
-def test_rules_choose_by_shape() -> None:
-    rules = name_rules(rules=[{"match": {"op": "matmul", "m": 1}, "use": "cpu.reference"}], matmul="cpu.blas")
-    session = open_session(product(rules))
-    for rows in (1, 5, 1, 5, 1):
-        run(session, rows)
-    decisions = decisions_of("MatMul_y")
-    assert [(d["shapes"]["a"][0], d["chosen"], d["count"]) for d in decisions] == [
-        (1, "cpu.reference", 3),
-        (5, "cpu.blas", 2),
-    ]
-    assert [d["asked_by"] for d in decisions] == ["kernels.rules[0]", "kernels.matmul"]
-
-
-def test_rules_choose_by_the_name_of_the_source_node() -> None:
-    policy = KernelPolicy(rules=[{"match": {"node": "source/sec*"}, "use": "cpu.reference"}], matmul="cpu.blas")
-    rules = session_rules(policy, ["source/first", "source/second"], strict=True)
-    nodes = [
-        node("MatMul", ["a", "b"], ["c"], rules, name="first"),
-        node("MatMul", ["c", "d"], ["y"], rules, name="second"),
-    ]
-    session = open_session(model(nodes, {**RowsAndK, "d": ("fp32", [6, 3])}, {"y": "fp32"}))
-    session.run(None, {"a": randn(3, 8), "b": randn(8, 6), "d": randn(6, 3)})
-    assert [decisions_of(name)[0]["chosen"] for name in ("first", "second")] == ["cpu.blas", "cpu.reference"]
-
-
 def test_a_node_without_a_source_name_goes_by_its_own() -> None:
     rules = name_rules(matmul="cpu.blas")
     made = node("MatMul", ["a", "b"], ["y"], rules, name="own")
@@ -98,21 +68,6 @@ def test_strict_rules_refuse_and_the_session_stays_usable() -> None:
     run(session)
 
 
-def test_preferred_rules_fall_back_and_say_so() -> None:
-    rules = name_rules("prefer", matmul="cublas.cublasLt")
-    run(open_session(product(rules)))
-    (made,) = decisions_of("MatMul_y")
-    assert (made["chosen"], made["source"]) == ("cpu.blas", "fallback")
-
-
-def test_two_sessions_have_rules_of_their_own() -> None:
-    handles = [name_rules(matmul=kernel) for kernel in ("cpu.blas", "cpu.reference")]
-    assert handles[0].key != handles[1].key
-    for session in [open_session(product(handle)) for handle in handles]:
-        run(session)
-    assert [d["chosen"] for d in decisions_of("MatMul_y")] == ["cpu.blas", "cpu.reference"]
-
-
 # ---- lifetimes ------------------------------------------------------------------------------------------------------
 
 
@@ -126,16 +81,6 @@ def test_sessions_keep_rules_whose_handle_is_gone_and_new_ones_do_not_find_them(
     assert decisions_of("MatMul_y")[0]["chosen"] == "cpu.reference"
     with pytest.raises(Exception, match=r"xpuruntime\.MatMul 'source/MatMul_y': the kernel rules 'rules-.*not known"):
         open_session(source)
-
-
-def test_sessions_open_and_close() -> None:
-    rules = name_rules(matmul="cpu.reference")
-    for _ in range(20):
-        session = open_session(product(rules))
-        run(session)
-        del session
-    gc.collect()
-    assert sum(d["count"] for d in decisions_of("MatMul_y")) == 20
 
 
 def test_names_of_another_process_are_not_mistaken(tmp_path: Path) -> None:
@@ -159,44 +104,7 @@ def test_names_of_another_process_are_not_mistaken(tmp_path: Path) -> None:
     assert "xpuruntime.InferenceSession" in done.stdout
 
 
-def test_rules_are_rules() -> None:
-    with pytest.raises(InputError, match="there are no rules to name"):
-        _core.OnnxRuntimeRules(None)  # type: ignore[arg-type]
-
-
 # ---- threads --------------------------------------------------------------------------------------------------------
-
-
-def test_sixteen_threads_on_one_session() -> None:
-    rules = name_rules(matmul=["cpu.blas", "cpu.reference"])
-    nodes = [node("MatMul", ["a", "b"], ["c"], rules, name="one"), node("LayerNormalization", ["c", "g"], ["y"], rules)]
-    weights = {"g": np.ones(6, F32)}
-    session = open_session(model(nodes, RowsAndK, {"c": "fp32", "y": "fp32"}, weights))
-
-    def work(seed: int) -> int:
-        draw = np.random.default_rng(seed)
-        for i in range(60):
-            a = draw.standard_normal((1 + (seed * 7 + i) % 90, 8)).astype(F32)
-            b = draw.standard_normal((8, 6)).astype(F32)
-            c, y = session.run(["c", "y"], {"a": a, "b": b})
-            assert_close(c, a.astype(np.float64) @ b, "fp32")
-            centred = c - c.mean(-1, keepdims=True)
-            assert_close(y, centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5), "fp32")
-        return seed
-
-    with ThreadPoolExecutor(16) as pool:
-        assert sorted(pool.map(work, range(16))) == list(range(16))
-    assert sum(d["count"] for d in decisions_of("one")) == 16 * 60
-
-
-def test_sixteen_threads_open_sessions() -> None:
-    def work(_: int) -> None:
-        rules = name_rules(matmul="cpu.blas")
-        for _ in range(5):
-            run(open_session(product(rules)))
-
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(work, range(16)))
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------

@@ -64,12 +64,6 @@ def test_pinned_kernels_are_told_with_their_nodes(tmp_path: Path) -> None:
     assert "cpu.vectorised" in text
 
 
-def test_a_second_pass_counts_its_own_calls_alone(tmp_path: Path) -> None:
-    with session(normed(), tmp_path, kernels={"matmul": "cpu.blas"}) as opened:
-        counts = [of(opened.explain({"x": normal(3, 6)}, runs=runs), "MatMul_h").count for runs in (3, 1)]
-    assert counts == [4, 2]
-
-
 def test_equal_calls_of_several_nodes_are_one_decision(tmp_path: Path) -> None:
     with session(square(), tmp_path, kernels={"matmul": ["cpu.blas"]}) as opened:
         report = opened.explain({"x": normal(64, 64)}, runs=1)
@@ -138,23 +132,6 @@ def test_kernels_of_ours_measured_against_each_other(tmp_path: Path) -> None:
     assert set(times) >= {"cpu.blas", "cpu.reference"}
     loser = next(time_ for time_ in times.values() if time_.id != decision.chosen)
     assert any(words in loser.reason for words in ("times as long as", "first two rounds")), loser.reason
-
-
-def test_rules_with_node_names_hold_in_the_pass(tmp_path: Path) -> None:
-    kernels = {
-        "matmul": "cpu.blas",
-        "rules": [
-            {"match": {"op": "matmul", "node": "MatMul_h"}, "use": "cpu.reference"},
-            {"match": {"op": "matmul", "node": "*_y"}, "use": ["cpu.reference"]},
-        ],
-    }
-    with session(normed(), tmp_path, kernels=kernels) as opened:
-        report = opened.explain({"x": normal(3, 6)}, runs=1)
-    told = {decision.nodes: (decision.asked_by, decision.chosen, decision.source) for decision in report.decisions}
-    assert told == {
-        ("MatMul_h",): ("kernels.rules[0]", "cpu.reference", "rule"),
-        ("MatMul_y",): ("kernels.rules[1]", "cpu.reference", "rule"),
-    }
 
 
 def test_two_sessions_at_once_are_not_mixed(tmp_path: Path) -> None:

@@ -116,12 +116,6 @@ def test_device_time_of_nodes_that_launched_nothing_and_of_cpu_nodes() -> None:
     assert event(found, "mm").device_us == 2.0  # the median of 4 and 0
 
 
-def test_a_node_of_the_cpu_that_gives_work_away_has_it() -> None:
-    runs = Made()
-    runs.add(RUNS[0] + 610, 4.0)
-    assert event(runs.joined(), "host").device_us == 2.0
-
-
 def test_the_cold_run_and_what_is_between_runs_do_not_count() -> None:
     runs = Made()
     runs.add(50, 1000.0)  # the cold run
@@ -190,13 +184,6 @@ def test_what_the_host_waited_for_is_a_boundary_and_no_device_time() -> None:
     assert found.device_us == (0.0, 0.0)
 
 
-def test_allocations_are_no_work() -> None:
-    runs = Made()
-    runs.add(RUNS[0] + 10, 5.0, "allocation", "allocation", bytes=64)
-    runs.add(RUNS[0] + 10, 5.0, "release", "release", bytes=64)
-    assert runs.joined().device_us == (0.0, 0.0)
-
-
 @pytest.mark.parametrize("runtime_first", [True, False])
 def test_of_two_calls_with_one_number_the_outer_one_tells_when(runtime_first: bool) -> None:
     """The call into CUDA's runtime begins in the node, the driver's inside it when the node was over."""
@@ -207,20 +194,6 @@ def test_of_two_calls_with_one_number_the_outer_one_tells_when(runtime_first: bo
     runs.calls = [runtime, driver] if runtime_first else [driver, runtime]
     assert runs.joined().device_us == (7.0, 0.0)
     assert event(runs.joined(), "mm").device_us == 3.5
-
-
-def test_many_nodes_are_joined() -> None:
-    made = Made()
-    count = 20_000
-    spans = tuple(
-        NodeSpan(f"n{at % 200}", at % 200, "Relu", 1000 + at, 1000 + at + 0.9, 1, CUDA) for at in range(count)
-    )
-    events = tuple(NodeEvent(name=f"n{at}", index=at, op="Relu", provider=CUDA, runs=1) for at in range(200))
-    made.profile = NodeProfile(events=events, windows=((1000, 1000 + count),), spans=spans)
-    for at in range(count):
-        made.add(1000 + at + 0.2, 1.0)
-    found = made.joined()
-    assert {one.device_us for one in found.profile.events} == {count / 200}
 
 
 # Devices, which records while the instrumented session runs.

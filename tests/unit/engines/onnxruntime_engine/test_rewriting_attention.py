@@ -130,15 +130,6 @@ def test_products_that_are_no_attention(change: tuple[str, str]) -> None:
     assert not result.left
 
 
-def test_products_become_products_where_only_those_are_asked_for(tmp_path: Path) -> None:
-    model = graph(QKV, OUT, PRODUCTS["scaled after"], CONSTANTS)
-    kinds = [rewrite.kind for rewrite in found(model, {"matmul": "cpu.blas"}).rewrites]
-    assert kinds == ["matmul", "matmul"]
-    given = feeds()
-    with session(model, tmp_path, kernels={"matmul": "cpu.blas"}) as opened:
-        close(opened.run(given)["y"], attention(**given))
-
-
 NODE = "y = Attention{}({})"
 
 
@@ -229,13 +220,6 @@ def test_multi_head_attention_of_onnx_runtime(bias: bool, tmp_path: Path) -> Non
 def test_why_nodes_of_onnx_runtime_stay(body: str, extra: str, reason: str) -> None:
     model = graph(MULTI + extra, "float[b, s, 8] y", body, domains=', "com.microsoft" : 1')
     assert reason in refused(model, KERNEL)
-
-
-@pytest.mark.needs_build("cuda")
-def test_what_no_kernel_can_serve_is_said(tmp_path: Path) -> None:
-    model = graph(QKV, OUT, PRODUCTS["scaled after"], CONSTANTS)
-    result = found(model, {"attention": "cuda_raw.flash_attention_v2"}, device="cuda:0")
-    assert "float16" in result.left[0].reason
 
 
 @pytest.mark.needs_build("cuda")

@@ -104,14 +104,6 @@ def test_several_axes(tmp_path: Path) -> None:
         close(opened.run({"x": x})["y"], stock(model, {"x": x})["y"])
 
 
-def test_defaults_of_the_node(tmp_path: Path) -> None:
-    model = graph(IN, OUT, "y = LayerNormalization(x, g)", {"g": G})
-    assert only(model).attributes == {"axis": -1, "epsilon": 1e-5}
-    x = normal(2, 3, 6)
-    with session(model, tmp_path) as opened:
-        close(opened.run({"x": x})["y"], layer_norm(x, G, 0, 1e-5))
-
-
 @pytest.mark.parametrize(
     ("outputs", "body", "weights", "reason"),
     [

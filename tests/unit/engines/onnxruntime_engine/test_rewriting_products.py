@@ -166,11 +166,6 @@ def test_what_others_read_is_kept(body: str, folded: int, tmp_path: Path) -> Non
             close(got[name], wanted[name])
 
 
-def test_an_output_of_the_model_is_kept(tmp_path: Path) -> None:
-    model = graph(FLOAT_IN, FLOAT_OUT + ", float[n, 5] h", "h = MatMul(x, w)\ny = Relu(h)", {"w": W})
-    assert only(model).nodes == ("MatMul_h",)
-
-
 @pytest.mark.parametrize("shape", [(1, 5), (7, 1), (1,), ()])
 def test_an_add_that_is_no_bias_is_left_alone(shape: tuple[int, ...], tmp_path: Path) -> None:
     model = graph("float[7, 6] x", "float[7, 5] y", "p = MatMul(x, w)\ny = Add(p, b)", {"w": W, "b": normal(*shape)})
@@ -290,19 +285,6 @@ def test_random_graphs(seed: int, tmp_path: Path) -> None:
         for name in outputs:
             close(got[name], wanted[name], rtol=2e-4)
         accounted(opened, opened.explain({"x": x}, runs=1))
-
-
-def test_external_weights(tmp_path: Path) -> None:
-    import onnx
-
-    weights = {"w": normal(64, 32), "b": normal(32)}
-    model = graph("float[n, 64] x", "float[n, 32] y", "p = MatMul(x, w)\nh = Add(p, b)\ny = Relu(h)", weights)
-    path = tmp_path / "external.onnx"
-    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=16)
-    x = normal(5, 64)
-    with session(path, tmp_path) as opened:
-        assert len(opened.plan.settings["rewrites"]) == 1
-        close(opened.run({"x": x})["y"], np.maximum(x.astype(np.float64) @ weights["w"] + weights["b"], 0))
 
 
 def test_inside_a_branch(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 import time
 from itertools import accumulate
 from pathlib import Path
@@ -46,14 +45,6 @@ def test_the_first_run_is_exact_and_a_mean_that_falls_tells_much() -> None:
     assert bounded([500, 252], 1).sums[0] == (500, 500)
     assert bounded([500, 252], 1) == counters.NodeCounter(4, 5, ((500, 500), (504, 505)))
     assert bounded(means([90, 2, 2, 2]), 3).low == 2
-
-
-def test_single_runs_are_told_where_the_counters_are_fine_enough() -> None:
-    long = [20_000, 1_000, 1_100, 900, 5_000, 1_000]
-    counted = Counted(counts={"a": bounded(means(long), 3)}, spent=[1_000.0, 5_100.0, 1_050.0])
-    assert counted.sums_of_runs(["a"]) == pytest.approx((900, 5_000, 1_000), abs=6)
-    short = Counted(counts={"a": bounded(means([200, 10, 11, 9, 50, 10]), 3)}, spent=[10.0, 51.0, 10.5])
-    assert short.sums_of_runs(["a"]) == ()
 
 
 def test_runs_in_which_the_machine_was_away_are_left_out() -> None:
@@ -140,28 +131,6 @@ def test_a_graph_without_operators_that_does_not_run(mlp: Path, monkeypatch: pyt
     assert any("what a request itself costs is not known" in note for note in report.notes)
     assert report.latency is not None
     assert "outside" not in report.latency.detail["instrumented"]
-
-
-def test_the_clock_is_that_of_the_runs_that_were_counted(wide: Path) -> None:
-    """Medians of the report's runs and of plain ones are near one another; the best of several tries."""
-    import openvino as ov
-
-    plain = ov.Core().compile_model(str(wide), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
-    ratios = []
-    with xrt.InferenceSession(wide, device="cpu", engine="openvino", precision="fp32") as session:
-        from xpuruntime.engines.precision import probe_feeds
-
-        feeds = probe_feeds(session.model)
-        for _ in range(8):
-            found = session.explain(feeds, runs=20).latency.detail["instrumented"]
-            spent = []
-            for _ in range(25):
-                plain.infer(feeds)
-                spent.append(plain.latency * 1e3)
-            ratios.append(found["run_us"] / statistics.median(spent[5:]))
-            if 0.5 < ratios[-1] < 2:
-                return
-    raise AssertionError(f"runs of a report and plain ones take times of another size: {ratios}")
 
 
 def test_several_streams_are_counted_on_one(wide: Path) -> None:

@@ -120,15 +120,6 @@ def test_casts_of_bf16_are_boundaries() -> None:
     assert all(b.count > 0 for b in casts)
 
 
-def test_int64_inputs_are_narrowed_and_that_is_told() -> None:
-    with open_(exported("encoder")) as session:
-        report = session.explain(example("encoder"), runs=1)
-    assert any(b.where == "int64 -> int32 on cpu" for b in report.boundaries)
-    folded = [u for u in report.units if u.relation == "folded"]
-    assert folded
-    assert all(u.placement_reason and u.placement_source == "rule" for u in folded)
-
-
 def test_float64_is_computed_in_fp32_and_that_is_a_deviation(tmp_path: Path) -> None:
     node = helper.make_node("MatMul", ["x", "w"], ["y"], name="m")
     weight = numpy_helper.from_array(np.eye(3), "w")
@@ -223,32 +214,6 @@ def test_a_quantized_model_that_runs_otherwise_is_told(tmp_path: Path, symmetric
         assert conv.precision_requested == "int8"
 
 
-def test_branches_and_loops(tmp_path: Path) -> None:
-    """What runs inside a node that holds graphs cannot be seen; its nodes belong to that unit."""
-    shape = [2, 3]
-    then = helper.make_graph(
-        [helper.make_node("Add", ["x", "x"], ["t"], name="add")], "t", [], [VALUE("t", TensorProto.FLOAT, shape)]
-    )
-    other = helper.make_graph(
-        [helper.make_node("Neg", ["x"], ["o"], name="neg")], "o", [], [VALUE("o", TensorProto.FLOAT, shape)]
-    )
-    nodes = [
-        helper.make_node("If", ["c"], ["b"], name="branch", then_branch=then, else_branch=other),
-        helper.make_node("Relu", ["b"], ["y"], name="relu"),
-    ]
-    inputs = [VALUE("c", TensorProto.BOOL, []), VALUE("x", TensorProto.FLOAT, shape)]
-    path = models.save(built(nodes, inputs, [VALUE("y", TensorProto.FLOAT, shape)]), tmp_path)
-    x = np.array([[-1, 2, 3], [4, -5, 6]], np.float32)
-    with open_(path) as session:
-        for flag, want in ((True, np.maximum(2 * x, 0)), (False, np.maximum(-x, 0))):
-            np.testing.assert_array_equal(session.run({"c": np.array(flag), "x": x})["y"], want)
-        report = session.explain({"c": np.array(True), "x": x}, runs=1)
-        assert accounted(session, report)
-    unit = next(u for u in report.units if "branch" in u.source_nodes)
-    assert set(unit.source_nodes) == {"branch", "add", "neg"}
-    assert unit.relation == "opaque"
-
-
 def test_nodes_that_do_nothing_or_are_not_read(tmp_path: Path) -> None:
     shape = ["N", 4]
     nodes = [
@@ -294,17 +259,6 @@ def test_settings_are_read_back(tmp_path: Path) -> None:
     for name in options:
         assert f"execution.provider_options.ov.{name}" in status
     assert "execution.threads" in status
-
-
-def test_other_threads_than_asked_are_told(tmp_path: Path) -> None:
-    from xpuruntime.runtime.snapshot import machine_snapshot
-
-    cores = machine_snapshot().cpu.cores
-    policy = {"mode": "auto", "execution": {"threads": cores + 5}}
-    with open_(models.save(models.mlp(), tmp_path), policy=policy) as session:
-        report = session.explain(runs=1)
-    found = next(o for o in report.observations if o.key == "execution.threads")
-    assert found.observed == f"INFERENCE_NUM_THREADS={cores}"
 
 
 class TestNames:

@@ -100,14 +100,6 @@ def test_what_is_run_as_asked_is_no_deviation(make: Any, precision: str, tmp_pat
     assert not [unit.id for unit in report.units if unit.status == "substituted"]
 
 
-def test_types_of_floats_are_those_that_are_written(tmp_path: Path) -> None:
-    for make, op in ((branching, "If"), (looping, "TensorIterator")):
-        [unit] = [unit for unit in explained(make(), tmp_path).units if unit.op == op]
-        assert (unit.precision_requested, unit.precision_run) == ("fp32", "fp32")
-    [cast] = [unit for unit in explained(choosing(), tmp_path).units if unit.source_nodes == ("cast",)]
-    assert cast.precision_requested is None, "a conversion has no precision of its own to honour"
-
-
 def test_whole_numbers_that_run_as_floats_are_still_a_deviation(tmp_path: Path) -> None:
     report = explained(dynamic_quantization(), tmp_path)
     [product] = [unit for unit in report.units if "matmul" in unit.source_nodes]

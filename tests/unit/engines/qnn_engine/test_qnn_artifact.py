@@ -107,20 +107,6 @@ def test_a_graph_that_a_fusion_spoils_opens_and_compiles_without_it(tmp_path: Pa
         assert session.run(feeds)["y"].tobytes() == want.tobytes()
 
 
-def test_evidence_of_a_reload_names_the_source_nodes(conv: Path, artifact: Path) -> None:
-    """The compiled graph is one node to ONNX Runtime: the map was kept when it was made."""
-    with open_on(conv) as direct:
-        told = {unit.id: unit.source_nodes for unit in direct.explain(runs=1).units}
-    with xrt.InferenceSession(artifact) as session:
-        report = session.explain(runs=2)
-    assert {unit.id: unit.source_nodes for unit in report.units} == told
-    assert sorted(n for unit in report.units for n in unit.source_nodes) == sorted(n.name for n in session.model.nodes)
-    conv2 = next(unit for unit in report.units if unit.source_nodes == ("conv2",))
-    assert conv2.time is not None
-    assert conv2.time.kind == "simulated"
-    assert any("recorded when the model was compiled" in note for note in report.notes)
-
-
 def test_any_chip_is_compiled_for_here(conv: Path, tmp_path: Path) -> None:
     """Whatever chip this process holds."""
     for soc in ("sm8750", "sa8295"):
@@ -131,11 +117,6 @@ def test_any_chip_is_compiled_for_here(conv: Path, tmp_path: Path) -> None:
         assert f":{numbers['htp_arch']}:{numbers['soc_model']}:" in record
     with xrt.InferenceSession(tmp_path / "sm8750") as session, open_on(conv, "sm8750") as direct:
         np.testing.assert_array_equal(session.run({"x": _X})["logits"], direct.run({"x": _X})["logits"])
-
-
-def test_another_chip_is_refused(artifact: Path) -> None:
-    with pytest.raises(xrt.XpuRuntimeError, match="soc_model"):
-        xrt.InferenceSession(artifact, device="npu", engine="qnn", policy=chip("sm8550"))
 
 
 def test_a_context_inside_a_foreign_model_is_held_against_the_chip(artifact: Path, tmp_path: Path) -> None:
@@ -151,15 +132,6 @@ def test_a_context_inside_a_foreign_model_is_held_against_the_chip(artifact: Pat
     onnx.save(proto, tmp_path / "bare.onnx")
     with pytest.raises(xrt.EngineError, match="does not say for which chip"):
         open_on(tmp_path / "bare.onnx")
-
-
-def test_a_cut_off_context_is_refused(artifact: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "cut.xrt"
-    shutil.copytree(artifact, folder)
-    data = (folder / "model_qnn.bin").read_bytes()
-    (folder / "model_qnn.bin").write_bytes(data[: len(data) // 2])
-    with pytest.raises(xrt.XpuRuntimeError, match=r"model_qnn\.bin"):
-        xrt.InferenceSession(folder)
 
 
 def test_what_qnn_does_not_take_is_not_compiled(tmp_path: Path) -> None:
@@ -192,14 +164,6 @@ def test_killed_in_the_middle_of_a_build(conv: Path, tmp_path: Path, monkeypatch
     with pytest.raises(xrt.EngineError, match="by SIGKILL"):
         xrt.compile_model(conv, tmp_path / "out.xrt", device="npu", engine="qnn", policy=chip())
     assert [path for path in tmp_path.iterdir() if path.suffix != ".lock"] == []
-
-
-def test_an_open_session_is_saved(conv: Path, tmp_path: Path) -> None:
-    with open_on(conv, precision="fp16") as session:
-        want = session.run({"x": _X})["logits"]
-        session.save_compiled(tmp_path / "saved.xrt")
-    with xrt.InferenceSession(tmp_path / "saved.xrt") as again:
-        np.testing.assert_array_equal(again.run({"x": _X})["logits"], want)
 
 
 def test_the_command_line_names_the_chip(conv: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

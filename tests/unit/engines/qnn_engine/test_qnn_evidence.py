@@ -76,31 +76,6 @@ def test_a_quantized_model(tmp_path: Path) -> None:
     assert report.honoured, report.headline
 
 
-def test_a_model_quantized_here(tmp_path: Path) -> None:
-    path = models.save(models.conv(batch=1), tmp_path)
-    policy = {"execution": {"provider_options": {"qnn": {"soc": "sm8650"}}, "precision": "int8"}}
-    inputs = calibration("x", (1, 3, 32, 32))
-    with xrt.InferenceSession(path, device="npu", engine="qnn", policy=policy, calibration=inputs) as session:
-        report = session.explain(runs=1)
-        _accounted(report, session)
-    conv = next(unit for unit in report.units if "conv1" in unit.source_nodes)
-    assert conv.precision_requested == "int8"
-    assert conv.precision_run == "uint8"
-    assert report.honoured, report.headline
-
-
-def test_fp32_is_asked_and_what_ran_is_told(tmp_path: Path) -> None:
-    path = models.save(models.mlp(batch=4), tmp_path)
-    with pytest.warns(xrt.XpuRuntimeWarning, match="HTP has no fp32"):
-        session = open_on(path, precision="fp32")
-    with session:
-        report = session.explain(runs=1)
-    observed = next(observation for observation in report.observations if observation.key == "execution.precision")
-    assert observed.status == "unsupported"
-    assert "fp16 (3 of 3 units)" in observed.observed
-    assert any("keep 10 bits after the point" in note for note in report.notes)
-
-
 def test_bf16_is_read_back(tmp_path: Path) -> None:
     path = models.save(models.mlp(batch=4), tmp_path)
     x = array((4, 64))

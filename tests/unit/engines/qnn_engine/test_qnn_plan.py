@@ -40,13 +40,6 @@ def test_accepted_with_chip_and_version(mlp: Path) -> None:
     assert made.control("execution.provider_options.qnn.soc").resolved == "soc_model=57, htp_arch=75"  # type: ignore[union-attr]
 
 
-def test_a_device_is_no_simulator(mlp: Path) -> None:
-    facts = EngineFacts(name="qnn", version="2.7.0", loadable=True, detail={"sdk": "2.51.0", "runs_on": "device"})
-    made = plan(mlp, chip(), facts)
-    assert "the device as SM8650" in made.accepted.reason
-    assert made.settings["simulated"] is False
-
-
 def test_no_chip_is_refused_with_what_to_state(mlp: Path) -> None:
     with pytest.raises(xrt.UnsupportedOperationError, match=r"target_missing.*provider_options\.qnn: \{soc: sm8650\}"):
         plan(mlp, {})
@@ -66,11 +59,6 @@ def test_no_chip_is_refused_with_what_to_state(mlp: Path) -> None:
 def test_missing_and_broken(mlp: Path, facts: EngineFacts | None, message: str) -> None:
     with pytest.raises(xrt.EngineError, match=message):
         plan(mlp, chip(), facts)
-
-
-def test_missing_wheel_names_the_extra(mlp: Path) -> None:
-    with pytest.raises(xrt.EngineError, match=r"xpuruntime\[qnn\]"):
-        plan(mlp, chip(), None)
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
@@ -195,28 +183,3 @@ def test_every_stated_key_is_told(mlp: Path, execution: dict[str, Any], key: str
     if level == "unsupported":
         with pytest.raises(xrt.UnsupportedOperationError, match=key.replace(".", r"\.")):
             plan(mlp, {"mode": "strict", **chip(**execution)})
-
-
-def test_options_of_other_engines_are_kept_for_them(mlp: Path) -> None:
-    policy = chip()
-    policy["execution"]["provider_options"]["onnxruntime"] = {"use_arena": True}
-    control = plan(mlp, policy).control("execution.provider_options.onnxruntime.use_arena")
-    assert control is not None
-    assert control.enforceability == "enforced"
-    assert "only then" in control.reason
-
-
-def test_the_target_of_an_artifact(mlp: Path) -> None:
-    from xpuruntime.engines.base import Request
-    from xpuruntime.engines.model import inspect_model
-    from xpuruntime.policies import Policy
-
-    request = Request(model=inspect_model(mlp), device="npu", policy=Policy.coerce(chip()), purpose="compile")
-    engine = QnnEngine()
-    judgement = engine.judge(request, machine())
-    assert engine.target(request, judgement, machine()) == {
-        "onnxruntime-qnn": "2.7.0",
-        "qnn_sdk": "2.51.0",
-        "soc_model": "57",
-        "htp_arch": "75",
-    }

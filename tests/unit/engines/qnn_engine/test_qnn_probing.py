@@ -54,15 +54,6 @@ def test_a_backend_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert facts.fix == "pip install --force-reinstall --no-deps onnxruntime-qnn"
 
 
-def test_a_backend_that_is_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    _wheel(monkeypatch, tmp_path)
-    (tmp_path / "libonnxruntime_providers_qnn.so").write_bytes(Path("/proc/self/exe").read_bytes())
-    (tmp_path / "libQnnHtp.so").write_bytes(b"\x7fELF" + b"\0" * 40)
-    facts = probing.probe("qnn")
-    assert not facts.loadable
-    assert "libQnnHtp.so is not a shared library" in (facts.reason or "")
-
-
 def test_files_that_are_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(probing, "installed", lambda *names: dict.fromkeys(names, "2.7.0"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
@@ -95,11 +86,6 @@ def test_the_real_wheel_is_probed_and_not_loaded() -> None:
 def test_a_library_that_cannot_be_loaded(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "libQnnHtp.so").write_bytes(content)
     with pytest.raises(xrt.EngineError, match=r"HTP library cannot be loaded: .*libQnnHtp\.so.*pip install"):
-        load_backend(tmp_path)
-
-
-def test_a_library_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(xrt.EngineError, match="No such file"):
         load_backend(tmp_path)
 
 

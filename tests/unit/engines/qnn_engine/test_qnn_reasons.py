@@ -71,11 +71,6 @@ def test_nodes_and_reasons_in_a_trace() -> None:
     ]
 
 
-def test_an_empty_log() -> None:
-    assert rejected_in_log("") == []
-    assert faults_in_log("noise\nmore noise") == []
-
-
 @pytest.mark.parametrize(
     ("name", "plain"),
     [("conv1_token_1", "conv1"), ("r/duplicated", "r"), ("a_token_2/duplicated", "a"), ("my_token", "my_token")],
@@ -91,13 +86,6 @@ def test_the_refusal_names_nodes_reasons_and_fixes() -> None:
     assert f"celu (Celu): {_UNSUPPORTED}" in text
     assert "execution.allow_cpu_ops: [Celu, DequantizeLinear, Erf, Relu]" in text
     assert "execution.shapes" in text
-
-
-def test_many_nodes_are_counted() -> None:
-    many = [RejectedNode(name=f"n{i}", op="Erf", reason="no") for i in range(20)]
-    text = str(refusal(many, [], label="m", where="w"))
-    assert "20 node(s)" in text
-    assert "and 12 more" in text
 
 
 def test_nodes_that_fail_in_the_graph_are_not_said_to_fit_on_the_cpu() -> None:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from qnn_models import array, open_on, wrong_in_threads
+from qnn_models import array, open_on
 
 import xpuruntime as xrt
 from xpuruntime.testing import models
@@ -129,29 +128,12 @@ def test_binding_over_there_an_output_of_open_size(
             np.testing.assert_array_equal(mine, want)
 
 
-def test_sixteen_threads(apart: xrt.InferenceSession) -> None:
-    assert wrong_in_threads(apart) == []
-
-
 def test_large_arrays_go_over_whole(tmp_path: Path, first: xrt.InferenceSession) -> None:
     """More than a pipe holds, in both directions."""
     path = models.save(models.identity("float32"), tmp_path)
     x = array((300_000, 3))
     with open_on(path, OTHER, shapes={"x": [300_000, 3]}) as session:
         np.testing.assert_array_equal(session.run({"x": x})["y"], x)
-
-
-def test_bad_inputs_are_refused_here(apart: xrt.InferenceSession) -> None:
-    with pytest.raises(xrt.InputError, match=r"shape \[5, 64\]"):
-        apart.run({"x": array((5, 64))})
-    assert apart.run({"x": array((4, 64))})["y"].shape == (4, 64)
-
-
-def test_refused_models_are_told_as_in_this_process(tmp_path: Path, first: xrt.InferenceSession) -> None:
-    from qnn_models import unary
-
-    with pytest.raises(xrt.UnsupportedOperationError, match=r"celu \(Celu\): Operators of type"):
-        open_on(unary("Celu", tmp_path), OTHER)
 
 
 def test_killed_between_runs(mlp: Path, first: xrt.InferenceSession) -> None:
@@ -171,42 +153,12 @@ def test_killed_between_runs(mlp: Path, first: xrt.InferenceSession) -> None:
     first.run({"x": x})
 
 
-def test_killed_while_threads_run(mlp: Path, first: xrt.InferenceSession) -> None:
-    session = open_on(mlp, OTHER)
-    ended: list[str] = []
-
-    def work() -> None:
-        try:
-            while True:
-                session.run({"x": array((4, 64))})
-        except xrt.EngineError as error:
-            ended.append(str(error))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.1)
-    os.kill(_pid(session), signal.SIGKILL)
-    for thread in threads:
-        thread.join(20)
-    assert len(ended) == 4, "a thread hangs"
-    session.close()
-
-
 def test_close_ends_the_process(mlp: Path, first: xrt.InferenceSession) -> None:
     session = open_on(mlp, OTHER)
     pid = _pid(session)
     assert Path(f"/proc/{pid}").exists()
     session.close()
     assert not Path(f"/proc/{pid}").exists()
-
-
-def test_a_dropped_session_ends_the_process(mlp: Path, first: xrt.InferenceSession) -> None:
-    session = open_on(mlp, OTHER)
-    pid = _pid(session)
-    del session
-    gc.collect()
-    assert _gone(pid)
 
 
 def test_the_end_of_the_program_ends_the_process(mlp: Path, tmp_path: Path) -> None:

@@ -73,16 +73,6 @@ def test_names_of_the_quantizer_do_not_meet_those_of_the_model(style, ending, of
     assert {"first", "second"} <= set(made.quantized_nodes)
 
 
-def test_an_input_with_a_name_of_the_quantizer_keeps_it():
-    model = two_convolutions("m", held="m_scale")
-    data = {"m_scale": np.random.default_rng(5).normal(size=(4, 1, 4, 6, 6)).astype(np.float32)}
-    info, calibration = calibrated(model, data)
-    made = quantize(info, calibration, "ort-cpu")
-    feeds = {"m_scale": data["m_scale"][0]}
-    (want,), (got,) = run(model.SerializeToString(), feeds), run(made.data, feeds, optimise=False)
-    assert cosine(want, got) > 0.99
-
-
 @pytest.mark.parametrize("name", ["t0#", "t1#_scale", "t", "t_0#"])
 def test_aliases_are_none_of_the_names_and_undone_they_leave_the_graph(name):
     model = two_convolutions(name)

@@ -9,7 +9,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from exported_models import exported, samples
+from exported_models import exported
 
 from xpuruntime.engines.model import inspect_bytes, inspect_model, with_shapes
 from xpuruntime.engines.quantization import Calibration
@@ -126,12 +126,6 @@ def test_a_fixed_batch_cuts_the_stack(convnet, images):
         Calibration([images[:1]], fixed)
 
 
-def test_samples_may_differ_in_length():
-    info = inspect_model(exported("encoder"))
-    given = [{"ids": np.zeros((1, length), np.int64)} for length in (3, 128, 7)]
-    assert [sample["ids"].shape[1] for sample in Calibration(given, info)] == [3, 128, 7]
-
-
 def test_a_large_file_is_never_whole_in_memory(convnet, tmp_path):
     with (tmp_path / "large.npy").open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (2000, 3, 32, 32)})
@@ -215,8 +209,3 @@ def test_a_full_disk_under_a_generator(two, monkeypatch):
     monkeypatch.setattr(np, "save", full)
     with pytest.raises(InputError, match=r"no room for more in the temporary folder \(No space left on device\)"):
         calibration.open_source(iter(pairs(2)), two)
-
-
-def test_the_samples_of_the_exported_models_fit():
-    for name in ("encoder", "convnet"):
-        assert len(Calibration(samples(name, 5), inspect_model(exported(name)))) == 5

@@ -64,16 +64,6 @@ def test_digits_are_read_as_well_in_int8(engine):
     assert right.mean() >= 0.97
 
 
-def test_openvino_runs_integer_kernels():
-    policy = policy_for("openvino", {})
-    with xrt.InferenceSession(exported("convnet"), policy=policy, calibration=samples("convnet")) as session:
-        report = session.explain(example("convnet", 4))
-    ops = {node.name: node.op for node in inspect_model(exported("convnet")).nodes}
-    kernels = [unit.kernel for unit in report.units if any(ops[n] == "Conv" for n in unit.source_nodes)]
-    assert len(kernels) == 9
-    assert all("i8" in (kernel or "").lower() for kernel in kernels), kernels
-
-
 def test_openvino_takes_nncf_as_quantizer():
     policy = policy_for("openvino", {})
     if find_spec("nncf") is None:

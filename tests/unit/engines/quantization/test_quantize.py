@@ -59,16 +59,6 @@ def test_the_form_for_tensorrt_is_symmetric_and_leaves_biases_in_floats(name):
             assert not zero.any()
 
 
-def test_the_form_for_qnn_has_a_scale_a_channel_for_convolutions_only():
-    convnet, encoder = (graph_of(made_from(name, "qnn")) for name in ("convnet", "encoder"))
-    assert types_of(convnet, "QuantizeLinear", 2) == {TensorProto.UINT8}
-    assert TensorProto.INT8 in types_of(convnet, "DequantizeLinear", 0)
-    assert TensorProto.INT8 not in types_of(encoder, "DequantizeLinear", 0)
-    sixteen = graph_of(made_from("encoder", "qnn-u16"))
-    assert types_of(sixteen, "QuantizeLinear", 2) == {TensorProto.UINT16}
-    assert {o.domain: o.version for o in sixteen.opset_import} == {"": 21}
-
-
 def test_transformers_keep_their_sums_in_floats_and_convnets_do_not():
     def sums(name):
         proto = graph_of(made_from(name, "ort-cpu"))
@@ -119,20 +109,6 @@ def test_nothing_is_said_and_nothing_left_behind(tmp_path, monkeypatch, capfd, c
     assert (out, err) == ("", "")
     assert (root.handlers, root.filters) == (handlers, filters)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_fresh_root_logger_gets_no_handler():
-    code = (
-        "import logging, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from exported_models import exported, samples\n"
-        "from xpuruntime.engines.model import inspect_model\n"
-        "from xpuruntime.engines.quantization import Calibration, quantize\n"
-        "info = inspect_model(exported('convnet'))\n"
-        "quantize(info, Calibration(samples('convnet', 2), info), 'qnn')\n"
-        "assert not logging.getLogger().handlers, logging.getLogger().handlers\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(FOLDER)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_report_says_who_quantized_what_from_how_much():
@@ -226,14 +202,6 @@ def test_functions_are_inlined():
     made = quantize(info, calibration, "ort-cpu")
     assert made.left_nodes == ()
     assert cosine(run(proto.SerializeToString(), {"x": data})[0], run(made.data, {"x": data})[0]) > 0.99
-
-
-def test_threads_do_not_disturb_each_other():
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda name: made_from(name, "ort-cpu").data, ["convnet", "encoder"] * 3))
-    assert len(set(made)) == 2
 
 
 def test_without_vnni_weights_take_seven_bits(monkeypatch):

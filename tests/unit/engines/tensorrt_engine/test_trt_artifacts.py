@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +16,8 @@ import xpuruntime as xrt
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.tensorrt import TensorRtRtxEngine
 from xpuruntime.engines.tensorrt.options import RTX, TENSORRT
-from xpuruntime.engines.tensorrt.refusals import PLAN, RECORD, malformed, read_artifact
+from xpuruntime.engines.tensorrt.refusals import PLAN, RECORD, read_artifact
 from xpuruntime.testing import models
-
-trt = pytest.importorskip("tensorrt_rtx")
 
 EXPORTED = Path(__file__).resolve().parents[3] / "models"
 FACTS = TensorRtRtxEngine().probe()
@@ -68,14 +63,6 @@ def test_compiled_without_a_gpu(tmp_path: Any) -> None:
     assert ready.record.flags["tf32"] == "1"
 
 
-def test_the_precision_is_part_of_the_target(tmp_path: Any) -> None:
-    half = compiled(tmp_path, {**OPTIONS, "precision": "fp16"})
-    assert half.manifest.target["precision"] == "fp16"
-    assert (half.folder / "probe.npz").exists() or any("probe" in name for name in half.manifest.files)
-    full = compiled(tmp_path, {**OPTIONS, "precision": "fp32"}, "full.xrt")
-    assert full.manifest.target["tf32"] == "0"
-
-
 def test_int8(tmp_path: Any) -> None:
     rng = np.random.default_rng(0)
     inputs = [{"x": rng.standard_normal((2, 3, 32, 32)).astype(np.float32)} for _ in range(4)]
@@ -109,12 +96,6 @@ def test_refused_on_another_gpu(tmp_path: Any, chip: tuple[int, int], code: str)
     assert verdict.reason == f"the artifact was built for compute capability 8.6, and cuda:0 is {text}"
 
 
-def test_refused_on_a_gpu_that_rtx_does_not_have(tmp_path: Any) -> None:
-    verdict = judge(asked(tmp_path, compiled(tmp_path), {}), machine((9, 0), engines=(FACTS,))).verdict
-    assert verdict.code == "device_unsupported"
-    assert "9.0" in verdict.reason
-
-
 def test_one_engine_for_several_gpus(tmp_path: Any) -> None:
     artifact = compiled(tmp_path, {})
     for chip in ((8, 0), (8, 6), (8, 9), (12, 0), (12, 1)):
@@ -139,21 +120,6 @@ def test_loading_says_that_there_is_no_gpu(tmp_path: Any) -> None:
     artifact = compiled(tmp_path)
     with pytest.raises(xrt.CudaError, match="cuda:0 was not found"):
         xrt.InferenceSession(artifact.folder)
-
-
-def test_sessions_need_the_gpu_that_a_compilation_does_not(tmp_path: Any) -> None:
-    model = models.save(models.mlp(batch=2), tmp_path)
-    with pytest.raises(xrt.CudaError, match="device_missing"):
-        xrt.InferenceSession(model, engine="tensorrt-rtx", device="cuda:0")
-
-
-def test_other_targets_are_told_apart(tmp_path: Any) -> None:
-    artifact = compiled(tmp_path)
-    with pytest.raises(xrt.EngineError, match=r"made for compute_capability 8\.6, and here is 8\.9"):
-        load_from(artifact, "8.9")
-    newer = {**artifact.manifest.target, "version": "1.8.0"}
-    with pytest.raises(xrt.EngineError, match=r"made for version 1\.7\.1\.116, and here is 1\.8\.0"):
-        read_artifact(artifact, RTX, newer)
 
 
 @pytest.mark.parametrize(
@@ -182,40 +148,6 @@ def test_a_plan_without_weights_is_no_artifact(tmp_path: Any) -> None:
     with pytest.raises(xrt.UnsupportedOperationError, match="leaves the weights out"):
         compiled(tmp_path, {"provider_options": options})
     assert not (tmp_path / "m.xrt").exists()
-
-
-def test_bytes_that_are_no_plan(tmp_path: Any) -> None:
-    plan = (compiled(tmp_path).folder / PLAN).read_bytes()
-    assert malformed(trt, plan) is None
-    assert "does not take" in (malformed(trt, b"x" * len(plan)) or "")
-    assert "shorter than the header" in (malformed(trt, plan[:10]) or "")
-
-
-@pytest.mark.slow
-def test_from_the_command_line(tmp_path: Any) -> None:
-    model = models.save(models.mlp(), tmp_path)
-    policy = tmp_path / "policy.yaml"
-    policy.write_text(
-        "schema: xpuruntime.policy/1\nexecution:\n  engine: tensorrt-rtx\n  device: cuda:0\n"
-        "  shapes: {x: ['1..4..8', 64]}\n"
-    )
-    done = subprocess.run(
-        [
-            str(Path(sys.executable).with_name("xrt")),
-            "compile",
-            str(model),
-            "-o",
-            str(tmp_path / "m.xrt"),
-            "--policy",
-            str(policy),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    manifest = json.loads((tmp_path / "m.xrt" / "manifest.json").read_text())
-    assert manifest["settings"]["profiles"] == {"x": [[1, 64], [4, 64], [8, 64]]}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "int8"])

@@ -201,11 +201,6 @@ def test_a_node_that_only_a_copy_carries_out() -> None:
     assert not found.boundaries
 
 
-def test_layers_of_one_name_are_told_apart() -> None:
-    layers = [{"Name": "same", "LayerType": "kgen"}, {"Name": "same", "LayerType": "kgen"}]
-    assert [unit.id for unit in joined({"Layers": layers}).units[:2]] == ["same", "same #2"]
-
-
 def test_quantized_graphs_are_told_in_source_nodes() -> None:
     parsed = {**SOURCE.parsed, "conv1_quant": ("conv1", "relu1")}
     layers = [

@@ -15,17 +15,12 @@ from trt_support import RTX_FACTS, TRT10_FACTS
 import xpuruntime as xrt
 from xpuruntime import _core
 from xpuruntime.engines.tensorrt.building import CacheFile
-from xpuruntime.engines.tensorrt.handle import PoolAllocator, _pointer, make_allocator, make_output_memory
-from xpuruntime.engines.tensorrt.network import Cancel, cleaned, failure, interruptible
+from xpuruntime.engines.tensorrt.handle import PoolAllocator, _pointer, make_allocator
+from xpuruntime.engines.tensorrt.network import Cancel, failure, interruptible
 from xpuruntime.engines.tensorrt.options import (
-    BUILD_OPTIONS,
-    NEEDS,
     RTX,
-    RUN_OPTIONS,
     TENSORRT,
-    TEXT_OPTIONS,
     checked_options,
-    runtime_keys,
 )
 
 WRITER = """
@@ -95,22 +90,6 @@ def test_an_allocator_over_a_pool(pool: Any) -> None:
     assert pool.stats().current == 0
 
 
-def test_an_allocator_of_many_threads(pool: Any) -> None:
-    source = PoolAllocator(pool)
-
-    def work() -> None:
-        for size in range(1, 200):
-            held = source.give(size, 0)
-            assert source.take(held, 0)
-
-    threads = [threading.Thread(target=work) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert source.held() == 0
-
-
 def test_the_vendors_allocator_objects(pool: Any) -> None:
     trt = pytest.importorskip("tensorrt_rtx")
     source = PoolAllocator(pool)
@@ -123,15 +102,6 @@ def test_the_vendors_allocator_objects(pool: Any) -> None:
     assert allocator.deallocate_async(held, 0) is True
     assert allocator.deallocate(allocator.allocate(10, 256, 0)) is True
     assert source.held() == 0
-
-
-def test_the_vendors_output_allocator() -> None:
-    trt = pytest.importorskip("tensorrt_rtx")
-    memory = make_output_memory(trt, "cpu")
-    assert memory.reallocate_output("y", 0, 100, 256) == memory.tensor.data_ptr
-    memory.notify_shape("y", trt.Dims([5, 5]))
-    assert memory.shape == (5, 5)
-    assert make_output_memory(trt, "cuda:7").reallocate_output_async("y", 0, 100, 256, 0) == 0
 
 
 def test_options_are_checked_by_name_value_and_version() -> None:
@@ -157,30 +127,6 @@ def test_options_are_checked_by_name_value_and_version() -> None:
         checked_options({"pin_tactics": "record"}, TENSORRT, TRT10_FACTS)
     held = checked_options({"pin_tactics": "record", "timing_cache": "default"}, TENSORRT, TRT10_FACTS)
     assert held["pin_tactics"] == "record"
-
-
-def test_the_tables_of_options_fit_together() -> None:
-    every = {**BUILD_OPTIONS, **RUN_OPTIONS, **TEXT_OPTIONS}
-    assert len(every) == len(BUILD_OPTIONS) + len(RUN_OPTIONS) + len(TEXT_OPTIONS)
-    assert set(NEEDS) <= set(every)
-    assert "execution.provider_options.trt-rtx.contexts" in runtime_keys(RTX)
-    assert "execution.provider_options.tensorrt-rtx.builder_optimization_level" not in runtime_keys(RTX)
-
-
-@pytest.mark.parametrize(
-    ("text", "plain"),
-    [
-        (
-            "IBuilder::buildSerializedNetwork: Error Code 4: API Usage Error (Network has dynamic or shape inputs, but "
-            "no optimization profile has been defined. In validate at /_src/optimizer/api/network.cpp:4023)",
-            "Error Code 4: API Usage Error (Network has dynamic or shape inputs, but no optimization profile has been "
-            "defined.)",
-        ),
-        ("[codeGenerator.cpp::createMyelinGraph::1203] Error Code 2: Internal Error", "Error Code 2: Internal Error"),
-    ],
-)
-def test_lines_of_the_log(text: str, plain: str) -> None:
-    assert cleaned(text) == plain
 
 
 def test_failures_become_errors_of_ours() -> None:

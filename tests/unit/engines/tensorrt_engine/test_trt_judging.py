@@ -11,11 +11,10 @@ import msgspec
 import numpy as np
 import pytest
 from trt_quantized import qdq
-from trt_support import NO_GPU, RTX_FACTS, TRT10_FACTS, ask, judge, machine
+from trt_support import NO_GPU, TRT10_FACTS, ask, judge, machine
 
 from xpuruntime.engines.quantization import Calibration
-from xpuruntime.engines.registry import default_registry
-from xpuruntime.engines.tensorrt import TensorRtEngine, TensorRtRtxEngine
+from xpuruntime.engines.tensorrt import TensorRtEngine
 from xpuruntime.errors import EngineError
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.machine import EngineFacts
@@ -24,14 +23,6 @@ from xpuruntime.testing import models
 
 BOTH = pytest.mark.parametrize("engine", ["tensorrt", "tensorrt-rtx"])
 ADA = machine((8, 9))
-
-
-def test_names_and_order() -> None:
-    registry = default_registry()
-    names = registry.names()
-    assert names.index("onnxruntime") < names.index("tensorrt") < names.index("tensorrt-rtx") < names.index("null")
-    assert registry.get("trt").name == "tensorrt"
-    assert registry.get("trt-rtx").name == "tensorrt-rtx"
 
 
 @BOTH
@@ -44,12 +35,6 @@ def test_not_installed(tmp_path: Any, engine: str) -> None:
     broken = EngineFacts(name=engine, version="10.0", reason="libnvinfer.so.10: cannot open", fix="pip install it")
     verdict = judge(ask(tmp_path), machine((8, 9), engines=(broken,)), engine).verdict
     assert (verdict.code, verdict.reason, verdict.fix) == ("engine_broken", broken.reason, broken.fix)
-
-
-def test_devices() -> None:
-    assert TensorRtRtxEngine().devices(machine((8, 6), (8, 9))) == ("cuda:0", "cuda:1")
-    assert TensorRtRtxEngine().devices(machine()) == ("cuda:0",)
-    assert TensorRtEngine().devices(machine(engines=(RTX_FACTS,))) == ()
 
 
 @BOTH
@@ -78,12 +63,6 @@ def test_hopper_is_no_target_of_rtx(tmp_path: Any) -> None:
             assert "no target 9.0; it can build for 7.5, 8.0" in verdict.reason
         assert not verdict.accepted
     assert judge(ask(tmp_path), machine((9, 0)), "tensorrt").verdict.accepted
-
-
-def test_old_gpus(tmp_path: Any) -> None:
-    verdict = judge(ask(tmp_path), machine((7, 0)), "tensorrt").verdict
-    assert verdict.code == "device_unsupported"
-    assert "needs 7.5" in verdict.reason
 
 
 def test_compiling_needs_a_gpu_only_where_kernels_are_timed(tmp_path: Any) -> None:
@@ -139,11 +118,6 @@ def test_open_shapes_are_refused_with_what_to_state(tmp_path: Any, engine: str) 
     fixed = judge(ask(tmp_path, models.conv(), {"shapes": {"x": [8, 3, 32, 32]}, "static_shape": True}), ADA, engine)
     assert fixed.verdict.accepted
     assert fixed.settings.profiles == {}
-
-
-def test_a_symbol_that_is_stated_once_holds_for_all_inputs(tmp_path: Any) -> None:
-    judgement = judge(ask(tmp_path, models.two_inputs(), {"shapes": {"a": ["1..8", 4]}}), ADA)
-    assert set(judgement.settings.profiles) == {"a", "b"}
 
 
 @pytest.mark.parametrize(
@@ -286,14 +260,6 @@ def test_every_stated_key_has_one_control(tmp_path: Any, engine: str) -> None:
     assert len(keys) == len(set(keys))
     assert set(keys) == set(policy.stated()) - {"mode"}
     assert control(judgement, "execution.layout").enforceability == "unsupported"
-
-
-def test_judging_is_the_same_after_a_trip_through_json(tmp_path: Any) -> None:
-    judgement = judge(ask(tmp_path, models.conv(), {"shapes": {"x": ["1..8", 3, 32, 32]}}), ADA)
-    from xpuruntime.engines.tensorrt.options import TensorRtSettings
-
-    again = msgspec.convert(msgspec.json.decode(msgspec.json.encode(judgement.settings)), TensorRtSettings)
-    assert again == msgspec.convert(judgement.settings, TensorRtSettings)
 
 
 def test_probing_a_package_that_does_not_load(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from xpuruntime.engines.tensorrt.building import CacheFile, TimingCache, cache_file, configure
-from xpuruntime.engines.tensorrt.network import strong_typing
 from xpuruntime.engines.tensorrt.options import RTX, TENSORRT, TensorRtSettings, has, probe_api
 from xpuruntime.errors import EngineError
 from xpuruntime.runtime.machine import EngineFacts
@@ -105,11 +104,6 @@ class Builder:
         )
 
 
-@pytest.mark.parametrize(("major", "flags"), [(10, 2), (11, 0)])
-def test_networks_are_strongly_typed(major: int, flags: int) -> None:
-    assert strong_typing(module(major)) == flags
-
-
 @pytest.mark.parametrize("major", [10, 11])
 def test_capabilities(major: int) -> None:
     facts = EngineFacts(name="tensorrt", detail=probe_api(module(major), TENSORRT))
@@ -161,12 +155,6 @@ def test_a_configuration() -> None:
     assert held["tf32"] == "0"
     assert held["sparse_weights"] == "0"
     assert held["hardware_compatibility"] == "ampere_plus"
-
-
-def test_a_limit_beyond_the_gpu_is_that_of_the_gpu() -> None:
-    config = Config()
-    held = configure(module(11), Builder(), config, TensorRtSettings(workspace=1 << 40))
-    assert held["workspace"] == str(1 << 34)
 
 
 def test_a_setting_that_is_not_taken_is_an_error() -> None:

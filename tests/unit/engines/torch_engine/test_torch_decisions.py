@@ -91,11 +91,6 @@ def test_kernels_of_ours_are_told_with_their_nodes() -> None:
     assert "cpu.vectorised" in text
 
 
-def test_each_pass_counts_its_own_calls_alone() -> None:
-    with session(Block(), X, {"matmul": "cpu.blas"}) as opened:
-        assert [of(explain(opened, X, runs), "up/addmm").count for runs in (3, 1)] == [3, 1]
-
-
 def test_equal_calls_of_several_nodes_are_one_decision() -> None:
     square = torch.eye(16)
     (one,) = explained(Of(lambda x: x @ square @ square), square, {"matmul": "cpu.blas"}, runs=2).decisions
@@ -230,12 +225,6 @@ def test_a_compiled_program_tells_the_calls_that_are_left_in_it() -> None:
     assert {(decision.nodes, decision.chosen) for decision in report.decisions} == {((), "cpu.blas")}
 
 
-def test_without_kernel_keys_the_part_is_left_out() -> None:
-    report = explained(Block(), X, {})
-    assert report.decisions == ()
-    assert "xpuruntime kernels" not in str(report)
-
-
 def test_an_exported_program(tmp_path: Path) -> None:
     torch.export.save(torch.export.export(Block().eval(), (X,)), tmp_path / "net.pt2")
     policy = {"execution": {"engine": "torch", "device": "cpu"}, "kernels": {"matmul": "cpu.blas"}}
@@ -261,41 +250,6 @@ def test_what_was_warned_of_is_not_said_again_by_a_pass() -> None:
     assert one.candidates[0].reason
     (seen,) = (o for o in report.observations if o.key == "kernels.attention")
     assert (seen.status, report.honoured) == ("substituted", False)
-
-
-def test_two_sessions_at_once_are_not_mixed() -> None:
-    failures: list[BaseException] = []
-    net = Block()
-
-    def passes(opened: xrt.InferenceSession, kernel: str) -> None:
-        for runs in (1, 3, 2, 4):
-            report = explain(opened, X, runs)
-            assert {decision.chosen for decision in report.decisions} == {kernel}
-            assert [decision.count for decision in report.decisions] == [runs, runs]
-
-    def run(opened: xrt.InferenceSession, done: threading.Event) -> None:
-        try:
-            while not done.is_set():
-                opened.run({opened.inputs[0].name: X})
-        except BaseException as error:
-            failures.append(error)
-
-    done = threading.Event()
-    with (
-        session(net, X, {"matmul": "cpu.blas"}) as one,
-        session(net, X, {"matmul": "cpu.reference"}) as other,
-    ):
-        running = [threading.Thread(target=run, args=(opened, done)) for opened in (one, other)]
-        for thread in running:
-            thread.start()
-        try:
-            passes(one, "cpu.blas")
-            passes(other, "cpu.reference")
-        finally:
-            done.set()
-            for thread in running:
-                thread.join()
-    assert not failures
 
 
 def test_a_module_is_read_while_it_runs_elsewhere() -> None:

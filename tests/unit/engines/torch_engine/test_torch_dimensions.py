@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -103,13 +102,6 @@ def test_names_that_are_symbols_of_another_size(tmp_path: Path) -> None:
     assert inputs == [(symbols["batch"], 4), (f"{symbols['batch']} + 1", 4), (symbols["rows"], 6)]
 
 
-def test_nothing_is_carried_where_nothing_is_open(tmp_path: Path) -> None:
-    path = written(tmp_path / "fixed.pt2", Sum(), (X, X), None)
-    with zipfile.ZipFile(path) as archive:
-        assert not [name for name in archive.namelist() if name.endswith(KEY)]
-    assert shapes_of(path) == ([(3, 4), (3, 4)], [(3, 4)])
-
-
 @pytest.mark.parametrize("text", ["{", "[1]", '{"s77": 1}', '{"s77": ""}'])
 def test_names_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
     good, bad = net(tmp_path / "net.pt2", "ours"), tmp_path / "bad" / "net.pt2"
@@ -170,8 +162,3 @@ def test_probe_sizes_come_from_dimension_names_not_from_tensor_names() -> None:
 
     assert probe("batch", "past_width") == (1, 0)
     assert probe("past_width.0", "past_width.1") == (1, 8)
-
-
-def test_a_moved_file_keeps_them(tmp_path: Path) -> None:
-    moved = shutil.copy(net(tmp_path / "net.pt2", "ours"), tmp_path / "moved.pt2")
-    assert shapes_of(moved)[0][0] == ("rows", 4)

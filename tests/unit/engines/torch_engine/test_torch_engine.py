@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import threading
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -122,15 +121,6 @@ class TestPrograms:
         assert not np.array_equal(got["more_0"], again["more"][0].detach().numpy()), "bf16 rounds"
         assert {unit.precision_run for unit in report.units} == {"bf16"}
 
-    def test_two_sessions_of_two_precisions_share_nothing(self, program: Path, x: Any) -> None:
-        with (
-            xrt.InferenceSession(program) as plain,
-            xrt.InferenceSession(program, precision="bf16") as converted,
-        ):
-            before = plain.run({"x": x})["more_0"].tobytes()
-            converted.run({"x": x})
-            assert plain.run({"x": x})["more_0"].tobytes() == before
-
     @pytest.mark.parametrize(
         ("write", "message"),
         [
@@ -233,10 +223,6 @@ class TestModules:
             xrt.InferenceSession(tmp_path / "net.pt2")
         assert capfd.readouterr() == ("", "")
 
-    def test_examples_describe_no_file(self, program: Path) -> None:
-        with pytest.raises(xrt.InputError, match="Leave them out"):
-            xrt.InferenceSession(program, example_inputs=(torch.zeros(1),))
-
     def test_a_result_that_is_no_tensor(self) -> None:
         class Answer(torch.nn.Module):
             def forward(self, x: Any) -> Any:
@@ -304,23 +290,6 @@ class TestRunning:
                 with pytest.raises(xrt.InputError, match=r"from int64 \[4, 1\] to int64 \[1, 1\].*Fix: "):
                     binding.run()
                 np.testing.assert_array_equal(binding.outputs[name], [[0], [1], [2], [3]])
-
-    def test_threads_see_their_own_answers(self, program: Path, x: Any) -> None:
-        with xrt.InferenceSession(program) as session:
-            want = [session.run({"x": x * i})["more_0"] for i in range(8)]
-            wrong: list[int] = []
-
-            def work(i: int) -> None:
-                for _ in range(30):
-                    if not np.array_equal(session.run({"x": x * i})["more_0"], want[i]):
-                        wrong.append(i)
-
-            threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        assert not wrong
 
 
 class TestSwitches:

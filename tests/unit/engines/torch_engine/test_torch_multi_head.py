@@ -12,7 +12,6 @@ import pytest
 import xpuruntime as xrt
 from xpuruntime.engines.base import Request
 from xpuruntime.engines.torch.controls import resolve_settings
-from xpuruntime.engines.torch.uncovered_calls import NATIVE_KERNELS
 from xpuruntime.policies import Policy
 
 if TYPE_CHECKING:
@@ -167,7 +166,7 @@ def test_rules_find_the_layer(how: str, tmp_path: Path) -> None:
     assert controls(tmp_path, Net(True), {"rules": rules}, how)["kernels.rules[0]"].enforceability == "advisory"
 
 
-@BOTH
+@pytest.mark.parametrize("how", ["program"])
 @pytest.mark.parametrize(
     "kernels",
     [
@@ -212,27 +211,6 @@ def test_compiled_programs_say_both(tmp_path: Path) -> None:
     found = controls(tmp_path, Net(True, False), ASKED, provider_options=options)["kernels.attention"]
     assert (found.enforceability, "fuses" in found.reason) == ("advisory", True)
     assert "no kernel of attention is called" in found.reason
-
-
-@BOTH
-def test_recurrent_layers_and_attention_are_both_said(how: str, tmp_path: Path) -> None:
-    class Both(Net):
-        def __init__(self) -> None:
-            super().__init__(True)
-            self.rnn = torch.nn.LSTM(8, 8)
-
-        def forward(self, x: Any) -> Any:
-            return self.rnn(super().forward(x))[0]
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*_flat_weights.* assigned during export", UserWarning)
-        rules = [{"match": {"module": "*"}, "use": "cpu.reference"}]
-        found = controls(tmp_path, Both(), {"rules": rules}, how)["kernels.rules[0]"]
-        alone = controls(tmp_path, Both(), ASKED, how)["kernels.attention"]
-    assert found.enforceability == "advisory"
-    assert "by one kernel" in found.reason
-    assert "no kernel of attention is called" in found.reason
-    assert "by one kernel" not in alone.reason
 
 
 @BOTH
@@ -286,20 +264,3 @@ def test_prefer_tells_what_ran(how: str, second: bool | None, tmp_path: Path) ->
         assert key.status == "substituted"
         assert "softmax" in key.reason
         assert any(decision.chosen == "cpu.reference" for decision in report.decisions)
-
-
-def test_a_compiled_program_tells_it_too(tmp_path: Path) -> None:
-    path, options = saved(tmp_path, Net(True, False)), {"torch": {"mode": "compile"}}
-    policy = Policy(kernels=ASKED, execution={"provider_options": options})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with xrt.InferenceSession(path, policy=policy, device="cpu", engine="torch") as session:
-            report = session.explain({"x": X}, runs=1)
-    (key,) = (observation for observation in report.observations if observation.key == "kernels.attention")
-    assert (key.status, "softmax" in key.reason) == ("substituted", True)
-
-
-def test_the_words_are_those_of_running() -> None:
-    from xpuruntime.pytorch.attention.call import WITH_WEIGHTS
-
-    assert NATIVE_KERNELS["attention"] == {"auto", *WITH_WEIGHTS.kernel_names}

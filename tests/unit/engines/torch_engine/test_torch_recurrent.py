@@ -74,13 +74,6 @@ def test_a_key_that_reaches_nothing_else_is_unsupported(tmp_path: Path) -> None:
     assert alone["kernels.matmul"].enforceability == "unsupported"
 
 
-@pytest.mark.parametrize("size", ["head_dim", "kv"])
-def test_a_rule_that_states_a_size_of_another_operation_can_match_no_call(size: str) -> None:
-    rules = [{"match": {"op": "matmul", size: "<=64"}, "use": "cpu.reference"}]
-    found = controls(Net(torch.nn.LSTM(8, 8), torch.nn.Linear(8, 4)), {"rules": rules})["kernels.rules[0]"]
-    assert (found.enforceability, found.fix) == ("advisory", f"leave {size} out")
-
-
 def test_rules_by_node_find_the_layer(tmp_path: Path) -> None:
     rules = [{"match": {"node": "rnn/lstm"}, "use": "cpu.reference"}]
     found = controls(saved(tmp_path, Net(torch.nn.LSTM(8, 8), torch.nn.Linear(8, 4))), {"rules": rules})
@@ -121,11 +114,6 @@ def test_layers_that_multiply_step_by_step_are_enforced_and_obey(tmp_path: Path)
         assert {decision.chosen for decision in report.decisions} == {"cpu.reference"}
 
 
-def test_fp64_has_no_kernel_on_the_cpu(tmp_path: Path) -> None:
-    path = saved(tmp_path, Net(torch.nn.LSTM(8, 8)).double(), X.double())
-    assert controls(path, {"matmul": "cpu.reference"})["kernels.matmul"].enforceability == "enforced"
-
-
 @pytest.mark.needs_build("cublas")
 def test_cudnn_has_one_for_all_of_them(tmp_path: Path) -> None:
     for layer in (torch.nn.LSTM(8, 8, proj_size=4), torch.nn.GRU(8, 8), torch.nn.RNN(8, 8)):
@@ -139,15 +127,6 @@ def test_the_type_is_the_one_that_it_is_converted_to() -> None:
     rules = [{"match": {"op": "matmul", "dtype": "bf16"}, "use": "cpu.reference"}]
     net = Net(torch.nn.LSTM(8, 8), torch.nn.Linear(8, 4))
     assert controls(net, {"rules": rules}, precision="bf16")["kernels.rules[0]"].enforceability == "advisory"
-
-
-def test_compiled_programs_say_both() -> None:
-    net = Net(torch.nn.LSTM(8, 8), torch.nn.Linear(8, 4))
-    options = {"torch": {"mode": "compile"}}
-    found = controls(net, {"matmul": "cpu.reference"}, provider_options=options)["kernels.matmul"]
-    assert found.enforceability == "advisory"
-    assert "fuses" in found.reason
-    assert "by one kernel" in found.reason
 
 
 def test_strict_refuses_it_in_the_plan_and_prefer_tells_what_ran(tmp_path: Path) -> None:

@@ -339,6 +339,46 @@ def random_model(seed, length=14):
     return model(nodes, [("x", [4, 16])], [(tensors[-1], [4, 16]), (tensors[-3], [4, 16])], w)
 
 
+def random_conv_model(seed, length=16):
+    """A random net of convolutions, activations, residuals, normalizations, poolings and layout changes."""
+    rng = np.random.default_rng(seed)
+    w = Weights(seed)
+    nodes, tensors = [], ["x"]
+    for i in range(length):
+        a, b = (tensors[-1 - int(k)] for k in rng.integers(0, min(3, len(tensors)), 2))
+        out, name, kind = f"t{i}", f"n{i}", int(rng.integers(0, 9))
+        if kind < 3:
+            size = int(rng.choice([1, 3]))
+            w.append(
+                helper.make_tensor(
+                    f"w{i}", TensorProto.FLOAT, [16, 16, size, size], rng.standard_normal(256 * size * size) / 9
+                )
+            )
+            nodes.append(node("Conv", [a, f"w{i}"], [out], name=name, pads=[size // 2] * 4))
+        elif kind == 3:
+            nodes.append(node(str(rng.choice(["Relu", "Sigmoid", "Tanh", "HardSigmoid"])), [a], [out], name=name))
+        elif kind == 4:
+            nodes.append(node("Add", [a, b], [out], name=name))
+        elif kind == 5:
+            for part in "gbm":
+                w.append(helper.make_tensor(f"{part}{i}", TensorProto.FLOAT, [16], rng.standard_normal(16)))
+            w.value(f"v{i}", np.ones(16, np.float32))
+            nodes.append(node("BatchNormalization", [a, f"g{i}", f"b{i}", f"m{i}", f"v{i}"], [out], name=name))
+        elif kind == 6:
+            nodes.append(node("MaxPool", [a], [out], name=name, kernel_shape=[3, 3], pads=[1] * 4))
+        elif kind == 7:
+            nodes.append(node("Transpose", [a], [f"{out}_t"], name=f"{name}_t", perm=[0, 2, 3, 1]))
+            nodes.append(node("Relu", [f"{out}_t"], [f"{out}_r"], name=f"{name}_r"))
+            nodes.append(node("Transpose", [f"{out}_r"], [out], name=name, perm=[0, 3, 1, 2]))
+        else:
+            nodes.append(node("Identity", [a], [out], name=name))
+        tensors.append(out)
+    nodes.append(node("GlobalAveragePool", [tensors[-1]], ["pooled"], name="pool"))
+    read = {k for n in nodes for k in n.input}
+    ends = [(t, [1, 16, 6, 6]) for t in tensors[1:] if t not in read]
+    return model(nodes, [("x", [1, 16, 6, 6])], [("pooled", [1, 16, 1, 1]), *ends], w)
+
+
 def feeds(proto, seed=1):
     rng = np.random.default_rng(seed)
     result = {}

@@ -134,12 +134,6 @@ def test_permitted_cpu_operators_are_honoured():
     assert units == {"relu": "honoured", "det": "honoured", "exp": "substituted", "neg": "honoured"}
 
 
-def test_the_device_number_is_that_of_the_request():
-    optimized, events = split_session()
-    joined = attribute_units(source(), optimized, events, None, device="cuda:3")
-    assert {u.device for u in joined.units} == {"cuda:3", "cpu"}
-
-
 def test_a_node_that_did_not_run_is_placed_by_the_assignment():
     optimized, events = split_session()
     assigned = [Assigned(CPU, "exp", "Exp", "")]

@@ -14,7 +14,6 @@ from onnx import helper as h
 from onnx import numpy_helper as nh
 
 import xpuruntime as xrt
-from xpuruntime.engines.onnxruntime.observing.graph import view
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -176,13 +175,6 @@ def test_bodies(engine: str, model: Any, feeds: dict[str, Any], nodes: tuple[str
     assert report.honoured
 
 
-def test_openvino_holds_both_branches_in_one_opaque_unit(tmp_path: Path) -> None:
-    pytest.importorskip("openvino")
-    _, report = explained(network(), "openvino", tmp_path, {"x": floats(1, 3, 6, 6), "rate": np.int64(8000)})
-    for word in INNER:
-        assert unit_of(report, f"then_{word}").relation == unit_of(report, f"else_{word}").relation == "opaque"
-
-
 def test_nodes_that_cannot_be_found_are_opaque() -> None:
     """The optimized graph is of another model: nothing in it stands for the nodes of the source."""
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent
@@ -206,9 +198,3 @@ def test_nodes_that_cannot_be_found_are_opaque() -> None:
     assert joined.partial
     assert {(u.relation, u.status) for u in lost} == {("opaque", "unobservable")}
     assert {u.relation for u in joined.units if u.id in ("new_product", "new_activation")} == {"opaque"}
-
-
-def test_scopes_are_named_after_the_control_node() -> None:
-    keys = [key for node in view(network()).nodes for key in node.outputs]
-    assert "if.then_branch/c0" in keys
-    assert "if.else_branch/c0" in keys
