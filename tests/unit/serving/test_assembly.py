@@ -308,31 +308,3 @@ def test_rules_that_do_not_fit_the_model(tokens_path: Path, serve: Serve, pad: A
     assert said in reason
     with pytest.raises(ServingError, match="is not served"):
         service.infer(ask("t", sequence(3)))
-
-
-def test_a_fixed_shape_gives_the_same_bits_whatever_else_is_in_the_batch(tmp_path: Path, serve: Serve) -> None:
-    path = models.save(models.mlp(width=96, seed=3), tmp_path, "wide.onnx")
-    gate = Gate()
-    engine = FaultyEngine(gate)
-    engine.armed = False
-    service = serve(
-        {"m": {"source": str(path), "batching": {"max_batch_size": 8, "shapes": "fixed"}}}, registry=engine.registry()
-    )
-    assert service.ready() == (True, "")
-    x = np.random.default_rng(0).standard_normal((1, 96)).astype(np.float32)
-    alone = service.infer(ask("m", {"x": x})).result(WAIT).outputs[0].data.tobytes()
-    for others in range(1, 8):
-        gate.come.clear(), gate.open.clear()
-        engine.armed = True
-        first = service.infer(ask("m", {"x": x * 2}))
-        assert gate.come.wait(WAIT)
-        noise = [np.random.default_rng(i).standard_normal((1, 96)).astype(np.float32) for i in range(others)]
-        before = [service.infer(ask("m", {"x": one})) for one in noise[: others // 2]]
-        future = service.infer(ask("m", {"x": x}))
-        after = [service.infer(ask("m", {"x": one})) for one in noise[others // 2 :]]
-        gate.open.set()
-        for one in (first, *before, *after):
-            one.result(WAIT)
-        assert future.result(WAIT).outputs[0].data.tobytes() == alone
-        engine.armed = False
-    assert {one["x"] for one in engine.seen} == {(8, 96)}

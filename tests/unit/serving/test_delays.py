@@ -168,13 +168,6 @@ def test_random_arrivals_are_not_later_than_with_a_fixed_delay(load: float, dela
     assert found.quantile(0.5) <= fixed.quantile(0.5) * 1.03
 
 
-def test_rare_requests_are_sent_at_once() -> None:
-    arrivals = poisson(100, 1500)
-    found, fixed = (open_loop(batching(one), arrivals) for one in ("adaptive", "fixed"))
-    assert found.quantile(0.5) == pytest.approx(execution_seconds(1))
-    assert fixed.quantile(0.5) == pytest.approx(execution_seconds(1) + 2e-3)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 4e-3), st.integers(1, 20), st.booleans(), st.integers(1, 2)), max_size=60),
@@ -265,16 +258,6 @@ def test_batches_are_full_although_clients_take_longer_than_the_delay(delay_us: 
         assert found.quantile(0.5) < before.quantile(0.5)
 
 
-@pytest.mark.parametrize("load", [0.1, 0.4, 0.8])
-def test_random_requests_wait_no_longer(load: float) -> None:
-    wanted = serial_batching(1000)
-    arrivals = poisson(load * SERIAL_SIZE / execution_seconds(SERIAL_SIZE), 4000)
-    found = open_loop(wanted, arrivals, two(wanted), one_stream=True)
-    before = open_loop(wanted, arrivals, two(wanted, serial=False), one_stream=True)
-    for share in (0.5, 0.99):
-        assert found.quantile(share) <= 1.02 * before.quantile(share)
-
-
 def test_a_batch_that_is_not_full_is_sent_shortly_before_the_device_is_free() -> None:
     scheduler = two(serial_batching(1000, queue_delay="fixed"))
     for at in (0.0, 1.0, 2.0):  # each takes 100 ms, of which 10 ms are for its inputs
@@ -330,31 +313,3 @@ def test_what_is_chosen_for_a_latency_keeps_it(p99: float, load: float) -> None:
     wanted = BatchSettings(max_batch_size=size, max_queue_delay_us=chosen.max_queue_delay_us, max_queue_size=0)
     found = open_loop(wanted, poisson(load * size / execution_seconds(size), REQUESTS))
     assert found.quantile(0.99) <= p99
-
-
-@pytest.mark.parametrize("delay_us", [0, 2000])
-@pytest.mark.parametrize("size", [8, 16, 32])
-def test_at_seven_tenths_of_the_peak_requests_take_about_two_executions(size: int, delay_us: int) -> None:
-    """One may arrive just after an execution began: it waits for that one, and for its own."""
-    seconds = execution_seconds(size)
-    wanted = BatchSettings(max_batch_size=size, max_queue_delay_us=delay_us, max_queue_size=0)
-    found = open_loop(wanted, poisson(0.7 * size / seconds, REQUESTS))
-    assert found.quantile(0.99) <= 2.2 * seconds
-
-
-def test_a_delay_makes_batches_larger_and_requests_slower() -> None:
-    arrivals = poisson(500, REQUESTS)
-    quick = open_loop(BatchSettings(max_batch_size=16, max_queue_size=0), arrivals)
-    slow = open_loop(BatchSettings(max_batch_size=16, max_queue_size=0, max_queue_delay_us=5000), arrivals)
-    assert len(slow.sizes) < len(quick.sizes) / 2
-    assert slow.quantile(0.5) > quick.quantile(0.5)
-    assert max(slow.latencies) < 5e-3 + 2 * execution_seconds(16) + 1e-9
-
-
-def test_batches_carry_a_load_that_single_requests_do_not() -> None:
-    arrivals = poisson(3 / execution_seconds(1), REQUESTS)
-    together = open_loop(BatchSettings(max_batch_size=32, max_queue_size=0), arrivals)
-    assert together.quantile(0.99) < 10e-3
-    assert max(together.sizes) > 1
-    alone = open_loop(BatchSettings(max_batch_size=1, max_queue_size=0), arrivals)
-    assert alone.quantile(0.99) > 1

@@ -119,33 +119,6 @@ def test_closing_beside_a_model_that_hangs_answers_and_ends(mlp: Path, serve: Se
     gate.open.set()
 
 
-def test_a_wall_clock_that_jumps_changes_nothing(mlp: Path, serve: Serve, monkeypatch: Any) -> None:
-    service = serve({"m": {"source": str(mlp), "batching": {"max_batch_size": 4, "timeout_us": 30_000_000}}})
-    real = time.time
-    for jump in (1e9, -1e9):
-        monkeypatch.setattr(time, "time", lambda jump=jump: real() + jump)
-        assert service.infer(ask("m", {"x": X})).result(WAIT)
-        assert service.ready() == (True, "")
-
-
-def test_cancels_at_random(mlp: Path, serve: Serve) -> None:
-    service = serve({"m": {"source": str(mlp), "batching": {"max_batch_size": 8, "max_queue_size": 0}}})
-    draw = random.Random(7)
-    futures = [service.infer(ask("m", {"x": rows_of(i)})) for i in range(400)]
-    victims = draw.sample(range(400), 50)
-    cancelled = {i for i in victims if futures[i].cancel()}
-    version = service.slots["m"].version()
-    for i, future in enumerate(futures):
-        if i in cancelled:
-            assert future.cancelled()
-        else:
-            assert future.result(WAIT).outputs[0].shape == (1, 64)
-    assert version.drain(WAIT)
-    counted = version.statistics.snapshot()
-    assert counted.requests["success"].times == 400 - len(cancelled)
-    assert counted.failures["CANCELED"] == len(cancelled)
-
-
 def test_no_answer_is_lost_or_doubled_over_20000_requests(mlp: Path, serve: Serve) -> None:
     """Three threads ask with deadlines, cancels and rows of their own, while a batch fails now and then."""
     runs = Counter[str]()
@@ -315,26 +288,6 @@ def test_inputs_that_a_model_fails_on_do_not_make_it_unready(mlp: Path, serve: S
         assert isinstance(service.infer(ask("m", {"x": rows_of(7)})).exception(WAIT), ServingError)
     assert probed.is_set()
     assert service.ready() == (True, "")
-
-
-def test_a_retry_says_the_batch_that_ran(mlp: Path, serve: Serve) -> None:
-    gate = Gate()
-
-    def fail(feeds: dict[str, Any]) -> None:
-        gate(feeds)
-        if 7 in feeds["x"][:, 0]:
-            raise EngineFailed("for these inputs. Fix: none")
-
-    service, _ = serve_hooked(serve, {"m": {"source": str(mlp), "batching": {"max_batch_size": 4}}}, fail)
-    first = service.infer(ask("m", {"x": rows_of(1)}))
-    assert gate.come.wait(WAIT)
-    sent = [service.infer(ask("m", {"x": rows_of(one)}, parameters={"xrt_evidence": True})) for one in (1, 7, 3)]
-    gate.open.set()
-    first.result(WAIT)
-    assert isinstance(sent[1].exception(WAIT), ServingError)
-    for one in (sent[0], sent[2]):
-        said = one.result(WAIT).parameters
-        assert (said["xrt_dispatch"], said["xrt_batch_size"], said["xrt_executions"]) == ("retry", 1, 1)
 
 
 def test_errors_and_pages_for_clients_name_no_folder(mlp: Path, serve: Serve, tmp_path: Path) -> None:

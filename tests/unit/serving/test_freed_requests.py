@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from serving_models import WAIT, ask, eventually, serve_gated, serve_hooked
+from serving_models import WAIT, ask, eventually, serve_gated
 
-from xpuruntime.errors import EngineFailed
 from xpuruntime.serving.http.application import asgi_app
 from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, ServingError
 from xpuruntime.serving.protocol.infer_messages import read_infer_request, write_infer_request
@@ -93,20 +92,6 @@ def test_of_a_request_that_nobody_waits_for(end: str, mlp: Path, serve: Callable
     del future
     gate.open.set()
     running.result(WAIT)
-    assert dead(reference)
-
-
-def test_of_a_request_that_failed(mlp: Path, serve: Callable[..., Models]) -> None:
-    def fail(feeds: dict[str, Any]) -> None:
-        raise EngineFailed("as a test. Fix: none")
-
-    service, _ = serve_hooked(serve, {"m": {"source": str(mlp)}}, fail)
-    array = fresh()
-    reference = weakref.ref(array)
-    future = service.infer(ask("m", {"x": array}))
-    del array
-    assert isinstance(future.exception(WAIT), ServingError)
-    del future
     assert dead(reference)
 
 

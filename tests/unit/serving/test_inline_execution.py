@@ -145,15 +145,6 @@ def test_a_request_with_large_outputs_is_queued_however_short(mlp: Path, serve: 
         found.result(WAIT)
 
 
-def test_a_request_larger_than_a_batch_is_split_and_so_queued(mlp: Path, serve: Serve) -> None:
-    service = serve({"m": {"source": str(mlp), "batching": {**AMPLE, "max_batch_size": 1}}})
-    inline(service)
-    for _ in range(3):
-        found = service.respond(ask("m", {"x": rows_of(1, 3)}))
-        assert isinstance(found, Future)
-        assert found.result(WAIT).outputs[0].shape == (3, 64)
-
-
 def test_a_long_model_does_not_hold_health_routes_up(mlp: Path, serve: Serve) -> None:
     pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")
     from xpuruntime.serving.protocol.rest import write_request

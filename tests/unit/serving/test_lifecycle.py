@@ -196,14 +196,6 @@ def _in(future: object) -> bool:
     return True
 
 
-def test_parameters_of_the_repository_are_refused(mlp: Path, serve: Serve) -> None:
-    service = serve({"m": {"source": str(mlp)}})
-    with pytest.raises(ServingError, match="'config' of the repository extension is not supported") as caught:
-        service.load("m", {"config": "{}"})
-    assert caught.value.code is Status.UNIMPLEMENTED
-    service.unload("m", {"unload_dependents": False})
-
-
 def test_a_model_that_is_loaded_with_the_first_request(mlp: Path, serve: Serve) -> None:
     service = serve({"m": {"source": str(mlp), "load": "on_demand"}})
     assert service.index()[0]["state"] == "UNAVAILABLE"

@@ -60,16 +60,6 @@ def test_a_lock_that_does_not_hold_is_fail_closed(locked: dict[str, Any], serve:
     assert service.index()[0]["state"] == "UNAVAILABLE"
 
 
-def test_a_lock_that_breaks_under_a_reload_keeps_what_is_served(
-    locked: dict[str, Any], serve: Serve, tmp_path: Path
-) -> None:
-    service = serve({"m": locked})
-    models.save(models.mlp(seed=5), tmp_path, "mlp.onnx")
-    with pytest.raises(ServingError, match="served on"):
-        service.load("m", {})
-    assert service.infer(ask("m", {"x": X})).result(WAIT)
-
-
 def test_a_fixed_shape_needs_a_lock_of_that_shape(
     locked: dict[str, Any], mlp: Path, serve: Serve, tmp_path: Path
 ) -> None:
@@ -154,13 +144,6 @@ def test_a_canary_out_of_tolerance_makes_the_model_not_ready(mlp: Path, serve: S
     canary = settled(service)["canary"]
     assert canary["out_of_tolerance"] == 1
     assert canary["worst_drift"] == pytest.approx(0.5, rel=0.1)
-
-
-def test_a_model_that_is_wrong_from_the_start_is_never_ready(mlp: Path, serve: Serve) -> None:
-    engine = Drifting()
-    engine.by = 2.0
-    service = serve({"m": {"source": str(mlp), "canary": {"every": 1000}}}, registry=engine.registry())
-    assert "the last canary is out of tolerance" in service.ready()[1]
 
 
 def test_a_canary_against_the_request_alone_is_bitwise_under_a_fixed_shape(mlp: Path, serve: Serve) -> None:

@@ -52,13 +52,6 @@ def test_a_delay_waits_for_others_and_not_longer() -> None:
     assert sizes(one.dispatch(100 * US)) == (2, "delay")
 
 
-def test_a_full_batch_does_not_wait() -> None:
-    one = scheduler(max_queue_delay_us=10**6)
-    for _ in range(4):
-        one.submit(entry(0))
-    assert sizes(one.dispatch(0)) == (4, "full")
-
-
 def test_a_preferred_size_does_not_wait_and_the_largest_is_taken() -> None:
     one = scheduler(max_batch_size=8, preferred_batch_size=[2, 4], max_queue_delay_us=10**6)
     one.submit(entry(0))
@@ -117,14 +110,6 @@ def test_past_a_timeout_that_delays_a_request_is_served_after_the_others() -> No
     assert one.dispatch(1.3).parts[0].entry is late
 
 
-def test_priorities_go_first() -> None:
-    one = scheduler(max_batch_size=2, priority_levels=3)
-    for level in (3, 2, 1, 3):
-        one.submit(entry(0, level=level))
-    first = one.dispatch(0)
-    assert [part.entry.level for part in first.parts] == [1, 2]
-
-
 def test_a_full_queue_says_when_to_retry() -> None:
     one = scheduler(max_queue_size=3)
     one.submit(entry(0))
@@ -155,33 +140,6 @@ def test_a_request_above_the_size_is_split_and_one_below_is_not() -> None:
     assert [(part.entry, part.start, part.stop) for part in third.parts] == [(large, 8, 9), (small, 0, 3)]
 
 
-def test_order_of_answers_is_kept_where_asked() -> None:
-    one = scheduler(2, max_batch_size=1, preserve_ordering=True)
-    first, second = entry(0), entry(0)
-    one.submit(first)
-    one.submit(second)
-    batches = [one.dispatch(0), one.dispatch(0)]
-    one.complete(batches[1], 1)
-    assert one.take_ready() == []
-    one.complete(batches[0], 2)
-    assert one.take_ready() == [first, second]
-
-
-def test_failed_batches_are_run_again_as_singles() -> None:
-    one = scheduler()
-    requests = [entry(0) for _ in range(3)]
-    for each in requests:
-        one.submit(each)
-    one.complete(one.dispatch(0), 1, ValueError())
-    assert one.take_ready() == []
-    for index, each in enumerate(requests):
-        single = one.dispatch(1)
-        assert sizes(single) == (1, "retry")
-        assert single.parts[0].entry is each
-        one.complete(single, 2, ValueError() if index == 1 else None)
-    assert [each.outcome for each in one.take_ready()] == ["done", "failed", "done"]
-
-
 def test_draining_takes_nothing_and_waits_for_nothing() -> None:
     one = scheduler(max_queue_delay_us=10**6)
     one.submit(entry(0))
@@ -189,13 +147,6 @@ def test_draining_takes_nothing_and_waits_for_nothing() -> None:
     with pytest.raises(QueueFull):
         one.submit(entry(0))
     assert sizes(one.dispatch(0)) == (1, "drain")
-
-
-def test_a_model_without_batches_runs_requests_as_they_are() -> None:
-    one = scheduler(2, max_batch_size=0)
-    one.submit(entry(0, 7))
-    one.submit(entry(0, 7))
-    assert [sizes(one.dispatch(0)) for _ in range(2)] == [(1, "full")] * 2
 
 
 class World:

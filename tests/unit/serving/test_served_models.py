@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from serving_models import WAIT, FaultyEngine, Gate, ask, eventually, rows_of, serve_gated, serve_hooked, tokens
+from serving_models import WAIT, Gate, ask, eventually, rows_of, serve_gated, serve_hooked, tokens
 
 import xpuruntime as xrt
 from xpuruntime.serving.messages import ServingError, Status
@@ -57,32 +57,6 @@ def test_requests_that_come_while_the_model_is_busy_run_together(mlp: Path, serv
     assert (stats["inference_count"], stats["execution_count"]) == (8, 2)
     assert stats["inference_stats"]["success"]["count"] == 5
     assert [stat["batch_size"] for stat in stats["batch_stats"]] == [1, 7]
-
-
-def test_a_request_of_more_rows_than_a_batch_is_split(mlp: Path, serve: Serve) -> None:
-    engine = FaultyEngine()
-    service = serve(
-        {"mlp": {"source": str(mlp), "batching": {"max_batch_size": 4}, "warmup": "none"}}, registry=engine.registry()
-    )
-    x = np.random.default_rng(0).standard_normal((10, 64)).astype(np.float32)
-    response = service.infer(ask("mlp", {"x": x}, parameters={"xrt_evidence": True})).result(WAIT)
-    assert [one["x"][0] for one in engine.seen] == [4, 4, 2]
-    assert response.parameters["xrt_executions"] == 3
-    with xrt.InferenceSession(mlp) as session:
-        np.testing.assert_allclose(response.outputs[0].data, session.run({"x": x})["y"], rtol=1e-5, atol=1e-6)
-
-
-def test_unaligned_and_read_only_tensors(mlp: Path, serve: Serve) -> None:
-    service = serve({"mlp": {"source": str(mlp), "batching": {"max_batch_size": 4}}})
-    x = np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
-    body = b"\0" + x.tobytes()
-    unaligned = np.frombuffer(memoryview(body)[1:], "<f4").reshape(2, 64)
-    assert not unaligned.flags.writeable
-    assert not unaligned.flags.aligned
-    for sent in (unaligned, np.asfortranarray(x), x[:, ::-1][:, ::-1]):
-        got = service.infer(ask("mlp", {"x": sent})).result(WAIT).outputs[0].data
-        with xrt.InferenceSession(mlp) as session:
-            np.testing.assert_array_equal(got, session.run({"x": x})["y"])
 
 
 @pytest.fixture

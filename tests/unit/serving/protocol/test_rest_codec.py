@@ -12,7 +12,7 @@ import pytest
 
 from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, ServingError, Status
 from xpuruntime.serving.protocol.datatypes import DATATYPES
-from xpuruntime.serving.protocol.rest import error_body, write_request, write_response
+from xpuruntime.serving.protocol.rest import write_request, write_response
 from xpuruntime.serving.protocol.rest_request import RestRequest, header_length, read_raw_request, read_request
 
 VALUES = {
@@ -335,10 +335,6 @@ def test_raw_requests_of_bytes_are_one_element():
 def test_raw_requests_that_do_not_fit_are_refused(facts, body, match):
     with pytest.raises(ServingError, match=match):
         read_raw_request(body, facts, "m", batched=False)
-
-
-def test_an_error_is_json():
-    assert json.loads(error_body('a "b"\n')) == {"error": 'a "b"\n'}
 
 
 def test_requests_that_differ_in_values_alone_are_read_as_the_first_was():

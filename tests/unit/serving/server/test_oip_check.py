@@ -232,27 +232,6 @@ def test_a_server_that_is_late_is_not_waited_for_in_every_check():
     assert result.checks[-1].detail == "not asked: 3 answers in a row did not come in time"
 
 
-class Resetting(socketserver.BaseRequestHandler):
-    """Speaks HTTP/2 as far as to reset each stream."""
-
-    def handle(self) -> None:
-        stream = self.request.makefile("rb")
-        stream.read(24)
-        self.request.sendall(b"\0\0\0\4\0\0\0\0\0")
-        while head := stream.read(9):
-            stream.read(int.from_bytes(head[:3], "big"))
-            if head[3] == 1:
-                self.request.sendall(b"\0\0\4\3\0" + head[5:] + (2).to_bytes(4, "big"))
-
-
-def test_what_grpcio_says_of_a_broken_answer_is_no_refusal_by_the_server():
-    with serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Resetting)) as port:
-        result = check(Listing, grpc=f"127.0.0.1:{port}")
-    broken = [one for one in result.checks if one.transport == "grpc"]
-    assert {one.outcome for one in broken} == {"fail"}
-    assert all("RST_STREAM" in one.detail for one in broken)
-
-
 class Unwell(Wrong):
     """Has an error of its own for every request, and says so for those to the model alone."""
 
@@ -324,9 +303,3 @@ def test_a_server_that_is_not_there_is_said_so(digits):
         check_server("http://127.0.0.1:1")
     with pytest.raises(XpuRuntimeError, match="is no HTTP"):
         check_server(f"http://{digits.grpc_address}")
-
-
-@pytest.mark.parametrize("shape", ["image", "=1", "image=1,x", "image="])
-def test_what_is_no_shape_is_refused(shape, capsys):
-    assert run(["oip-check", "http://127.0.0.1:1", "--shape", shape]) == 2
-    assert "write INPUT=1,3,224,224" in capsys.readouterr().err

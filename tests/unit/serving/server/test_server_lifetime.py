@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import sys
 import threading
@@ -194,49 +193,6 @@ def test_an_open_session_is_served_on_both_transports_and_stays_open():
         session.run({"image": made})
 
 
-def test_wrong_requests_say_why():
-    with Server.from_settings(settings()) as server:
-        client = Client(server.http_address)
-        assert "image" in client.post("/v2/models/digits/infer", {"inputs": []}).error
-        wrong = [
-            ({"name": "picture"}, 400, "picture"),
-            ({"datatype": "FP64"}, 400, "FP64"),
-            ({"shape": [1, 1, 4, 16]}, 400, "image"),
-        ]
-        for change, status, match in wrong:
-            request = asked(images(1))
-            request["inputs"][0] |= change
-            answer = client.post("/v2/models/digits/infer", request)
-            assert (answer.status, match in answer.error) == (status, True), answer.error
-        answer = client.post("/v2/models/digits/infer", {**asked(images(1)), "outputs": [{"name": "nothing"}]})
-        assert answer.status == 400
-        assert client.post("/v2/models/digit/infer", asked(images(1))).status == 404
-
-
-def test_requests_are_put_together_and_answered_apart():
-    many = images(16)
-    batching = {"max_batch_size": 16, "max_queue_delay_us": 20_000}
-    with Server.from_settings(settings(batching=batching)) as server:
-        client = Client(server.http_address)
-        answers: dict[int, list[float]] = {}
-
-        def ask(at: int) -> None:
-            answers[at] = client.post("/v2/models/digits/infer", asked(many[at : at + 1])).json["outputs"][0]["data"]
-
-        threads = [threading.Thread(target=ask, args=(at,)) for at in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        stats = client.get("/v2/models/digits/stats").json["model_stats"][0]
-    with xrt.InferenceSession(xrt.demo_model_path(), device="cpu") as session:
-        expected = session.run({"image": many})["logits"]
-    array = np.array([answers[at] for at in range(16)], np.float32)
-    np.testing.assert_allclose(array, expected, rtol=1e-4, atol=1e-4)
-    assert stats["inference_count"] == 16
-    assert stats["execution_count"] < 16
-
-
 def test_metrics_status_and_evidence():
     pytest.importorskip("prometheus_client", reason="needs prometheus-client, of the extra serve")
     with Server.from_settings(settings()) as server:
@@ -254,12 +210,6 @@ def test_metrics_status_and_evidence():
         assert client.post("/v2/models/digits/infer", evidence).json["parameters"]["xrt_batch_size"] >= 1
 
 
-def test_a_file_of_settings(tmp_path):
-    (tmp_path / "serve.json").write_text(json.dumps({"schema": "xpuruntime.serve/1", **settings().to_plain()}))
-    with Server.from_settings(tmp_path / "serve.json") as server:
-        assert Client(server.http_address).get("/v2/health/ready").json == {"ready": True}
-
-
 def test_a_model_that_does_not_load_is_not_ready(tmp_path):
     with Server.from_settings(settings(source=str(tmp_path / "missing.onnx"))) as server:
         client = Client(server.http_address)
@@ -268,11 +218,3 @@ def test_a_model_that_does_not_load_is_not_ready(tmp_path):
         assert "missing.onnx" in answer.error
         assert client.get("/v2/health/live").status == 200
         assert client.post("/v2/models/digits/infer", asked(images(1))).status == 503
-
-
-def test_names_that_no_path_can_have_are_refused():
-    with (
-        xrt.InferenceSession(xrt.demo_model_path(), device="cpu") as session,
-        pytest.raises(InputError, match="cannot be the name of a model"),
-    ):
-        Server({"a/b": session})

@@ -136,14 +136,6 @@ def test_all_kinds_of_requests_of_one_connection_are_answered_in_order(served):
     assert all("date" in headers for _, headers, _ in responses)
 
 
-def test_many_requests_at_once_are_answered_and_others_meanwhile(served):
-    with connect(served) as sock:
-        sock.sendall(b"".join(request(body(at)) for at in range(300)))
-        assert served.http.get("/v2/health/live").status == 200
-        responses = read_responses(sock, 300)
-    assert [json.loads(response[2])["id"] for response in responses] == [str(at) for at in range(300)]
-
-
 @pytest.mark.parametrize("pause", [0.0, 0.2])
 @pytest.mark.parametrize("at", [10, 60, 90])
 def test_a_request_in_two_parts_is_answered(served, at, pause):
@@ -156,14 +148,6 @@ def test_a_request_in_two_parts_is_answered(served, at, pause):
             (answer,) = read_responses(sock, 1)
             assert answer[0] == 200
             assert json.loads(answer[2])["id"] == "7"
-
-
-def test_a_long_request_is_answered(served):
-    with connect(served) as sock:
-        sock.sendall(request(body(1, 100_000)) + request(body(2)))
-        responses = read_responses(sock, 2)
-    assert [json.loads(response[2])["id"] for response in responses] == ["1", "2"]
-    assert json.loads(responses[0][2])["outputs"][0]["shape"] == [100_000]
 
 
 def test_what_follows_a_request_that_waits_is_kept_in_order(own):
@@ -195,37 +179,6 @@ def test_an_idle_connection_is_closed_and_one_that_waits_is_not(own):
             time.sleep(1.2)
             own.release.set()
             assert read_responses(waits, 1)[0][0] == 200
-
-
-def test_bodies_that_wait_are_bounded_together(own):
-    made = body(1, 2000)
-    with Server(own, http="127.0.0.1:0", options=TransportOptions(max_buffered=len(made) + 100)) as server:
-        served = SimpleNamespace(http=Client(server.http_address))
-        with connect(served) as first, connect(served) as second:
-            first.sendall(request(made, "slow"))
-            assert until(lambda: len(own.waiting) == 1)
-            second.sendall(request(made, "slow"))
-            (answer,) = read_responses(second, 1)
-            assert answer[0] == 429
-            assert "retry-after" in answer[1]
-            assert until(own.waiting[1].cancelled)
-            own.release.set()
-            assert read_responses(first, 1)[0][0] == 200
-
-
-def test_a_token_is_asked_for(own):
-    options = TransportOptions(access=Access(token="0123456789abcdef"))
-    with Server(own, http="127.0.0.1:0", options=options) as server:
-        served = SimpleNamespace(http=Client(server.http_address))
-        for given, status in (({}, 401), ({"Authorization": "Bearer 0123456789abcdef"}, 200)):
-            with connect(served) as sock:
-                sock.sendall(request(body(1), **given))
-                (answer,) = read_responses(sock, 1)
-                assert answer[0] == status
-                if status == 401:
-                    assert answer[1]["connection"] == "close"
-                    assert sock.recv(1) == b""
-    assert len(own.requests) == 1
 
 
 @pytest.mark.parametrize("count", [20, 3000, 5000, 20_000])

@@ -235,7 +235,7 @@ def test_a_server_that_stops_waits_for_a_body_and_then_no_longer(own, loops, rec
         stopping.join()
 
 
-def test_a_connection_is_not_idle_while_a_body_comes(own, loops, receivers):
+def test_a_connection_is_not_idle_while_a_body_comes(own, receivers):
     made = request(values(1))
     with serving(own, idle_seconds=1) as server, connect(server) as sock:
         for _ in range(2):
@@ -255,45 +255,6 @@ def test_large_bodies_over_tls(own, loops, pem):
                 array = values(number, 200_000)
                 sock.sendall(request(array))
                 assert_echo(read_answer(sock), array)
-
-
-def test_other_requests_in_between_are_answered_in_their_order(own, loops):
-    """Another length, a small one, another path, and all of them at once."""
-    arrays = [values(1), values(2, 70_000), values(3, 3), values(4), values(5), values(6, 90_000)]
-    with serving(own) as server, connect(server) as sock:
-        for array in arrays:
-            sock.sendall(request(array))
-            assert_echo(read_answer(sock), array)
-        for _ in range(2):
-            sock.sendall(HEALTH)
-            assert read_answer(sock)[0] == 200
-        sender = threading.Thread(target=sock.sendall, args=(b"".join(map(request, arrays)) + HEALTH,))
-        sender.start()
-        for array in arrays:
-            assert_echo(read_answer(sock), array)
-        assert read_answer(sock)[0] == 200
-        sender.join()
-
-
-def test_clients_beside_each_other_get_their_own_answers(own, loops):
-    failures: list[BaseException] = []
-
-    def client(first: int) -> None:
-        try:
-            with connect(server) as sock:
-                for seed in range(first, first + 12):
-                    sock.sendall(request(values(seed)))
-                    assert_echo(read_answer(sock), values(seed))
-        except BaseException as error:
-            failures.append(error)
-
-    with serving(own) as server:
-        clients = [threading.Thread(target=client, args=(100 * at,)) for at in range(6)]
-        for one in clients:
-            one.start()
-        for one in clients:
-            one.join()
-    assert not failures
 
 
 @pytest.fixture
