@@ -190,17 +190,6 @@ def test_int8_is_checked_on_the_first_calibration_input() -> None:
         )
 
 
-def test_a_quantized_model_has_the_tolerance_of_int8(tmp_path: Path) -> None:
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    model = models.save(models.mlp(), tmp_path)
-    quantized = tmp_path / "q.onnx"
-    quantize_dynamic(str(model), str(quantized), weight_type=QuantType.QUInt8)
-    with xrt.InferenceSession(quantized, policy={"execution": {"device": "cpu"}, "accuracy": {"rtol": 0.2}}) as session:
-        (told,) = (c for c in session.explain(runs=1).conversions if "probe input" in c.what)
-    assert "agree" in told.reason
-
-
 def test_the_probe_has_the_shapes_of_the_policy() -> None:
     engine = OffEngine(0.0)
     opened(engine, accuracy={"rtol": 1e-3}, execution={"shapes": {"image": [5, 1, 8, 8]}}).close()
@@ -210,36 +199,12 @@ def test_the_probe_has_the_shapes_of_the_policy() -> None:
     assert 3 <= engine.runs[0]["image"].shape[0] <= 7
 
 
-def test_an_engine_that_computes_nothing_is_not_asked() -> None:
-    policy = {"execution": {"engine": "null", "device": "cpu"}, "accuracy": {"rtol": 1e-3}}
-    with pytest.warns(xrt.XpuRuntimeWarning, match=r"accuracy\.rtol"):
-        xrt.InferenceSession(MODEL, policy=policy).close()
-
-
 def test_a_model_without_a_probe_input_says_so(tmp_path: Path) -> None:
     model = models.save(models.identity("string"), tmp_path)
     policy = {"execution": {"device": "cpu"}, "accuracy": {"rtol": 1e-3}}
     with pytest.warns(xrt.XpuRuntimeWarning, match=r"inconclusive: no probe can be made .* of type string\. Fix: pass"):
         session = xrt.InferenceSession(model, policy=policy)
     session.close()
-
-
-def test_a_model_that_refuses_a_made_up_input_opens(tmp_path: Path) -> None:
-    from onnx import TensorProto, helper
-
-    node = helper.make_node("Gather", ["x", "i"], ["y"], name="pick")
-    inputs = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, [1]),
-        helper.make_tensor_value_info("i", TensorProto.INT64, [4]),
-    ]
-    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])])
-    path = models.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), tmp_path)
-    policy = {"execution": {"device": "cpu"}, "accuracy": {"rtol": 1e-3}}
-    with pytest.warns(xrt.XpuRuntimeWarning, match="inconclusive: .* refuses the generated input"):
-        session = xrt.InferenceSession(path, policy=policy)
-    with session:
-        feeds = {"x": np.ones(1, np.float32), "i": np.zeros(4, np.int64)}
-        assert session.run(feeds)["y"].tolist() == [1.0] * 4
 
 
 def count_loads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -293,16 +258,6 @@ def test_an_artifact_without_a_reference_needs_its_model(tmp_path: Path) -> None
     model.unlink()
     with pytest.raises(xrt.EngineError, match=r"keeps no reference.*there is no such file"):
         xrt.InferenceSession(artifact.folder, policy=asked)
-
-
-def test_what_is_out_of_tolerance_is_not_compiled(tmp_path: Path) -> None:
-    asked = {
-        "execution": {"engine": "onnxruntime", "device": "cpu", "precision": "fp16"},
-        "accuracy": {"rtol": 1e-9, "atol": 1e-12},
-    }
-    with pytest.warns(xrt.XpuRuntimeWarning), pytest.raises(xrt.EngineError, match="does not agree"):
-        xrt.compile_model(MODEL, tmp_path / "m.xrt", policy=asked)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_compiled_ahead_of_time_it_is_checked_where_it_is_loaded(

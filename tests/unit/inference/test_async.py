@@ -55,23 +55,6 @@ def test_many_in_flight_get_their_own_answers(quick: Path, engine: str) -> None:
             np.testing.assert_array_equal(future.result(WAIT)["y"], session.run({"x": x})["y"])
 
 
-def test_results_are_the_callers(quick: Path, engine: str) -> None:
-    with xrt.InferenceSession(quick, device="cpu", engine=engine) as session:
-        first = session.run_async({"x": x_of(1)}).result(WAIT)["y"]
-        kept = first.copy()
-        session.run_async({"x": x_of(2)}).result(WAIT)
-        np.testing.assert_array_equal(first, kept)
-    np.testing.assert_array_equal(first, kept)
-
-
-def test_large_arrays_are_shared_and_answers_are_right(slow: Path, engine: str) -> None:
-    with xrt.InferenceSession(slow, device="cpu", engine=engine) as session:
-        inputs = [np.random.default_rng(i).standard_normal((64, 1024)).astype(np.float32) for i in range(8)]
-        futures = [session.run_async({"x": x}) for x in inputs]
-        for x, future in zip(inputs, futures, strict=True):
-            np.testing.assert_allclose(future.result(WAIT)["y"], session.run({"x": x})["y"], rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("bad", [{"x": np.zeros((1, 63), np.float32)}, {"xx": x_of(1)}, {"x": [1.0]}])
 def test_wrong_inputs_reach_the_caller(quick: Path, engine: str, bad: dict) -> None:
     with xrt.InferenceSession(quick, device="cpu", engine=engine) as session:
@@ -107,25 +90,6 @@ def test_close_cancels_what_waits_and_finishes_what_runs(slow: Path, engine: str
             assert "closed" in str(future.exception())
     with pytest.raises(xrt.XpuRuntimeError, match="closed"):
         session.run_async({"x": x})
-
-
-def test_from_many_threads(quick: Path, engine: str) -> None:
-    failures: list[str] = []
-    with xrt.InferenceSession(quick, device="cpu", engine=engine) as session:
-        want = [session.run({"x": x_of(i)})["y"] for i in range(8)]
-
-        def work(index: int) -> None:
-            for _ in range(30):
-                got = session.run_async({"x": x_of(index)}).result(WAIT)["y"]
-                if not np.array_equal(got, want[index]):
-                    failures.append(f"thread {index} got another answer")
-
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not failures
 
 
 def test_a_callback_may_start_the_next_run(quick: Path, engine: str) -> None:
@@ -167,21 +131,6 @@ def test_the_waiting_thread_ends_by_itself(quick: Path) -> None:
             time.sleep(0.02)
         assert not any(t.name == "xpuruntime-openvino" for t in threading.enumerate())
         assert session.run_async({"x": x_of(1)}).result(WAIT)["y"].shape == (4, 64)
-
-
-def test_null_engine_too(quick: Path) -> None:
-    with xrt.InferenceSession(quick, device="cpu", engine="null") as session:
-        assert session.run_async({"x": x_of(1)}).result(WAIT)["y"].shape == (4, 64)
-    with pytest.raises(xrt.XpuRuntimeError, match="closed"):
-        session.run_async({"x": x_of(1)})
-
-
-def test_torch_arrays_go_back_as_torch(quick: Path, engine: str) -> None:
-    torch = pytest.importorskip("torch")
-    with xrt.InferenceSession(quick, device="cpu", engine=engine) as session:
-        y = session.run_async({"x": torch.ones(4, 64)}).result(WAIT)["y"]
-        assert isinstance(y, torch.Tensor)
-        np.testing.assert_array_equal(y.numpy(), session.run({"x": x_of(1)})["y"])
 
 
 @pytest.fixture
@@ -228,12 +177,6 @@ def test_a_run_that_does_not_begin_in_time_does_not_run(held: Any) -> None:
     gate.open.set()
     for future in (*futures, in_time):
         assert future.result(WAIT)["y"].shape == (4, 64)
-
-
-def test_limits_of_each_engine(quick: Path, engine: str) -> None:
-    with xrt.InferenceSession(quick, device="cpu", engine=engine) as session:
-        futures = [session.run_async({"x": x_of(i)}, queue=100, timeout=WAIT) for i in range(20)]
-        assert all(future.result(WAIT)["y"].shape == (4, 64) for future in futures)
 
 
 @pytest.mark.parametrize("bad", [{"queue": 0}, {"queue": True}, {"queue": 1.5}, {"timeout": 0}, {"timeout": "1"}])

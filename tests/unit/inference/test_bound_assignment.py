@@ -89,11 +89,6 @@ def test_misuse_is_refused(digits: xrt.InferenceSession, misuse: Any, message: s
     np.testing.assert_allclose(bound.outputs["logits"], digits.run({"image": IMAGES[:1]})["logits"], atol=1e-5)
 
 
-def test_an_attribute_is_refused_with_the_item(digits: xrt.InferenceSession) -> None:
-    with pytest.raises(AttributeError, match=r"Fix: binding\.inputs\['image'\]"):
-        digits.bind({"image": IMAGES[:1]}).inputs.image  # type: ignore[attr-defined]  # noqa: B018
-
-
 def test_values_of_zero_are_never_run(engine: str, tmp_path: Path) -> None:
     """A size of zero is refused by the operator, so that a run on empty buffers would fail."""
     path = write(

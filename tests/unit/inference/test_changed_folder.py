@@ -92,20 +92,6 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.Mo
     assert digests[0] != digests[1]
 
 
-def test_calibration_inputs_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "samples").mkdir()
-    (tmp_path / "elsewhere").mkdir()
-    models.save(models.mlp(), tmp_path)
-    for number in range(3):
-        np.savez(tmp_path / "samples" / f"{number}.npz", x=FEEDS["x"] * (number + 1))
-    monkeypatch.chdir(tmp_path)
-    policy = {"execution": {**POLICIES["onnxruntime"], "precision": "int8"}}
-    with xrt.InferenceSession("model.onnx", policy=policy, calibration="samples") as session:
-        monkeypatch.chdir(tmp_path / "elsewhere")
-        assert session.explain(FEEDS, runs=1).units
-        session.save_compiled("mlp.xrt")
-
-
 def test_a_served_model_is_loaded_again(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ServeSettings.coerce({"schema": "xpuruntime.serve/1", "models": {"mlp": {"source": model}}})
     service = Models(settings)
@@ -116,9 +102,3 @@ def test_a_served_model_is_loaded_again(model: str, tmp_path: Path, monkeypatch:
         assert [row["state"] for row in service.index()] == ["READY"]
     finally:
         service.close()
-
-
-def test_manifests_keep_the_path_as_given(model: str, tmp_path: Path) -> None:
-    xrt.compile_model(model, "mlp.xrt", policy={"execution": POLICIES["onnxruntime"]})
-    text = (tmp_path / "here" / "mlp.xrt" / "manifest.json").read_text()
-    assert str(tmp_path) not in text

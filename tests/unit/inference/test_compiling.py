@@ -251,16 +251,6 @@ def test_calibration_belongs_to_the_artifact(tmp_path: Path) -> None:
         assert session.plan.engine == "onnxruntime"
 
 
-def test_a_folder_that_is_there_is_not_overwritten_unasked(artifact: xrt.Artifact) -> None:
-    before = {p.name: p.stat().st_mtime_ns for p in artifact.folder.iterdir()}
-    with pytest.raises(xrt.InputError, match="is there already"):
-        xrt.compile_model(MODEL, artifact.folder, device="cpu")
-    assert {p.name: p.stat().st_mtime_ns for p in artifact.folder.iterdir()} == before
-    again = xrt.compile_model(MODEL, artifact.folder, device="cpu", precision="fp32", overwrite=True)
-    assert again.manifest.policy != artifact.manifest.policy
-    assert sorted(p.name for p in artifact.folder.parent.iterdir()) == ["digits.xrt"]
-
-
 def test_who_cannot_compile_says_so(tmp_path: Path) -> None:
     with pytest.raises(xrt.UnsupportedOperationError, match=r"null makes no compiled artifact.*onnxruntime"):
         xrt.compile_model(MODEL, tmp_path / "m.xrt", engine="null")
@@ -312,12 +302,3 @@ def test_an_engine_that_wrote_nothing_is_caught(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(xrt.EngineError, match=r"slow did not write 'model\.bin'.*is the disk full"):
         xrt.compile_model(MODEL, tmp_path / "m.xrt", engine="slow", registry=engine.registry())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["log"]
-
-
-def test_the_model_file_may_change_after_it_was_compiled(tmp_path: Path) -> None:
-    model = models.save(models.mlp(), tmp_path)
-    artifact = xrt.compile_model(model, tmp_path / "m.xrt", device="cpu")
-    models.save(models.mlp(seed=1), tmp_path)
-    with xrt.InferenceSession(artifact.folder) as session:
-        assert session.plan.model.sha256 == artifact.manifest.model.sha256
-        assert session.run({"x": np.ones((1, 64), np.float32)})["y"].shape == (1, 64)

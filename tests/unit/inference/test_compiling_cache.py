@@ -9,12 +9,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from compile_tools import SlowEngine, edit_manifest, open_cached, policy_of
@@ -83,15 +81,6 @@ def test_an_engine_that_does_not_compile_says_so(cache: Path) -> None:
         xrt.plan(MODEL, policy={**policy, "mode": "strict"})
 
 
-def test_each_key_has_a_control(engine: SlowEngine, cache: Path) -> None:
-    policy = {**policy_of(cache, artifacts={"stale": "rebuild"}), "mode": "strict"}
-    plan = xrt.plan(MODEL, policy=policy, registry=engine.registry())
-    for key, resolved in (("cache", str(cache)), ("stale", "rebuild")):
-        control = plan.control(f"execution.artifacts.{key}")
-        assert control is not None
-        assert (control.resolved, control.enforceability) == (resolved, "enforced")
-
-
 def key_of(engine: SlowEngine, model: Path, **execution: Any) -> str:
     policy = xrt.Policy.coerce(policy_of(Path("/cache"), **execution))
     session = plan_session(model, SessionArguments(policy=policy), engine.registry(), None)
@@ -158,27 +147,6 @@ def test_an_artifact_that_is_named_is_never_made_again(engine: SlowEngine, tmp_p
     policy = policy_of(tmp_path / "cache", artifacts={"stale": "rebuild"})
     with pytest.raises(xrt.EngineError, match="compiled for slow 0 and here is 1"):
         xrt.InferenceSession(folder, policy=policy, registry=engine.registry())
-    assert engine.lines().count("compile") == 1
-
-
-def test_sixteen_threads_compile_once(tmp_path: Path, cache: Path) -> None:
-    engine = SlowEngine(tmp_path / "log", seconds=0.2)
-    registry = engine.registry()
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            with xrt.InferenceSession(MODEL, policy=policy_of(cache), registry=registry) as session:
-                session.run(X)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
     assert engine.lines().count("compile") == 1
 
 
@@ -294,12 +262,6 @@ def test_a_cache_that_cannot_be_written_serves_what_it_has(
     assert engine.lines().count("compile") == 1
 
 
-def test_a_file_in_place_of_the_cache(engine: SlowEngine, tmp_path: Path) -> None:
-    (tmp_path / "cache").write_bytes(b"")
-    with pytest.raises(xrt.XpuRuntimeError, match="could not be written"):
-        open_cached(engine, MODEL, tmp_path / "cache")
-
-
 def test_a_compilation_that_fails_leaves_nothing(
     engine: SlowEngine, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,24 +275,3 @@ def test_a_compilation_that_fails_leaves_nothing(
     with pytest.raises(xrt.EngineError, match="caught fire"):
         open_cached(engine, MODEL, cache)
     assert entries(cache) == []
-
-
-def test_an_artifact_that_does_not_load_is_not_kept(
-    engine: SlowEngine, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> Any:
-        raise xrt.EngineError("it does not load", engine="slow")
-
-    monkeypatch.setattr(engine, "load", refuse)
-    with pytest.raises(xrt.EngineError, match="does not load"):
-        open_cached(engine, MODEL, cache)
-    assert entries(cache) == []
-
-
-def test_the_manifest_of_an_entry_can_be_read_by_other_tools(engine: SlowEngine, cache: Path) -> None:
-    open_cached(engine, MODEL, cache).close()
-    plain = msgspec.json.decode((cache / entries(cache)[0] / "manifest.json").read_bytes())
-    assert plain["engine"] == "slow"
-    assert plain["target"] == {"slow": "1"}
-    assert plain["files"]["model.bin"]["size"] == len(b"first half, second half")
-    assert plain["node_map"]["all"][0] == "conv1"

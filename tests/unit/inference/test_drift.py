@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -82,13 +81,6 @@ def test_errors_of_fp16_are_there_and_within_its_tolerance() -> None:
     assert [output.name for output in row.outputs] == ["logits"]
 
 
-def test_openvino_gives_every_layer() -> None:
-    pytest.importorskip("openvino")
-    (row,) = xrt.compare_engines(MODEL, ["openvino"], device="cpu", precision="fp32", runs=1, layers=True).rows
-    assert [layer.name for layer in row.drift.layers] == LAYERS
-    assert 0 < max(layer.figures.max_rel for layer in row.drift.layers) < 1e-4
-
-
 def test_a_tensor_that_is_hidden_hides_only_itself() -> None:
     hidden = inspect_model(MODEL).nodes[3]
     drift = drift_of(FaultEngine("conv1", hidden=lambda name: name == hidden.outputs[0]))
@@ -150,14 +142,6 @@ def test_layers_are_not_measured_unasked_and_errors_of_others_are_notes() -> Non
     assert (table.rows[0].status, table.rows[0].drift) == ("failed", None)
 
 
-def test_the_comparison_as_json_has_every_layer() -> None:
-    table = xrt.compare_engines(MODEL, ["onnxruntime", "null"], device="cpu", runs=1, layers=True)
-    plain = msgspec.json.decode(table.to_json())
-    assert [layer["name"] for layer in plain["rows"][1]["drift"]["layers"]] == LAYERS
-    assert plain["rows"][1]["drift"]["first"] == 0
-    assert plain["layers"] is True
-
-
 @pytest.mark.parametrize(
     ("engines", "headline"),
     [
@@ -184,26 +168,3 @@ def test_where_layers_are_measured_there_is_one_first_node() -> None:
     assert str(engines).count("first") == 1
     (searched,) = xrt.compare_engines(xrt.demo_model_path(), ["null"], device="cpu", runs=1).rows
     assert searched.divergence is not None
-
-
-@pytest.mark.parametrize(
-    ("precision", "first", "said"),
-    [
-        ("int8", None, "under int8"),
-        ("fp32", None, ""),
-        ("int8", 0, "the first of them"),
-        ("fp32", 0, "the first of them"),
-    ],
-)
-def test_int8_is_not_bisected_where_layers_were_measured(precision: str, first: int | None, said: str) -> None:
-    from xpuruntime.evidence.tolerances import TOLERANCES, compare_within
-    from xpuruntime.inference.comparing import _measured_instead
-    from xpuruntime.inference.comparison import DriftReport, LayerDrift
-
-    x = np.ones(3, np.float32)
-    (figures,) = compare_within({"y": x}, {"y": x}, TOLERANCES["fp16"]).outputs
-    drift = DriftReport(layers=(LayerDrift(place=0, name="n", op="Relu", figures=figures),), first=first)
-    why = _measured_instead(drift, precision)
-    assert (said in why) if said else not why
-    assert not _measured_instead(DriftReport(), precision)
-    assert not _measured_instead(None, precision)
