@@ -5,14 +5,11 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 from locked_cases import Case, make_case, validator_of, with_entry, with_validator
-from planted_interpreters import UNOPTIMISED, interpreter
 
 import xpuruntime as xrt
 from xpuruntime.errors import InputError, LockError
@@ -173,23 +170,6 @@ def test_a_report_is_compared_as_far_as_it_tells(case, tmp_path):
     assert not differing(difference)
     assert f"{path} does not record" in difference.notes[0]
     assert "device cpu" in difference.notes[0]
-
-
-def test_another_interpreter_locks_the_model_anew(tmp_path):
-    path, model = tmp_path / "own.lock", Path(__file__).parents[2] / "models" / "convnet.onnx"
-    xrt.lock(model, {"execution": {"engine": "onnxruntime", "device": "cpu"}}, path)
-    side = interpreter(tmp_path / "new", customize=UNOPTIMISED, variables="export ORT_USE_MLAS_Q4_GEMM_MOE=1\n")
-    difference = diff(str(path), side, model)
-    (row,) = difference.level("environment").rows
-    assert (row.subject, row.restore) == ("environment.onnxruntime", "unset ORT_USE_MLAS_Q4_GEMM_MOE")
-    placement = difference.level("placement")
-    assert placement.verdict == "differs"
-    assert {row.code for row in placement.rows} <= {"fusion", "gone", "new"}
-    assert "what they depend on differs" in difference.level("kernels").reason
-    assert all(row.causes == ("environment.onnxruntime",) for row in placement.rows)
-    same = diff(str(path), f"py:{sys.executable}", model)
-    assert not differing(same)
-    assert same.level("kernels").verdict == "unobservable", "ONNX Runtime reports the kernel of no unit that ran"
 
 
 def test_locks_of_training_are_compared_by_their_calls(tmp_path):

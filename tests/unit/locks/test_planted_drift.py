@@ -66,14 +66,6 @@ def test_unchanged_opens_are_never_refused(case: Case) -> None:
         assert np.array_equal(outputs[name], array)
 
 
-def test_an_instrumented_run_is_as_locked(case: Case) -> None:
-    with case.open() as session:
-        report = session.explain(runs=1)
-    seen = {observation.key: observation for observation in report.observations}["execution.lock"]
-    assert seen.status == "honoured", seen
-    assert f"{len(case.lock.identity.entries)} units ran as locked" in seen.reason
-
-
 #: Changes that no result depends on; variables of OpenMP for the engines that do not read them.
 HARMLESS = {
     "HOME": "{folder}", "TMPDIR": "{folder}", "LD_LIBRARY_PATH": "{folder}", "PYTHONHASHSEED": "17", "LC_ALL": "C",

@@ -4,10 +4,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import subprocess
-import sys
 import venv
 from pathlib import Path
 from typing import Any
@@ -74,25 +71,6 @@ def test_every_key_is_kept(exported: Exported) -> None:
     assert {key.key: key.outcome for key in exported.result.keys} == dict.fromkeys(
         exported.lock.identity.policy.stated, "kept"
     )
-
-
-def test_the_script_is_a_program(exported: Exported, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((2, 64), np.float32)
-    np.savez(tmp_path / "in.npz", x=x)
-    command = [sys.executable, str(exported.folder / exported.result.entry), "in.npz", "out.npz"]
-    subprocess.run(command, check=True, cwd=tmp_path)
-    with xrt.InferenceSession(exported.model, policy=exported.policy, **exported.options) as session:
-        expected = session.run({"x": x})
-    with np.load(tmp_path / "out.npz") as found:
-        assert {name: array.tobytes() for name, array in found.items()} == {
-            name: np.asarray(array).tobytes() for name, array in expected.items()
-        }
-    assert "xpuruntime" not in {
-        line.split()[1].partition(".")[0]
-        for line in (exported.folder / exported.result.entry).read_text().splitlines()
-        if line.startswith(("import ", "from "))
-    }
 
 
 def test_exporting_twice_gives_the_same_files(exported: Exported, tmp_path: Path) -> None:
@@ -315,17 +293,6 @@ def test_a_folder_that_another_process_made_meanwhile_stays(
         xrt.export_lock(plain, "ort-python", out)
     assert [path.name for path in out.iterdir()] == ["theirs"]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]  # nothing half written beside it
-
-
-def test_a_failure_leaves_nothing(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Any, target: str, folder: Path) -> Any:
-        (folder / "model.onnx").write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device", str(folder))
-
-    monkeypatch.setattr(OnnxRuntimeExporter, "write", full)
-    with pytest.raises(xrt.InputError, match="No space left on device"):
-        xrt.export_lock(plain, "ort-python", tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interpreter_without_the_engine(plain: Path, tmp_path: Path) -> None:
