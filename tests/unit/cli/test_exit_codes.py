@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import xpuruntime
 from xpuruntime import errors
 from xpuruntime.cli.exit_codes import ExitCode, exit_code_of
 from xpuruntime.policies import files
@@ -116,20 +115,6 @@ def test_the_table_is_that_of_the_code() -> None:
 )
 def test_codes_of_other_exceptions(error: Exception, code: int) -> None:
     assert exit_code_of(error) == code
-
-
-def test_missing_devices_are_the_environment_and_accuracy_is_not() -> None:
-    pytest.importorskip("openvino", reason="OpenVINO looks for the NPU")
-    with pytest.raises(xpuruntime.EngineError, match="needs an Intel NPU"):
-        xpuruntime.plan(xpuruntime.demo_model_path(), device="npu", engine="openvino")
-    policy = {
-        "execution": {"engine": "onnxruntime", "device": "cpu", "precision": "fp16"},
-        "accuracy": {"rtol": 1e-9, "atol": 0.0},
-    }
-    warned = pytest.warns(xpuruntime.XpuRuntimeWarning, match="advisory")
-    with warned, pytest.raises(xpuruntime.AccuracyError, match="does not agree") as caught:
-        xpuruntime.InferenceSession(xpuruntime.demo_model_path(), policy=policy)
-    assert isinstance(caught.value, xpuruntime.EngineError)
 
 
 #: What ends a command from within, and its code.

@@ -54,14 +54,6 @@ def test_compressed_arrays_are_read(xrt: Callable[..., Result], tmp_path: Path, 
     assert xrt("run", digits, "--device", "cpu", "--input", f"@{path}").code == 0
 
 
-def test_pickles(xrt: Callable[..., Result], tmp_path: Path, digits: str) -> None:
-    path = tmp_path / "x.npy"
-    np.save(path, np.array([{}, []], dtype=object), allow_pickle=True)
-    result = xrt("run", digits, "--input", f"@{path}")
-    assert result.code == 2
-    assert "plain arrays" in result.err
-
-
 def test_headers_of_huge_arrays(xrt: Callable[..., Result], tmp_path: Path, digits: str) -> None:
     path = tmp_path / "x.npy"
     for shape in ((10**13,), (4,) * 99, (2**62, 2**62), (-1,)):

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from xpuruntime.runtime.snapshot import machine_from_json
-
 CALL = [sys.executable, "-c", "from xpuruntime.cli import main; main()"]
 
 
@@ -53,11 +51,6 @@ def test_help_imports_nothing_heavy() -> None:
         "print(sorted({'onnxruntime', 'onnx', 'torch', 'numpy', 'xpuruntime._core'} & set(sys.modules)))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
-
-
-def test_stdout_is_json_even_when_stderr_is_not_read() -> None:
-    done = subprocess.run([*CALL, "devices", "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
-    assert machine_from_json(done.stdout).engines
 
 
 def test_exit_codes_reach_the_shell(digits: str) -> None:
@@ -142,8 +135,7 @@ main()
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.parametrize(
     "module",
-    ["xpuruntime", "xpuruntime.errors", "xpuruntime.cli", "xpuruntime.cli.entry", "typer", "xpuruntime.cli.app",
-     "xpuruntime.cli.commands.plan", "xpuruntime.planning", "numpy", "google.protobuf", "onnxruntime"],
+    ["xpuruntime", "xpuruntime.cli.entry", "typer", "numpy", "onnxruntime"],
 )  # fmt: skip
 def test_ctrl_c_in_an_import_ends_quietly(module: str, digits: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XPURUNTIME_DIGEST_CACHE", "off")  # a model that was checked before is opened without protobuf
@@ -152,7 +144,7 @@ def test_ctrl_c_in_an_import_ends_quietly(module: str, digits: str, monkeypatch:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
-@pytest.mark.parametrize("place", ["xpuruntime.planning", "onnxruntime"])
+@pytest.mark.parametrize("place", ["onnxruntime"])
 @pytest.mark.parametrize("swallowed_by", ["weakref", "weakref, busy machine", "gc", "del", "except"])
 def test_ctrl_c_that_is_swallowed_ends_the_command_all_the_same(place: str, swallowed_by: str, digits: str) -> None:
     done = _interrupted(place, "verify", digits, "--device", "cpu", swallowed_by=swallowed_by)
@@ -184,14 +176,6 @@ def _interrupted(
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, preexec_fn=handler)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="pipes of POSIX")
-def test_a_reader_that_goes_away_is_no_error(digits: str) -> None:
-    command = f"{shlex.quote(sys.executable)} -c 'from xpuruntime.cli import main; main()' policy schema | head -c 10"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert len(done.stdout) == 10
-    assert done.stderr == ""
-
-
 def test_text_with_any_character_can_be_printed(tmp_path: Path) -> None:
     path = tmp_path / "mod[bold]él 模型.yaml"
     path.write_text("execution: {device: cpu}\n", encoding="utf-8")
@@ -201,21 +185,6 @@ def test_text_with_any_character_can_be_printed(tmp_path: Path) -> None:
     refused = xrt("policy", "check", str(tmp_path / "[red]gone.yaml"))
     assert refused.returncode == 2
     assert "[red]gone.yaml" in refused.stderr
-
-
-def test_two_processes_write_one_output(digits: str, tmp_path: Path) -> None:
-    out = tmp_path / "out.npz"
-    command = [*CALL, "run", digits, "--device", "cpu", "--output", str(out), "--json"]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in range(2)]
-    for process in both:
-        text, _ = process.communicate(timeout=120)
-        assert process.returncode == 0
-        assert json.loads(text)["written"] == str(out)
-    import numpy as np
-
-    with np.load(out) as saved:
-        assert saved["logits"].shape == (1, 10)
-    assert [path.name for path in tmp_path.iterdir()] == ["out.npz"]
 
 
 def test_a_process_that_is_not_the_command_keeps_its_handler() -> None:

@@ -138,8 +138,6 @@ def test_an_output_that_cannot_be_written_is_told_after_the_result(xrt: Xrt, dig
     [
         ("print('{}'); return 1", 0, "ok"),
         ("import os; os._exit(0)", 1, "metric_crashed"),
-        ("import ctypes; ctypes.string_at(0)", 1, "metric_crashed"),
-        ("import sys; sys.exit(0)", 1, "metric_failed"),
         ("while True: print('{}')", 4, "metric_timeout"),
     ],
 )
