@@ -104,13 +104,6 @@ def test_the_first_line_says_where_device_work_comes_from(source: str, words: st
     assert "3 ranges, 9 pieces of device work" in repr(whole)
 
 
-def test_many_rows_are_cut_and_counted() -> None:
-    ranges = tuple(Range(at, 0, f"range {at}", "range", 1, 0, at) for at in range(1, 26))
-    text = str(profile(ranges=ranges, work=()))
-    assert sum(line.startswith("range ") for line in text.splitlines()) == text.count(" range ") == 20
-    assert "and 5 more" in text
-
-
 def test_names_with_markup_are_text() -> None:
     text = str(profile(ranges=(Range(1, 0, "[red]x[/red] [bold", "range", 1, 0, 5),)))
     assert "[red]x[/red] [bold" in text

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import json
-
 import msgspec
 import pytest
 from evidence_records import control, unit
@@ -305,37 +303,6 @@ def test_ordering_is_that_of_the_first_report_and_sides_swap():
     assert [g.nodes for g in there.groups] == [("a",), ("b",)]
     assert {g.nodes for g in back.groups} == {("a",), ("b",)}
     assert there.headline == back.headline == "nothing moved, 2 nodes changed precision"
-
-
-def test_sentences():
-    a = report(*(unit(f"n{i}") for i in range(4)))
-    b = report(
-        *(unit(f"n{i}", device="cuda:0" if i < 3 else "cpu", ran="fp16" if i else "fp32") for i in range(4)),
-        latency=112.0,
-    )
-    assert compare_reports(a, b).headline == "3 nodes moved, 3 changed precision, 2 keys changed status, 12 % slower"
-    text = str(compare_reports(a, b))
-    assert text.splitlines()[0] == "3 nodes moved, 3 changed precision, 2 keys changed status, 12 % slower"
-    assert "onnxruntime@cpu" in text
-    assert "latency: 100.0 -> 112.0 us, 12 % slower" in text
-    assert all(len(line) <= 80 for line in text.splitlines())
-    assert "\x1b" not in text
-
-
-def test_files(tmp_path):
-    paths = [report(unit("a")).save(tmp_path / "a.json"), report(unit("a", ran="fp16")).save(tmp_path / "b.json")]
-    comparison = compare_reports(paths[0], str(paths[1]))
-    assert comparison.before.name == str(paths[0])
-    assert comparison.nodes_that("precision") == ("a",)
-    plain = comparison.to_dict()
-    assert plain == json.loads(comparison.to_json()) == json.loads(comparison.to_json(indent=None))
-    assert list(plain)[:3] == ["schema", "headline", "same"]
-    assert plain["schema"] == "xpuruntime.report_comparison/2"
-    paths[0].write_bytes(paths[0].read_bytes()[:-100])
-    with pytest.raises(InputError, match="truncated"):
-        compare_reports(paths[0], paths[1])
-    with pytest.raises(InputError, match="No such file"):
-        compare_reports(tmp_path / "none.json", paths[1])
 
 
 def test_two_thousand_nodes_are_compared():

@@ -268,7 +268,7 @@ def test_the_page_of_two_reports(look):
     ]
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("engine", ["onnxruntime"])
 def test_the_page_of_a_real_session(look, engine):
     if engine != "onnxruntime":
         pytest.importorskip(engine)

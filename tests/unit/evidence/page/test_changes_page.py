@@ -10,7 +10,6 @@ from page_models import HOSTILE, deep_model
 from test_page import Page, data_of, hostile
 
 import xpuruntime as xrt
-from xpuruntime.errors import InputError
 from xpuruntime.evidence import compare_reports
 
 #: Text of the cells in one column of the table of nodes.
@@ -93,12 +92,6 @@ def test_the_table_filters_and_tells_all_nodes_of_a_group(look, moved):
     assert column(browser, NODES) == []
 
 
-def test_dark_is_dark(look, moved):
-    browser = look(moved)
-    browser.prefer("dark")
-    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 22, 27)"
-
-
 def test_the_same_report_twice(look, mixed):
     browser = look(compare_reports(mixed, mixed))
     assert text(browser, "h1").endswith("Nothing moved")
@@ -113,18 +106,3 @@ def test_text_of_reports_never_becomes_markup(look):
     browser = look(compare_reports(before, msgspec.structs.replace(before, units=(unit,))))
     assert browser.evaluate("window.hit === undefined && document.querySelectorAll('img').length === 0")
     assert HOSTILE in browser.evaluate("document.querySelector('#nodes tbody td:nth-child(5)').title")
-
-
-def test_two_thousand_nodes_stay_small(look, tmp_path):
-    model = deep_model(tmp_path / "deep.onnx", 2000)
-    found = moved_on(model)
-    assert len(found.to_html().encode()) < 2_000_000
-    browser = look(found)
-    assert len(column(browser, NODES)) == 100
-    assert f"{len(found.groups):,} groups" in text(browser, "#nodes .count")
-
-
-def test_saving_is_whole_or_refused(moved, tmp_path):
-    assert moved.save_html(tmp_path / "x.html").read_text(encoding="utf-8") == moved.to_html()
-    with pytest.raises(InputError, match="cannot write the page of the comparison"):
-        moved.save_html(tmp_path / "nowhere" / "x.html")

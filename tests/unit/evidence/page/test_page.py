@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from evidence_records import LATENCY, control, unit
-from page_models import HOSTILE, hostile_model
+from page_models import HOSTILE
 
 from xpuruntime.demo import demo_model_path
 from xpuruntime.engines.base import Observed
@@ -105,12 +105,6 @@ def test_everything_of_the_report_is_in_the_data(mixed):
     assert statuses == sorted(statuses, key=["substituted", "unsupported", "unobservable", "honoured"].index)
 
 
-def test_two_thousand_nodes_stay_small(deep):
-    assert len(deep.graph) == 2000
-    assert sum(len(u.source_nodes) for u in deep.units) == 2000
-    assert len(deep.to_html().encode()) < 2_000_000
-
-
 def test_without_scripts_the_policy_can_still_be_read(mixed):
     text = mixed.to_html()
     shown = text[text.index("<noscript>") : text.index("</noscript>")]
@@ -139,15 +133,6 @@ def test_text_of_the_report_never_becomes_markup(mixed):
     assert len(parsed.blocks) == len(plain.blocks)
     assert data_of(parsed)["strings"].count(HOSTILE) == 1
     assert HOSTILE in parsed.text
-
-
-def test_names_of_a_real_model_never_become_markup(tmp_path):
-    with InferenceSession(hostile_model(tmp_path / "hostile.onnx"), device="cpu") as session:
-        report = session.explain(runs=1)
-    parsed = Page(report.to_html())
-    assert f"one{HOSTILE}" in [data_of(parsed)["strings"][i] for i in data_of(parsed)["graph"]["name"]]
-    assert not [tag for tag, _ in parsed.tags if tag in ("img", "svg")]
-    assert Page(report._repr_html_()).text.count("<img") >= 1
 
 
 def test_the_fragment_for_notebooks_is_closed_in_itself(mixed):
@@ -193,8 +178,3 @@ def test_the_graph_of_a_session_is_the_models():
     outputs = {"image"} | {output for node in nodes for output in node.outputs}
     assert [n.inputs for n in report.graph] == [tuple(i for i in n.inputs if i in outputs) for n in nodes]
     assert report.graph[0].inputs == ("image",)
-
-
-def test_an_empty_report_has_a_page():
-    data = data_of(Page(Report().to_html()))
-    assert (data["headline"], data["units"]["id"], data["graph"]["name"]) == ("policy honoured", [], [])

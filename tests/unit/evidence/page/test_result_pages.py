@@ -293,9 +293,3 @@ def test_cards_without_content_go(look):
     assert "one note" in notes
     assert "Reasons: All claims passed." in notes
     assert "There are none" not in notes
-
-
-def test_a_verification_without_such_figures_says_so_once(look):
-    browser = look(verification())
-    assert browser.evaluate("document.querySelector('#limits').hidden")
-    assert "Limits: No claim has" in browser.evaluate("document.querySelector('#notes').innerText")

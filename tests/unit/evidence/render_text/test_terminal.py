@@ -146,10 +146,6 @@ def test_a_command_that_no_shell_reads_is_shown_as_it_is() -> None:
     assert "reproduce: xrt explain 'cut off" in plain_text(Report(command="xrt explain 'cut off"))
 
 
-def test_text_has_no_control_codes(report):
-    assert "\x1b" not in str(report)
-
-
 def test_colour_says_nothing_alone(report):
     """The same words stand in the colored form and in the plain one."""
     stream = io.StringIO()
@@ -160,12 +156,6 @@ def test_colour_says_nothing_alone(report):
 
     plain = [line.rstrip() for line in Text.from_ansi(coloured).plain.splitlines()]
     assert "\n".join(plain).strip() == str(report).strip()
-
-
-def test_rich_shows_it(report):
-    stream = io.StringIO()
-    Console(file=stream, width=80).print(report)
-    assert "2 deviations" in stream.getvalue()
 
 
 def test_an_empty_report():

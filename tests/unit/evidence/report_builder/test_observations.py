@@ -44,12 +44,6 @@ def test_engine_device_and_precision_are_compared_even_when_the_policy_is_silent
     ]
 
 
-def test_another_engine():
-    found = one("execution.engine", units=[unit("a"), unit("b", engine="openvino")], engine="onnxruntime")
-    assert found.status == "substituted"
-    assert "openvino" in found.reason
-
-
 def test_a_node_on_the_cpu_of_a_cuda_session():
     units = [*(unit(f"n{i}", device="cuda:0") for i in range(5)), unit("nms", op="NonMaxSuppression")]
     found = one("execution.device", [control("execution.device", "cuda:0")], units=units, device="cuda:0")
@@ -97,13 +91,6 @@ def test_another_precision():
     assert found.observed == "fp16 (1 of 2 units), fp32 (1 of 2 units)"
     assert "'b' (MatMul, cpu, fp32)" in found.reason
     assert "1 casts" in found.reason
-
-
-def test_the_policy_decides_even_where_units_say_otherwise():
-    units = [unit("a", asked="fp32", ran="fp32"), unit("shape", op="Shape", asked="int64", ran="int64")]
-    found = one("execution.precision", units=units, precision="fp16")
-    assert found.status == "substituted"
-    assert "shape" not in found.reason
 
 
 @pytest.mark.parametrize(("asked", "ran"), [("int8", "uint8"), ("int8", "int8"), ("bf16", "bf16"), ("fp32", "fp32")])
@@ -321,13 +308,6 @@ def test_units_without_wall_times_have_no_share():
 def test_more_than_a_tenth_is_told(units, noted):
     note = coverage_note(instrumented((100.0,), (units,), 10))
     assert (note is not None) is noted
-
-
-def test_what_is_told():
-    note = coverage_note(instrumented((100.0,), (60.0,), 8))
-    assert note.startswith("the units explain 60% of an instrumented run, 60.0 of 100.0 us (median): ")
-    assert "5.0 us for each of 8" in note
-    assert "side by side" in coverage_note(instrumented((100.0,), (160.0,), 8))
 
 
 def test_what_was_measured_outside_of_units():

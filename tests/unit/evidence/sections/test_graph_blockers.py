@@ -121,11 +121,6 @@ def test_a_refusal_at_loading_is_told():
     assert (found.status, found.reason) == ("refused", "onnxruntime refused: This session has control flow nodes")
 
 
-def test_possible_says_how():
-    assert "state execution.cuda_graph: prefer" in status([on_cuda("a")], stated="off").reason
-    assert "bind() captures it" in status([on_cuda("a")], stated="require").reason
-
-
 @pytest.mark.parametrize("seen", [{"units": []}, {"units": [on_cuda("a")], "partial": True}])
 def test_what_was_not_seen_is_not_called_possible(seen):
     found = status(**seen)
