@@ -52,18 +52,6 @@ def test_against_the_definition(q_length: int, kv_length: int, kv_heads: int, ca
     np.testing.assert_array_equal(ops.attention(q, k, v, is_causal=causal), out)
 
 
-@pytest.mark.parametrize("scale", [None, 0.3])
-def test_float64_is_exact_to_its_own_rounding(scale: float | None) -> None:
-    q, k, v = (randn(1, 2, length, 6, dtype=np.float64) for length in (5, 7, 7))
-    want, _ = exact(q, k, v, 6**-0.5 if scale is None else scale)
-    np.testing.assert_allclose(ops.attention(q, k, v, scale=scale), want, rtol=1e-13, atol=1e-14)
-
-
-def test_true_is_top_left() -> None:
-    q, k = randn(1, 1, 3, 8), randn(1, 1, 5, 8)
-    np.testing.assert_array_equal(ops.attention(q, k, k, is_causal=True), ops.attention(q, k, k, is_causal="top_left"))
-
-
 @pytest.mark.parametrize("shape", [(2, 4, 3, 5), (1, 1, 3, 5), (3, 5), (5,), (1, 5), (3, 1), (2, 1, 1, 5), (4, 1, 1)])
 @pytest.mark.parametrize("kind", ["bool", "float32"])
 def test_masks_broadcast(shape: tuple[int, ...], kind: str, recorder: Callable[[str], Recorder]) -> None:
@@ -90,13 +78,6 @@ def test_a_mask_and_causal_both_hold() -> None:
     np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-5)
     assert (out[:, :, 0] == 0).all(), "the first query sees nothing"
     assert np.isneginf(lse[:, :, 0]).all()
-
-
-@pytest.mark.parametrize("scale", [None, 0.0, 0.3, -1.0])
-def test_scale(scale: float | None) -> None:
-    q, k, v = randn(1, 2, 4, 16), randn(1, 2, 6, 16), randn(1, 2, 6, 16)
-    want, _ = exact(q, k, v, 0.25 if scale is None else scale)
-    np.testing.assert_allclose(ops.attention(q, k, v, scale=scale), want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 3, 8), (2, 0, 3, 8), (2, 2, 0, 8), (2, 2, 3, 0)])
@@ -201,20 +182,14 @@ def backward(**changes: Any) -> Any:
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "rank": (lambda: ops.attention(Q[0], K, K), r"'q' \[4, 5, 8\].*expected \[batch, heads, length, head_dim\]"),
     "dtype": (lambda: ops.attention(Q, K, K.astype(np.float64)), "'v'.*another dtype than 'q'"),
-    "integers": (lambda: ops.attention(*(np.ones((1, 1, 2, 8), int),) * 3), "'q'.*dtype without attention"),
     "batch": (lambda: ops.attention(Q, K[:1], K), r"'k' \[1, 2, 7, 8\].*dimension 0 must be 2, the batch of 'q'"),
     "heads": (lambda: ops.attention(Q[:, :3], K, K), "'q'.* has 3 heads, which is no multiple of the 2 heads of 'k'"),
     "no heads": (lambda: ops.attention(Q, K[:, :0], K[:, :0]), "no multiple of the 0 heads of 'k'"),
-    "heads of v": (lambda: ops.attention(Q, K, K[:, :1]), "'v'.*must be 2, the number of heads of 'k'"),
-    "length of v": (lambda: ops.attention(Q, K, K[:, :, :6]), "'v'.*must be 7, the length of 'k'"),
     "head_dim": (lambda: ops.attention(Q, K[..., :4], K), "'k'.*must be 8, the head_dim of 'q'"),
     "mask": (lambda: ops.attention(Q, K, K, mask=np.ones((5, 6), bool)), r"'mask'.*does not broadcast to \[2, 4, 5, 7"),
     "mask dtype": (lambda: ops.attention(Q, K, K, mask=np.ones((5, 7), int)), r"'mask'.*int64.*must be bool \(true"),
-    "mask rank": (lambda: ops.attention(Q, K, K, mask=np.ones((1, 1, 1, 1, 1), bool)), "'mask'.*at most"),
     "causal": (lambda: ops.attention(Q, K, K, is_causal="left"), "is_causal is 'left'; expected True or 'top_left'"),
-    "causal number": (lambda: ops.attention(Q, K, K, is_causal=2), "is_causal is 2; expected"),  # type: ignore[arg-type]
     "scale": (lambda: ops.attention(Q, K, K, scale=float("inf")), "scale is inf; expected a finite number"),
-    "no scale": (lambda: ops.attention(Q, K, K, scale="x"), "scale is 'x'; expected a number"),  # type: ignore[arg-type]
     "dropout": (lambda: ops.attention(Q, K, K, dropout_p=0.1), "dropout_p is given without 'rng'"),
     "all dropped": (lambda: ops.attention(Q, K, K, dropout_p=1), "dropout_p is 1.0.*expected 0 <= dropout_p < 1"),
     "rng": (lambda: ops.attention(Q, K, K, dropout_p=0.1, rng=np.ones(2)), r"'rng'.*must be contiguous int64 \[2\]"),

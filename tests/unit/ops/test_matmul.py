@@ -169,22 +169,6 @@ def test_views_give_the_right_numbers(view: str) -> None:
 # --- results ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu", None])
-def test_bias_and_activation(activation: str | None) -> None:
-    a, b, bias = randn(40, 30), randn(30, 20), randn(20)
-    x = a.astype(np.float64) @ b + bias
-    from math import erf, pi, sqrt
-
-    want = {
-        "relu": lambda: np.maximum(x, 0),
-        "gelu": lambda: 0.5 * x * (1 + np.vectorize(erf)(x / sqrt(2))),
-        "gelu_tanh": lambda: 0.5 * x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))),
-        "silu": lambda: x / (1 + np.exp(-x)),
-        None: lambda: x,
-    }[activation]()
-    np.testing.assert_allclose(ops.matmul(a, b, bias, activation), want, rtol=1e-4, atol=2e-5)
-
-
 def test_sums_of_16_bits_are_those_of_32() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     k = 4096
@@ -274,15 +258,12 @@ def test_what_no_kernel_can_do_names_every_candidate() -> None:
         ("cpu.blass", UnsupportedOperationError, "cpu.blass: no such kernel is registered.*did you mean 'cpu.blas'"),
         ("cpuu", xrt.PolicyError, "'cpuu' is not a known kernel for matmul; did you mean 'cpu'"),
         ("flash_v2", xrt.PolicyError, "'flash_v2' is a kernel of attention, not of matmul"),
-        ("cudnn.sdpa", xrt.PolicyError, "is a kernel of attention, not of matmul"),
         ("a.b.c", xrt.PolicyError, "is not a kernel id"),
         ("cublas.cublasLt", UnsupportedOperationError, f"cublas.cublasLt: {NO_CUBLAS}"),
         ("cpu.blas@x=1", InputError, "nothing to configure.*'x=1'"),
         ("cublas@x=1", xrt.PolicyError, "gives a configuration to a family"),
         (3, xrt.PolicyError, "kernel= is 3: name a kernel"),
-        ([], xrt.PolicyError, r"kernel= is \[\]: name a kernel"),
         (["cpu.blas", 3], xrt.PolicyError, "name a kernel, or several in a list"),
-        (b"cpu", xrt.PolicyError, "name a kernel"),
     ],
 )
 def test_wrong_kernels(kernel: Any, kind: type[Exception], said: str) -> None:

@@ -58,13 +58,6 @@ def test_rows_of_millions_of_columns_are_as_exact_as_short_ones(columns: int) ->
     np.testing.assert_allclose(grad_x, expected, rtol=0, atol=5e-6)
 
 
-def test_float64_is_exact_to_its_own_rounding() -> None:
-    x, weight = randn(4, 33, dtype=np.float64), randn(33, dtype=np.float64)
-    x[0] *= 1e-3  # where eps counts
-    np.testing.assert_allclose(ops.layer_norm(x, weight), exact(False, x, weight), rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(ops.rms_norm(x, weight), exact(True, x, weight), rtol=1e-12, atol=1e-14)
-
-
 def test_what_comes_back() -> None:
     x, residual = randn(3, 8), randn(3, 8)
     assert isinstance(ops.layer_norm(x), np.ndarray)
@@ -75,17 +68,6 @@ def test_what_comes_back() -> None:
     assert len(ops.layer_norm(x, residual=residual, return_sum=True, return_stats=True)) == 4
     assert len(ops.rms_norm(x, residual=residual, return_sum=True, return_stats=True)) == 3
     assert len(ops.rms_norm(x, return_stats=np.True_)) == 2
-
-
-def test_16_bits_with_weights_of_32() -> None:
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    for dtype, tolerance in ((np.float16, 2e-3), (ml_dtypes.bfloat16, 1e-2)):
-        x, weight = randn(3, 40).astype(dtype), randn(40)
-        for given in (weight, weight.astype(dtype)):
-            out = ops.rms_norm(x, given)
-            assert out.dtype == dtype
-            want = exact(True, x, given.astype(np.float64))
-            np.testing.assert_allclose(out.astype(np.float64), want, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -204,10 +186,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "residual": (lambda: ops.layer_norm(X, residual=randn(2, 8)), r"'residual' \[2, 8\].*another shape than 'x'"),
     "residual dtype": (lambda: ops.layer_norm(X, residual=X.astype(np.float64)), "'residual'.*another dtype than 'x'"),
     "eps": (lambda: ops.layer_norm(X, eps=-1), "eps is -1.0.*not negative"),
-    "eps nan": (lambda: ops.rms_norm(X, eps=float("nan")), "eps is nan"),
-    "no eps": (lambda: ops.rms_norm(X, eps="x"), "eps is 'x'; expected a number"),  # type: ignore[arg-type]
     "sum of nothing": (lambda: ops.layer_norm(X, return_sum=True), "the sum is asked for without 'residual'"),
-    "sum_out": (lambda: ops.rms_norm(X, residual=X, sum_out=X.copy()), "sum_out is given without return_sum=True"),
     "out": (lambda: ops.rms_norm(X, out=np.zeros((8, 3), F32)), r"'out'.*the result is \[3, 8\]"),
     "out within x": (lambda: ops.rms_norm(X[:2], out=X[1:]), "'out'.*shares memory with 'x'"),
     "out is the weight": (lambda: ops.rms_norm(W[None], W, out=W[None]), "'out'.*shares memory with 'weight'"),
@@ -216,7 +195,6 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         "'sum_out'.*shares memory with the result 'out'",
     ),
     "rstd": (lambda: ops.rms_norm_backward(X, X, ROWS.astype(np.float64)), "'rstd'.*must be float32 in the shape"),
-    "rstd shape": (lambda: ops.rms_norm_backward(X, X, ROWS[:2]), "'rstd'.*in the shape of 'x'"),
     "no rstd": (lambda: ops.rms_norm_backward(X, X, None), "the argument 'rstd' is missing"),
     "no mean": (lambda: ops.layer_norm_backward(X, X, None, ROWS), "the argument 'mean' is missing"),
     "grad_out": (lambda: ops.rms_norm_backward(X[:2], X, ROWS), "'grad_out'.*another shape than 'x'"),

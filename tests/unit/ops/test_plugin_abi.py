@@ -128,14 +128,6 @@ def test_an_odd_configuration_is_refused(build: Callable[..., Path]) -> None:
     assert "settings.rms_norm.config() gave 'two words', which is no configuration" in reasons["settings.rms_norm"]
 
 
-def test_one_that_is_not_favoured_comes_after_others(build: Callable[..., Path]) -> None:
-    load_library(build("-DEXPLICIT_ONLY=0"))
-    xrt.ops.rms_norm(X32, policy=xrt.KernelPolicy(rms_norm=["settings.rms_norm", "cpu.reference"]))
-    assert xrt.decisions()[-1].chosen == "settings.rms_norm"
-    xrt.ops.rms_norm(X32, policy=xrt.KernelPolicy(rms_norm="auto"))
-    assert not xrt.decisions()[-1].chosen.startswith("settings.")
-
-
 def test_a_library_that_is_missing_says_so(build: Callable[..., Path]) -> None:
     load_library(build("-DMISSING"))
     (listed,) = (kernel for kernel in xrt.ops.kernels("rms_norm") if kernel.id == "settings.rms_norm")

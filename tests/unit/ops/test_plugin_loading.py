@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,10 +52,8 @@ print(*(one.id for one in xrt.ops.kernels("matmul")))
     ("code", "said"),
     [
         ("raise RuntimeError('the moon is wrong')", "RuntimeError: the moon is wrong"),
-        ("import nowhere_to_be_found", "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
         ("def register(): raise OSError('no disk')", "OSError: no disk"),
         ("register = 3", "TypeError: 'int' object is not callable"),
-        ("other = 3", "AttributeError: "),
         (
             GOOD.replace("NAME", "broken") + "    raise ValueError('after it has registered one')",
             "ValueError: after it has registered one",
@@ -329,30 +326,6 @@ def test_a_kernel_may_call_operations_also_while_it_is_measured() -> None:
     )
     assert mine.accepted
     assert mine.measured_us is not None
-
-
-def test_sixteen_threads_in_one_kernel() -> None:
-    seen = set()
-
-    def work() -> None:
-        seen.add(threading.get_ident())
-        time.sleep(0.002)
-
-    plugins.register(Backend(), Kernel(work=work))
-    start = threading.Barrier(16)
-    results: list[bool] = []
-
-    def calls() -> None:
-        start.wait()
-        results.extend(bool((call() == 1).all()) for _ in range(5))
-
-    threads = [threading.Thread(target=calls) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [True] * 80
-    assert len(seen) == 16
 
 
 def test_threads_register_at_once() -> None:

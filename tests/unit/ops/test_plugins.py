@@ -148,38 +148,6 @@ for decision, name in zip(decisions(), ("example_native.matmul", "example.numpy_
     assert '"example_native": "0.1.0"' in json.dumps(entries)
 
 
-def test_sixteen_threads(example: Path) -> None:
-    code = """
-import threading
-a[:, 0] = 1
-want = a.astype(np.float64) @ b
-failures = []
-start = threading.Barrier(16)
-
-def work(index):
-    try:
-        start.wait()
-        mine = a * np.float32(index)
-        for size in (5, 37, 20):
-            out = xrt.ops.matmul(mine[:size], b, kernel="example_native.matmul")
-            np.testing.assert_allclose(out, want[:size] * index, rtol=0, atol=1e-3 * (index + 1))
-            y = xrt.ops.rms_norm(mine[:size] + 1, kernel="example.numpy_rms_norm")
-            np.testing.assert_allclose((y.astype(np.float64) ** 2).mean(axis=1), 1, rtol=1e-3)
-    except BaseException as error:
-        failures.append(error)
-
-threads = [threading.Thread(target=work, args=(index,)) for index in range(16)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-assert not failures, failures
-assert sum(one.count for one in decisions() if one.op == "matmul") == 48
-"""
-    done = python(BEGIN + code, example)
-    assert done.returncode == 0, done.stderr
-
-
 def test_they_pass_the_list_of_op_cases(example: Path) -> None:
     code = """
 from xpuruntime.testing import check_kernel

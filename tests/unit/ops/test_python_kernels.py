@@ -126,14 +126,6 @@ def test_it_is_listed_and_chosen(backend: Backend) -> None:
     assert "testing_py.one" in _core.Dispatcher.instance().decisions()[-1]["text"]
 
 
-def test_removed_it_is_gone(backend: Backend) -> None:
-    _core.register_python_kernel(backend, Kernel())
-    site = _core.CallSite(compile_rules(KernelPolicy(matmul=["testing_py.one", "auto"])))
-    assert site.choose(DESC)["chosen"] == "testing_py.one"
-    assert _core.KernelRegistry.instance().remove("testing_py") == 1
-    assert site.choose(DESC)["chosen"] != "testing_py.one"
-
-
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -152,14 +144,6 @@ def test_what_prepare_raises_is_raised(backend: Backend, error: Exception, kind:
     assert str(error.args[0]) in str(caught.value)
     if isinstance(error, CudaError):
         assert caught.value.status == 700
-
-
-def test_a_refusal_lets_the_next_one_serve(backend: Backend) -> None:
-    _core.register_python_kernel(backend, Kernel(error=UnsupportedOperationError("too odd")))
-    decision = choose(KernelPolicy(matmul="testing_py.one"))
-    assert decision["source"] == "fallback"
-    assert verdict(decision, "testing_py.one")["reason"] == "too odd"
-    assert any("testing_py.one" in note and "too odd" in note for note in decision["notes"])
 
 
 @pytest.mark.parametrize(
@@ -310,40 +294,3 @@ def test_a_store_that_fails_costs_a_note(backend: Backend, answer: Any, note: st
         dispatcher.forget_measurements()
     assert any(note in one for one in notes)
     assert any("put is broken" in note for note in notes)
-
-
-def test_planning_touches_nothing(backend: Backend) -> None:
-    kernel = Kernel()
-    _core.register_python_kernel(backend, kernel)
-    decision = _core.Dispatcher.instance().plan(compile_rules(KernelPolicy(matmul="testing_py.one")), DESC)
-    assert decision["chosen"] == "testing_py.one"
-    assert kernel.prepared == 0
-    with pytest.raises(UnsupportedOperationError, match="serves cpu, and the operands are on cuda:0"):
-        _core.Dispatcher.instance().plan(
-            compile_rules(KernelPolicy()),
-            {**DESC, "device": "cuda:0", "operands": only_ours(DESC)["operands"]},
-            pin=["testing_py.one"],
-            compute_capability=(9, 0),
-        )
-
-
-def test_decisions_are_cleared(backend: Backend) -> None:
-    _core.register_python_kernel(backend, Kernel())
-    site = _core.CallSite(compile_rules(KernelPolicy(matmul="testing_py.one")), node="n", module="m")
-    site.choose(DESC)
-    last = _core.Dispatcher.instance().decisions()[-1]
-    assert (last["node"], last["module"], last["count"]) == ("n", "m", 0)
-    _core.Dispatcher.instance().clear_decisions()
-    assert _core.Dispatcher.instance().decisions() == []
-    assert _core.Dispatcher.instance().dropped_decisions == 0
-    site.choose(DESC)
-    assert len(_core.Dispatcher.instance().decisions()) == 1
-
-
-def test_search_folders() -> None:
-    before = _core.search_folders()
-    try:
-        _core.set_search_folders(["/a", "/b"])
-        assert _core.search_folders() == ["/a", "/b"]
-    finally:
-        _core.set_search_folders(before)

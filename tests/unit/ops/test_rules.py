@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import random
-import threading
 
 import pytest
 
@@ -179,15 +178,3 @@ def test_a_description_that_is_none_is_refused(broken: dict, said: str) -> None:
     with pytest.raises(InputError) as caught:
         compile_rules(KernelPolicy()).choose(desc)
     assert said in str(caught.value)
-
-
-def test_many_threads_compile_one_policy() -> None:
-    policy = KernelPolicy(rules=[{"match": {"m": "<=16"}, "use": "cuda_raw.skinny"}])
-    found: list = []
-    threads = [threading.Thread(target=lambda: found.append(compile_rules(policy))) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    desc = {"op": "matmul", "device": "cpu", "operands": {name: {"dtype": "float32", "shape": (4, 4)} for name in "ab"}}
-    assert {rules.choose(desc)[1] for rules in found} == {"kernels.rules[0]"}

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -237,23 +236,6 @@ def test_two_processes_at_once_lose_nothing(cache: TuningCache) -> None:
             assert note == ""
             assert found is not None
             assert found["times"][0]["config"] == str(i)
-
-
-def test_sixteen_threads(cache: TuningCache) -> None:
-    notes: list[str] = []
-
-    def work(who: int) -> None:
-        for i in range(10):
-            notes.append(cache.put(f"{who}-{i}", entry()))
-            notes.append(cache.find(f"{who}-{i}", VALID)[1])
-
-    threads = [threading.Thread(target=work, args=(who,)) for who in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(notes) == {""}
-    assert len(json.loads(cache.path.read_text())["entries"]) == 160
 
 
 def test_a_writer_that_dies_leaves_the_lock_free(cache: TuningCache) -> None:

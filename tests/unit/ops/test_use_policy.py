@@ -31,11 +31,6 @@ def ran() -> str:
     return decision.chosen
 
 
-def test_without_a_policy() -> None:
-    assert current_policy() == Policy()
-    assert ran() == "cpu.blas"
-
-
 def test_blocks_nest_and_do_not_inherit() -> None:
     outer = Policy(kernels=KernelPolicy(matmul="cpu.reference", conv="cpu.reference"), mode="strict")
     with use_policy(outer) as policy:
@@ -99,13 +94,6 @@ def test_every_form_of_a_policy(form: str, tmp_path: Path) -> None:
     xrt.clear_decisions()
     ops.matmul(A, A, policy=given)
     assert xrt.decisions()[-1].chosen == "cpu.reference"
-
-
-def test_auto() -> None:
-    with use_policy("auto") as policy:
-        assert policy.mode == "auto"
-        assert ran() == "cpu.blas"
-        assert xrt.decisions()[-1].asked == ("auto",)
 
 
 @pytest.mark.parametrize(
@@ -172,15 +160,6 @@ def test_rules_by_size_dtype_and_phase() -> None:
         assert last.phase == "train"
 
 
-def test_gradients_are_under_the_key_of_their_operation() -> None:
-    x = np.ones((3, 8), F32)
-    rstd = np.ones(3, F32)
-    with use_policy(KernelPolicy(rms_norm="cpu.reference")):
-        ops.rms_norm_backward(x, x, rstd)
-        last = xrt.decisions()[-1]
-        assert (last.op, last.chosen, last.phase) == ("rms_norm_backward", "cpu.reference", "backward")
-
-
 def test_determinism_and_tf32_come_from_the_policy() -> None:
     x = np.ones((3, 8), F32)
     both = Policy(execution=ExecutionPolicy(determinism="run_to_run", tf32=True))
@@ -223,16 +202,6 @@ def test_sixteen_threads_with_policies_of_their_own() -> None:
             counts[decision.chosen] += decision.count
     assert counts == {"cpu.reference": 1600, "cpu.blas": 1600}
     assert len(xrt.decisions()) <= 2 * 5, "all threads share the choices of a policy"
-
-
-def test_other_threads_do_not_see_it() -> None:
-    current_policies: list[Policy] = []
-    with use_policy(REFERENCE):
-        thread = threading.Thread(target=lambda: current_policies.append(current_policy()))
-        thread.start()
-        thread.join()
-        contextvars.copy_context().run(lambda: current_policies.append(current_policy()))
-    assert current_policies == [Policy(), Policy(kernels=REFERENCE)]
 
 
 def test_tasks_have_their_own() -> None:
