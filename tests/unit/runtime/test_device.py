@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime._core import DeviceManager
 from xpuruntime.errors import CudaError, InputError
 from xpuruntime.runtime.cpu_and_memory import available_memory, cpu_quota, process_memory, read_status
 from xpuruntime.runtime.device import Device, get_all_devices, get_current_device, get_device_count, synchronize
@@ -89,11 +88,6 @@ def test_counting_and_listing_agree():
     assert get_device_count("cpu") == 1
     with pytest.raises(InputError, match="'tpu' is not known"):
         get_device_count("tpu")
-
-
-def test_no_cuda_has_a_reason():
-    reason = DeviceManager.instance().cuda_reason()
-    assert bool(reason) == no_cuda()
 
 
 def test_without_cuda_the_cpu_is_current():

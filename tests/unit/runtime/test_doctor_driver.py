@@ -79,12 +79,6 @@ class TestDriver:
         assert found.code == "core_without_cupti"
         assert "CUDA events" in found.why
 
-    def test_what_was_built_is_shown(self) -> None:
-        build = BuildFacts(cuda=True, cublas=True, architectures="80-real 90-real")
-        assert "built with CUDA for 80-real 90-real, with kernels of cuBLAS" in str(examine(facts(build=build)))
-        assert "built without CUDA" in str(examine(facts(build=BuildFacts())))
-        assert examine(facts(build=build)).to_dict()["build"]["cublas"] is True
-
     def test_the_core_says_what_was_built(self) -> None:
         build = build_facts()
         assert bool(build.architectures) == build.cuda == GPU_CORE

@@ -13,7 +13,7 @@ import pytest
 
 from xpuruntime._core import EngineAllocator, MemoryManager, copy_to_contiguous
 from xpuruntime.errors import CudaError, InputError, OutOfMemoryError, UnsupportedOperationError, XpuRuntimeError
-from xpuruntime.runtime.device import Device, get_device_count
+from xpuruntime.runtime.device import Device
 from xpuruntime.runtime.memory import Buffer, MemoryPool, memory_report
 
 MIB = 1 << 20
@@ -44,17 +44,6 @@ def test_a_freed_size_is_used_again_and_given_back_when_asked():
     assert pool.trim(keep=8 * MIB) == 0
     assert pool.empty_cache() == 4 * MIB
     assert pool.stats().reserved == 0
-
-
-def test_stats_are_frozen_and_plain():
-    stats = MemoryPool("cpu").stats()
-    with pytest.raises(AttributeError):
-        stats.current = 1
-    plain = stats.to_dict()
-    assert plain["fragmentation"] == 0.0
-    assert set(plain) == {name for name in dir(stats) if not name.startswith("_") and name != "to_dict"}
-    assert stats == MemoryPool("cpu").stats()
-    assert stats != 1
 
 
 def test_a_limit_raises_an_error_that_is_a_memory_error_and_the_pool_works_on():
@@ -142,13 +131,6 @@ def test_pools_that_cannot_be_are_refused(arguments, error, match):
         MemoryPool(**{"device": "cpu", **arguments})
 
 
-def test_a_pool_on_a_machine_without_cuda_says_why():
-    if get_device_count("cuda"):
-        pytest.skip("this machine has a CUDA device")
-    with pytest.raises(CudaError, match=r"'cuda:0' does not exist: this machine has 'cpu' only"):
-        MemoryPool()
-
-
 def test_buffers_keep_their_pool_alive():
     pool = MemoryPool("cpu", name="kept alive")
     buffer = pool.allocate(10)
@@ -223,17 +205,6 @@ def test_a_million_buffers_leave_nothing_behind():
     assert process.memory_info().rss - memory < 2 * MIB
     assert sys.getrefcount(Buffer) == objects
     assert pool.stats().upstream_allocations == 1
-
-
-def test_many_live_buffers_at_once():
-    pool = MemoryPool("cpu")
-    buffers = [pool.allocate(64) for _ in range(10_000)]
-    assert len({buffer.ptr for buffer in buffers}) == 10_000
-    del buffers
-    assert pool.stats().allocations == 0
-    assert pool.stats().fragmentation == pytest.approx(2 / 3)  # three segments of 2 MiB
-    pool.empty_cache()
-    assert pool.stats().reserved == 0
 
 
 class TestEngineAllocator:

@@ -172,8 +172,9 @@ PARENT = """
 """
 
 
-@pytest.mark.parametrize("function", ["hang", "hang_with_gil"])
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    ("how", "function"), [("SIGKILL", "hang"), ("SIGKILL", "hang_with_gil"), ("SIGTERM", "hang"), ("SIGINT", "hang")]
+)
 def test_no_orphan_when_the_parent_is_killed_or_interrupted(how, function):
     code = textwrap.dedent(PARENT.format(here=str(HERE), function=function))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as parent:
