@@ -62,13 +62,6 @@ def test_what_ends_a_duel_is_named():
     assert outputs.gain.rounds == 20
 
 
-def test_fewer_rounds_than_a_race_are_kept():
-    duel, asked = duel_of(1.1, 0.5, seed=1, decide=Decide(duel_rounds=30))
-    assert duel.run(RACE).ended.startswith("decide.duel_rounds allows no more after 30 rounds")
-    assert duel.run(MOST).won is None
-    assert len(asked) == 30
-
-
 def test_a_failure_ends_a_duel_that_goes_on():
     duel, _ = duel_of(1.1, 0.5, seed=1)
     duel.run(RACE)

@@ -196,7 +196,7 @@ def test_kill_9_at_random_moments_and_resume_give_the_same_end(tmp_path):
         assert child.stdout is not None
         assert child.stdout.readline() == "begun\n", child.communicate(timeout=60)
         mode = "resume"
-        if kills < 6:
+        if kills < 3:
             time.sleep(chance.uniform(0.0, 0.12))
             os.kill(child.pid, signal.SIGKILL)
         rest = child.communicate(timeout=120)[0]

@@ -84,7 +84,7 @@ def test_a_gain_that_shows_only_beside_another_setting_is_found():
 
     precision = Tunable(key="execution.precision", values=tuple(compute))
     graph = Tunable(key="execution.cuda_graph", values=("off", "require"))
-    for seed in range(5):
+    for seed in range(2):
         executor = SimulatedExecutor(seconds, seed=seed, turns=0.005, processes=0.001)
         found = run(executor, space(precision, graph, engines=("a",)))
         winner = next(candidate for candidate in found.candidates if candidate.id == found.winner)
@@ -206,12 +206,6 @@ def test_a_space_of_which_the_plan_takes_nothing_is_said():
     assert f"{first.id} because {first.reason}" in note
 
 
-def test_a_space_of_which_the_plan_takes_some_has_no_such_note():
-    found = run(SimulatedExecutor(lambda changes: 1e-3), space(THREADS, engines=("a", "missing")))
-    assert found.verdict == "tied"
-    assert not any("nothing was compared" in note for note in found.notes)
-
-
 def test_kernels_are_searched_where_a_plan_takes_them():
     def seconds(changes):
         return 1e-3 / (1.4 if changes.get("kernels.matmul") == "fast" else 1.0)
@@ -239,15 +233,6 @@ def test_the_measured_choice_is_tried_before_single_kernels():
         candidate for candidate in found.candidates if any(key.startswith("kernels.") for key in candidate.changes)
     )
     assert first.id == winner.id
-
-
-def test_kernels_of_attention_are_tried_where_a_model_has_it_written_out():
-    def seconds(changes):
-        return 1e-3 / (1.4 if "kernels.attention" in changes else 1.0)
-
-    found = run(SimulatedExecutor(seconds), space(engines=("a",)), kernels={"attention": ("fast",)})
-    winner = next(candidate for candidate in found.candidates if candidate.id == found.winner)
-    assert winner.changes["kernels.attention"] == "fast"
 
 
 def test_a_final_duel_that_does_not_decide_calls_nobody_the_leader():
@@ -294,7 +279,7 @@ def cuda_seconds(changes):
 HAND_TUNED = {"execution.precision": "fp16", "execution.layout": "nhwc", "execution.cuda_graph": "require"}
 
 
-@pytest.mark.parametrize("opens", [4.0, 8.0, 12.0])
+@pytest.mark.parametrize("opens", [4.0, 12.0])
 def test_what_is_tuned_by_hand_is_found_within_ten_minutes(opens):
     executor = SimulatedExecutor(cuda_seconds, seed=1, opens=lambda changes: opens)
     kernels = {"conv": ("cudnn_exhaustive", "cudnn_heuristic")}
@@ -336,7 +321,7 @@ def test_settings_of_a_policy_come_before_options_and_what_gained_before_pairs()
     assert together < min(pairs)
 
 
-@pytest.mark.parametrize("opens", [25.0, 90.0, 400.0, 700.0])
+@pytest.mark.parametrize("opens", [25.0, 700.0])
 def test_a_search_ends_with_its_budget_however_slow_candidates_open(opens):
     executor = SimulatedExecutor(cuda_seconds, opens=lambda changes: opens if len(changes) > 2 else min(opens, 90.0))
     found = run(executor, cuda_space("a"), TuneSpec())

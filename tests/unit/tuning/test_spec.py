@@ -14,7 +14,7 @@ from xpuruntime.errors import PolicyError
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.cpu_and_memory import CpuCores, cpu_cores
 from xpuruntime.tuning.space import apply_changes, build_space
-from xpuruntime.tuning.spec.parts import OBJECTIVES, Objective, SearchSpace
+from xpuruntime.tuning.spec.parts import SearchSpace
 from xpuruntime.tuning.spec.tune_spec import TuneSpec, tune_schema
 
 FULL = """
@@ -89,11 +89,6 @@ def test_bad_files_are_refused_with_the_place(text, message):
     with pytest.raises(PolicyError, match=message) as error:
         TuneSpec.loads(text)
     assert str(error.value).startswith("tune:1:")
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_objectives_have_names(name):
-    assert Objective.named(name).name == name
 
 
 def test_the_schema_names_the_keys_of_a_file():
