@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import Any
 
 import machines
-import msgspec
 import pytest
 
 import xpuruntime as xrt
@@ -187,12 +186,6 @@ def test_options_that_are_refused(device: str, given: dict[str, Any], message: s
 def test_precisions_that_nothing_makes(device: str, precision: str) -> None:
     with pytest.raises(UnsupportedOperationError, match=f"no model is made {precision} for"):
         settle(HAVE[device], device, precision=precision)
-
-
-def test_a_model_that_is_quantized_already_is_taken() -> None:
-    model = msgspec.structs.replace(MODEL, quantization=msgspec.structs.replace(MODEL.quantization, scheme="qdq"))
-    policy = Policy.coerce({"execution": {"device": "rocm", "precision": "int8"}})
-    assert resolve(PlanRequest(model=model), policy, AMD, ENGINES).candidate == "onnxruntime@rocm:0"
 
 
 def test_what_each_key_becomes() -> None:

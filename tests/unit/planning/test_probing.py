@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, Literal
 
 import machines
@@ -18,7 +17,7 @@ from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.registry import EngineRegistry
 from xpuruntime.errors import EngineError, PolicyError, UnsupportedOperationError
 from xpuruntime.evidence.records import Verdict
-from xpuruntime.planning import PlanRequest, plan_here, possible_engines, resolve
+from xpuruntime.planning import PlanRequest, plan_here, resolve
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.machine import CudaFacts, EngineFacts, Machine
 from xpuruntime.runtime.packages import install_command
@@ -153,13 +152,6 @@ def test_engines_that_do_not_take_the_format_are_not_probed():
     assert [(v.candidate, v.code) for v in plan.rejected] == [("a@auto", "format_unsupported")] or plan.rejected == ()
 
 
-def test_compiling_probes_only_engines_that_compile():
-    engines = {"a": Probed("a", "cpu"), "b": Probed("b", "cpu", compiles=True)}
-    request = PlanRequest(model=MODEL, purpose="compile")
-    assert possible_engines(request, Policy(), engines) == ("b",)
-    assert possible_engines(PlanRequest(model=MODEL), Policy(), engines) == ("a", "b")
-
-
 @pytest.mark.parametrize(
     ("asked", "chosen"), [({}, "near@cpu"), ({"device": "cuda:0"}, "far@cuda:0"), ({"engine": "far"}, "far@cuda:0")]
 )
@@ -211,29 +203,3 @@ def test_an_unknown_name_probes_nothing():
     with pytest.raises(PolicyError, match="did you mean 'alpha'"):
         settle(engines, engine="alhpa", device="cpu")
     assert engines[0].probes == 0
-
-
-def test_each_engine_is_probed_once_a_registry():
-    engines = [Probed("a", "npu"), Probed("b", "cpu")]
-    registry = register(*engines)
-    for asked in ({"device": "cpu"}, {"engine": "b"}, {}, {"engine": ["b", "a"], "device": "npu"}) * 3:
-        xrt.plan(demo_model_path(), registry=registry, **asked)
-    assert [engine.probes for engine in engines] == [1, 1]
-
-
-def test_sixteen_threads_get_the_same_plan():
-    registry = register(Probed("a", "npu"), Probed("b", "cpu"))
-    execution_hashes: list[str] = []
-    start = threading.Barrier(16)
-
-    def work() -> None:
-        start.wait()
-        execution_hashes.append(xrt.plan(demo_model_path(), device="cpu", registry=registry).execution_hash)
-
-    threads = [threading.Thread(target=work) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(execution_hashes) == 16
-    assert len(set(execution_hashes)) == 1

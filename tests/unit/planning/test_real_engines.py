@@ -96,14 +96,6 @@ def test_a_fix_begins_with_what_obeys_the_request(engine: str) -> None:
         assert "Fix: remove" not in str(caught.value)
 
 
-def test_a_fallback_is_taken_only_when_listed() -> None:
-    wanted = {"engine": "onnxruntime", "device": "cuda:0", "fallback": ["onnxruntime@cpu"]}
-    plan = settle(WITHOUT_CUDNN, {"execution": wanted})
-    assert plan.candidate == "onnxruntime@cpu"
-    assert "execution.fallback was used" in plan.warnings[0]
-    assert settle(SERVER, {"execution": wanted}).candidate == "onnxruntime@cuda:0"
-
-
 def test_every_stated_key_has_a_control() -> None:
     policy = Policy.coerce(
         {
@@ -137,24 +129,6 @@ def test_an_engine_whose_package_is_gone() -> None:
         settle(msgspec.structs.replace(LAPTOP, engines={}))
 
 
-def test_the_plan_shows_what_the_engine_is_given_and_survives_json() -> None:
-    plan = settle(SERVER, {"execution": {"device": "cuda:0", "precision": "fp16", "tf32": False}})
-    text = plan.to_json()
-    assert "CUDAExecutionProvider" in text
-    again = Plan.from_json(text)
-    assert (again.request_hash, again.execution_hash) == (plan.request_hash, plan.execution_hash)
-    assert "cuda:0" in str(again)
-
-
-@pytest.mark.parametrize("name", ["tensorrt", "tensorrt-rtx", "openvino", "qnn"])
-def test_an_engine_that_is_not_installed_names_its_extra(name: str) -> None:
-    with pytest.raises(EngineError) as error:
-        settle(SERVER, {"execution": {"engine": name}})
-    assert f"{name}@auto: engine_missing" in str(error.value)
-    assert "Fix: `pip install" in str(error.value)
-    assert f"xpuruntime[{name}]" in str(error.value)
-
-
 @pytest.mark.parametrize("device", ["npu", "gpu", "gpu:1", "metal", "dml"])
 def test_a_device_of_nobody_has_a_verdict_of_every_engine(device: str) -> None:
     with pytest.raises(UnsupportedOperationError) as error:
@@ -165,12 +139,6 @@ def test_a_device_of_nobody_has_a_verdict_of_every_engine(device: str) -> None:
     for engine, line in zip(automatic, told, strict=True):
         assert line.strip().startswith(f"{engine.name}@{device}") or device == "dml", line
         assert " Fix: " in line
-
-
-def test_engine_missing_is_no_warning_where_auto_found_another() -> None:
-    plan = settle(LAPTOP)
-    assert plan.candidate == "onnxruntime@cpu"
-    assert not [line for line in plan.warnings if "engine_missing" in line]
 
 
 def test_a_broken_engine_is_told_as_such_beside_engines_that_never_had_the_device() -> None:
