@@ -149,16 +149,6 @@ def test_what_is_no_file_to_read_is_refused(tmp_path: Path, reader: str, kind: s
         assert not isinstance(told.value, MemoryError)
 
 
-def test_external_data_that_becomes_a_pipe(tmp_path: Path) -> None:
-    import onnx
-
-    onnx.save(onnx.load(MODEL), tmp_path / "m.onnx", save_as_external_data=True, location="w", size_threshold=0)
-    (tmp_path / "w").unlink()
-    os.mkfifo(tmp_path / "w")
-    with pytest.raises(xrt.ModelError, match="not a regular file"):
-        xrt.plan(tmp_path / "m.onnx")
-
-
 def test_a_regular_file_and_a_link_to_one_are_read(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"content")
     (tmp_path / "l").symlink_to("f")
