@@ -98,29 +98,6 @@ def test_closing_while_requests_run(engine: str, want: np.ndarray[Any, Any]) -> 
         session.run_async(FEEDS)
 
 
-def test_use_policy_of_tasks_and_generators() -> None:
-    def kernel() -> str:
-        return str(call_context.current_policy().kernels.matmul)
-
-    async def work(word: str, turns: int) -> None:
-        with xrt.use_policy(xrt.KernelPolicy(matmul=word)):
-            for _ in range(turns):
-                await asyncio.sleep(0)
-                assert kernel() == word
-
-    async def main() -> None:
-        await asyncio.gather(work("cpu.blas", 1), work("cpu.reference", 5), work("auto", 3))
-
-    asyncio.run(main())
-    first, second = (xrt.use_policy(xrt.KernelPolicy(matmul=word)) for word in ("cpu.blas", "cpu.reference"))
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert kernel() == "cpu.reference"
-    second.__exit__(None, None, None)
-    _nothing_is_left()
-
-
 def _good(session: xrt.InferenceSession, want: np.ndarray[Any, Any]) -> None:
     _nothing_is_left()
     np.testing.assert_allclose(session.run(FEEDS)["logits"], want, rtol=1e-4, atol=1e-5)
