@@ -68,12 +68,6 @@ def test_throttling_is_read_of_both_versions_of_control_groups(tmp_path, groups,
     assert conditions._throttling(tmp_path, tmp_path / "groups") == expected
 
 
-def test_files_that_are_missing_say_nothing(tmp_path):
-    assert conditions._throttling(tmp_path, tmp_path / "none") == (None, None)
-    assert conditions._ticks(tmp_path / "none") is None
-    assert conditions._cpu_mhz(tmp_path) is None
-
-
 def package(folder: Path, name: str, used: int, wraps_at: int = 10_000_000) -> Path:
     place = folder / name
     place.mkdir(parents=True)

@@ -13,7 +13,7 @@ import pytest
 
 from xpuruntime import _core
 from xpuruntime.measuring.rounds import ROUNDS, KernelTiming, by_memory, choose, replacing
-from xpuruntime.measuring.statistics import LEAST_GAIN, Margin, compare, look_rounds
+from xpuruntime.measuring.statistics import Margin, compare, look_rounds
 from xpuruntime.policies import TuningPolicy
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def test_nothing_that_is_inconclusive_comes_first() -> None:
 # The core decides the same
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_the_core_decides_as_python_does(seed: int) -> None:
     random = np.random.default_rng(seed)
     rounds = int(random.integers(7, 62))
@@ -158,10 +158,6 @@ def test_the_core_decides_as_python_does(seed: int) -> None:
 def test_the_core_looks_after_the_same_rounds(family: int, confidence: float) -> None:
     rounds = _core.look_rounds(*ROUNDS, confidence=confidence, family=family)
     assert tuple(rounds) == look_rounds(*ROUNDS, confidence=confidence, family=family)
-
-
-def test_all_tuners_have_the_same_margin() -> None:
-    assert TuningPolicy().min_effect == LEAST_GAIN == pytest.approx(_core.compare_paired([1.0], [1.0], [1.0])["margin"])
 
 
 @pytest.mark.parametrize(

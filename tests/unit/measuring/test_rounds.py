@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from xpuruntime.errors import InputError
-from xpuruntime.measuring.rounds import in_worker, measure, rounds_of, time_calls, timed
+from xpuruntime.measuring.rounds import in_worker, measure, time_calls, timed
 from xpuruntime.measuring.statistics import Margin
 from xpuruntime.runtime.worker import Worker, WorkerFailure
 
@@ -176,13 +176,6 @@ def test_a_control_that_is_no_variant_is_refused():
         measure(recorded([], a=1.0, b=1.0), control="c")
     with pytest.raises(InputError, match="nothing to compare 'a' with"):
         measure(recorded([], a=1.0), control="a")
-
-
-def test_rounds_of_a_fixed_number_give_means():
-    rounds = rounds_of({"a": lambda: time.sleep(0.001), "b": lambda: None}, calls=3, rounds=5, warm=1, rotate=True)
-    assert {len(times) for times in rounds.values()} == {5}
-    assert all(seconds >= 0.001 for seconds in rounds["a"])
-    assert max(rounds["b"]) < 0.001
 
 
 def test_finish_is_inside_the_time_of_every_sample():
