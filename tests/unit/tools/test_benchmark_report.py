@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +65,6 @@ def test_check_finds_a_stale_page(made, capsys):
     assert "Memory over time" not in page, "--check must not write"
 
 
-def test_files_that_are_no_longer_made_are_found_and_removed(made):
-    page = made("session_cpu", "resnet50_cuda")[1]
-    assert "Not measured yet: `session_cuda`" in page
-    (made.folder / "resnet50_cuda.json").unlink()
-    assert made(arguments=("--check",))[0] == 1
-    assert made()[0] == 0
-    assert not (made.docs / "results" / "charts" / "resnet50_cuda.svg").exists()
-
-
 def test_every_result_has_a_section_and_a_page_of_tables(report):
     assert sorted(name for _, names in report.GROUPS.values() for name in names) == sorted(report.SECTIONS)
     sources = [path.read_text(encoding="utf-8") for path in FOLDER.glob("bench_*.py")]
@@ -95,18 +85,6 @@ def test_a_file_that_would_be_left_out_is_an_error(made, capsys, record, problem
     (made.folder / "odd.json").write_text(json.dumps(record))
     assert made()[0] == 1
     assert problem in capsys.readouterr().out
-
-
-def test_a_cost_is_told_from_noise_by_its_interval(report):
-    paired_ratio = importlib.import_module("report_pytorch").paired_ratio
-    draw = random.Random(1)
-    native = [10 + draw.gauss(0, 0.3) for _ in range(200)]
-    same, dearer = ([time * (1 + part) * (1 + draw.gauss(0, 0.02)) for time in native] for part in (0, 0.02))
-    found = paired_ratio(same, native, confidence=0.95)
-    assert found.low < 1 < found.high
-    assert (found.high - found.low) / 2 < 0.01
-    found = paired_ratio(dearer, native, confidence=0.95)
-    assert 1.01 < found.low < 1.02 < found.high < 1.03
 
 
 def test_variants_that_failed_are_shown_and_meet_no_target(report):
