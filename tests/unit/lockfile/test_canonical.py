@@ -54,13 +54,6 @@ def test_it_is_as_its_schema_says() -> None:
         validator.validate(plain)
 
 
-def test_one_entry_more_is_one_line_more() -> None:
-    one, two = (lock_bytes(a_lock(n)).decode().splitlines() for n in (3, 4))
-    assert (
-        len([line for line in two if line.rstrip(",") not in {old.rstrip(",") for old in one}]) == 2
-    )  # and the digest
-
-
 def test_validators_that_entries_share_are_stated_once() -> None:
     identity = a_lock(20).identity
     ids = tuple(validator.id for validator in identity.validators)
@@ -158,13 +151,6 @@ def test_a_file_in_which_any_byte_of_the_identity_changed_is_refused() -> None:
 def test_what_is_no_lock_is_refused(text: str | bytes, message: str) -> None:
     with pytest.raises(xrt.LockError, match=message):
         parse_lock(text, "m.lock")
-
-
-def test_unknown_keys_are_refused() -> None:
-    plain = json.loads(lock_bytes(a_lock()))
-    plain["identity"]["colour"] = 1
-    with pytest.raises(xrt.LockError, match="colour"):
-        parse_lock(json.dumps(plain), "m.lock")
 
 
 def test_an_entry_that_depends_on_nothing_known_is_refused() -> None:
@@ -291,10 +277,3 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     save_lock(a_lock(), tmp_path / "model.lock")
     with pytest.raises(xrt.InputError, match=r"Fix: name '.*model\.lock'"):
         load_lock(tmp_path / "modl.lock")
-
-
-def test_a_full_disk_is_named() -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("this system has no /dev/full")
-    with pytest.raises(xrt.InputError, match=r"/dev/full.*No space left"):
-        save_lock(a_lock(), "/dev/full")
