@@ -195,17 +195,6 @@ class TestTorch:
             ("nonzero", "data_dependent"),
         }
 
-    def test_a_compiled_program_tells_no_sizes(self) -> None:
-        torch = pytest.importorskip("torch")
-        policy = {"execution": {"engine": "torch", "device": "cpu", "provider_options": {"torch": {"mode": "compile"}}}}
-        with xrt.InferenceSession(self.module(), policy=policy, example_inputs=[torch.zeros(8, 16)]) as session:
-            try:
-                report = session.explain(runs=1)
-            except xrt.XpuRuntimeError as error:
-                pytest.skip(f"torch.compile needs a compiler here: {error}")
-        assert report.live == ()
-        assert moments(report) == [*OWN, COLD, COUNTED, LAST]
-
 
 def test_control_flow_of_onnxruntime_is_in_the_units(tmp_path: Path) -> None:
     """A Loop that no optimizer removes, and NonZero, as ONNX Runtime ran them here on the CPU."""
@@ -266,13 +255,6 @@ def test_shapes_of_a_session(engine: str) -> None:
         assert coverage is not None
         (row,) = coverage.inputs
         assert (row.allowed, row.observed, row.covered) == (allowed, "2 x 3 x 32 x 32", covered)
-
-
-def test_on_the_cpu_graphs_do_not_apply() -> None:
-    with xrt.InferenceSession(xrt.demo_model_path(), device="cpu") as session:
-        status = session.explain(runs=1).cuda_graph
-    assert status is not None
-    assert (status.status, status.asked, status.reason) == ("not_applicable", "off", "does not apply: runs on cpu")
 
 
 def test_a_device_that_cannot_be_read_and_an_engine_that_breaks_are_noted_once() -> None:

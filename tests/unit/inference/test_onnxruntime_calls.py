@@ -168,11 +168,6 @@ def test_names_of_its_package_say_what_works_here(name: str) -> None:
     assert eval(code, {"xpuruntime": xrt})
 
 
-def test_an_attribute_of_nobody() -> None:
-    with opened() as session, pytest.raises(AttributeError, match=r"has no attribute 'moon'$"):
-        session.moon  # type: ignore[attr-defined]  # noqa: B018
-
-
 def two_outputs(tmp_path: Path) -> Path:
     value = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
@@ -230,10 +225,3 @@ def test_a_choice_of_outputs_of_a_module() -> None:
         assert list(session.run({name: x})) == [first, second]
         with pytest.raises(InputError, match="ONNX Runtime's own run"):
             session.run(None, {name: x})  # type: ignore[arg-type]
-
-
-def test_a_choice_of_outputs_of_batches_that_are_padded(tmp_path: Path) -> None:
-    policy = {"execution": {"device": "cpu", "engine": "onnxruntime", "static_batch": 4}}
-    with xrt.InferenceSession(xrt.demo_model_path(), policy=policy) as session:
-        outputs = session.run({"image": np.zeros((2, 1, 8, 8), np.float32)}, outputs=["logits"])
-        assert outputs["logits"].shape == (2, 10)

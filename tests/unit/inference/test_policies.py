@@ -78,12 +78,6 @@ def test_an_unknown_option_is_refused_under_every_name(name: str) -> None:
         xrt.plan(MODEL, policy=policy)
 
 
-def test_one_option_under_two_names_is_refused() -> None:
-    options = {"ort": {OPTION: True}, "onnxruntime": {OPTION: False}}
-    with pytest.raises(xrt.PolicyError, match="two names of one engine"):
-        xrt.plan(MODEL, policy={"execution": {"device": "cpu", "provider_options": options}})
-
-
 def test_options_of_another_engine_are_not_said_to_be_handed_over() -> None:
     options: dict[str, Any] = {"tensorrt": {"x": True}}
     plan = xrt.plan(MODEL, policy={"execution": {"device": "cpu", "provider_options": options}})
@@ -92,13 +86,6 @@ def test_options_of_another_engine_are_not_said_to_be_handed_over() -> None:
     options["onnxruntim"] = {"y": True}
     with pytest.raises(PolicyError, match=r"'onnxruntim'; did you mean 'onnxruntime'\?.*Fix: write"):
         xrt.plan(MODEL, policy={"execution": {"device": "cpu", "provider_options": options}})
-
-
-def test_a_rule_is_shown_as_it_is_written_in_a_file() -> None:
-    rule = {"match": {"op": "matmul", "m": "<=16"}, "use": "cuda_raw.skinny"}
-    plan = xrt.plan(MODEL, device="cpu", policy={"kernels": {"rules": [rule]}})
-    assert '{"match": {"op": "matmul", "m": "<=16"}, "use": "cuda_raw.skinny"} is unsupported' in plan.warnings[0]
-    assert "KernelRule" not in str(plan)
 
 
 def test_a_precision_rule_may_leave_the_kernel_to_auto() -> None:
@@ -119,11 +106,3 @@ def test_mode_and_accuracy_are_honoured_in_the_evidence() -> None:
         warnings.simplefilter("error")
         with xrt.InferenceSession(MODEL, policy=policy) as session:
             assert set(status_of(session).values()) == {"honoured"}
-
-
-def test_several_warnings_come_as_one_with_a_line_each() -> None:
-    policy = {"kernels": {"matmul": "cublasLt", "conv": "cudnn_exhaustive"}}
-    with pytest.warns(xrt.XpuRuntimeWarning) as told, xrt.InferenceSession(MODEL, device="cpu", policy=policy):
-        pass
-    assert len(told) == 1
-    assert len(str(told[0].message).splitlines()) == 3

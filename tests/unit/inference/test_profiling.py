@@ -12,7 +12,6 @@ import linecache
 import signal
 import subprocess
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,25 +66,6 @@ def test_ranges_runs_and_operations_are_in_one_profile(session: xrt.InferenceSes
     assert "net.onnx on onnxruntime@cpu" in str(prof)
 
 
-def test_sixteen_threads_nest_by_themselves(session: xrt.InferenceSession) -> None:
-    def work(number: int) -> None:
-        for _ in range(10):
-            with prof.range(f"thread {number}"):
-                session.run(X)
-
-    with xrt.profile(devices=False) as prof:
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    by_id = {range_.id: range_ for range_ in prof.result.ranges}
-    ranges = [range_ for range_ in prof.result.ranges if range_.category == "run"]
-    assert len(ranges) == 160
-    assert all(by_id[span.parent].thread == span.thread for span in ranges)
-    assert {by_id[span.parent].name for span in ranges} == {f"thread {number}" for number in range(16)}
-
-
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_an_error_in_the_block_ends_it(
     tmp_path: Path, session: xrt.InferenceSession, error: type[BaseException]
@@ -124,22 +104,6 @@ def test_a_second_profile_is_refused_with_its_reason(session: xrt.InferenceSessi
     assert len(prof.result.ranges) == 1
 
 
-def test_a_second_profile_of_another_thread_is_refused() -> None:
-    refused: list[BaseException] = []
-
-    def enter() -> None:
-        try:
-            xrt.profile().__enter__()
-        except InputError as error:
-            refused.append(error)
-
-    with xrt.profile():
-        thread = threading.Thread(target=enter)
-        thread.start()
-        thread.join()
-    assert len(refused) == 1
-
-
 def test_where_the_core_records_already_it_is_refused_and_nothing_is_left(session: xrt.InferenceSession) -> None:
     from xpuruntime.runtime import profiler
 
@@ -176,15 +140,6 @@ def test_a_result_that_is_not_there_yet_is_refused() -> None:
             prof.result  # noqa: B018
         assert "profile" in str(prof)
     assert prof.result.ranges == ()
-
-
-def test_one_may_be_entered_again(session: xrt.InferenceSession) -> None:
-    prof = xrt.profile()
-    for count in (1, 2):
-        with prof:
-            for _ in range(count):
-                session.run(X)
-        assert len(prof.result.ranges) == count
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, "5", True, None])
@@ -295,19 +250,6 @@ def test_explain_inside_lays_units_of_other_engines_end_to_end(tmp_path: Path) -
     assert [round((one.end_ns - one.start_ns) / 1000, 2) for one in laid] == pytest.approx(
         [unit.time.value for unit in timed if unit.time is not None], abs=0.01
     )
-
-
-@pytest.mark.torch
-def test_explain_inside_lays_units_of_pytorch_end_to_end() -> None:
-    torch = pytest.importorskip("torch")
-    module = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)).eval()
-    with xrt.InferenceSession(module, device="cpu", engine="torch", example_inputs=[torch.ones(2, 64)]) as session:
-        feeds = {session.inputs[0].name: X["x"]}
-        with xrt.profile(devices=False) as prof:
-            session.explain(feeds, runs=3)
-    laid = [mark for mark in prof.result.marks if mark.track == "units of torch, one run, laid end to end"]
-    assert len(laid) >= 3
-    assert any("addmm" in str(one.details["op"]) or "linear" in str(one.details["op"]) for one in laid)
 
 
 def test_profile_of_a_program_without_arrays_and_sessions(tmp_path: Path) -> None:

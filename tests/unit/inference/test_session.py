@@ -6,9 +6,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import machines
@@ -32,15 +29,6 @@ def mlp(tmp_path: Path) -> Path:
     return models.save(models.mlp(), tmp_path)
 
 
-def test_words_of_the_seeds_work(mlp: Path) -> None:
-    """`backend=` is `engine=`, `onnxrt` and `ort` are `onnxruntime`, `fp16=True` is `precision="fp16"`."""
-    for arguments in ({"backend": "onnxrt"}, {"engine": "ort"}, {"engine": ["ort", "null"]}):
-        assert xrt.plan(mlp, device="cpu", **arguments).engine == "onnxruntime"  # type: ignore[arg-type]
-    assert xrt.plan(mlp, device="cpu", fp16=True).precision == "fp16"
-    policy = xrt.ExecutionPolicy(precision="fp32", device="cpu")
-    assert xrt.plan(mlp, exec_policy=policy, kernel_policy=xrt.KernelPolicy(matmul="auto")).precision == "fp32"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -58,11 +46,6 @@ def test_bad_arguments(mlp: Path, arguments: dict[str, Any], message: str) -> No
         xrt.InferenceSession(mlp, **arguments)
 
 
-def test_unknown_engine_names_the_nearest(mlp: Path) -> None:
-    with pytest.raises(xrt.XpuRuntimeError, match="onnxruntime"):
-        xrt.InferenceSession(mlp, engine="onnxruntim")
-
-
 def test_engine_that_is_not_here_names_the_extra(mlp: Path) -> None:
     bare = msgspec.structs.replace(machine_snapshot(), engines={})
     with pytest.raises(xrt.EngineError, match=r"xpuruntime\[openvino\]"):
@@ -75,66 +58,6 @@ def test_no_gpu(mlp: Path, device: str) -> None:
     with pytest.raises(xrt.CudaError, match=device) as caught:
         xrt.InferenceSession(mlp, device=device)
     assert "cpu" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"\x89PNG\r\n\x1a\n" + b"0" * 64, b"{}", os.urandom(999)], ids=["empty", "png", "json", "noise"]
-)
-def test_files_that_are_no_models(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "model.onnx"
-    path.write_bytes(content)
-    with pytest.raises(xrt.ModelError, match=r"model\.onnx"):
-        xrt.InferenceSession(path, device="cpu")
-
-
-def test_missing_truncated_and_folder(mlp: Path, tmp_path: Path) -> None:
-    with pytest.raises(xrt.ModelError, match=r"nothing\.onnx"):
-        xrt.InferenceSession(tmp_path / "nothing.onnx")
-    with pytest.raises(xrt.ModelError):
-        xrt.InferenceSession(tmp_path)
-    data = mlp.read_bytes()
-    for size in (10, len(data) // 2, len(data) - 1):
-        mlp.write_bytes(data[:size])
-        with pytest.raises(xrt.ModelError):
-            xrt.InferenceSession(mlp, device="cpu")
-
-
-def test_external_data_missing_or_outside(tmp_path: Path) -> None:
-    path = models.save(models.mlp(), tmp_path, external=True)
-    data = tmp_path / "model.onnx.data"
-    kept = data.read_bytes()
-    data.unlink()
-    with pytest.raises(xrt.ModelError, match=r"model\.onnx\.data"):
-        xrt.InferenceSession(path, device="cpu")
-    data.write_bytes(kept[:100])
-    with pytest.raises(xrt.ModelError, match=r"model\.onnx\.data"):
-        xrt.InferenceSession(path, device="cpu")
-    data.unlink()
-    outside = tmp_path.parent / "outside.data"
-    outside.write_bytes(kept)
-    data.symlink_to(outside)
-    with pytest.raises(xrt.ModelError, match="outside"):
-        xrt.InferenceSession(path, device="cpu")
-
-
-def test_unknown_operator(tmp_path: Path) -> None:
-    model = models.mlp()
-    model.graph.node[1].domain = "my.domain"
-    model.graph.node[1].op_type = "Mystery"
-    model.opset_import.add(domain="my.domain", version=1)
-    path = models.save(model, tmp_path)
-    with pytest.raises(xrt.UnsupportedOperationError, match=r"my\.domain: Mystery"):
-        xrt.InferenceSession(path, device="cpu")
-
-
-def test_strings(tmp_path: Path) -> None:
-    path = models.save(models.identity("string"), tmp_path)
-    words = np.array([["a", "b", "ß"]], dtype=object)
-    with xrt.InferenceSession(path, device="cpu") as session:
-        assert session.run({"x": words})["y"].tolist() == words.tolist()
-        assert session.run({"x": words.astype("U1")})["y"].tolist() == words.tolist()
-        with pytest.raises(xrt.InputError, match="no fixed buffer"):
-            session.bind({"x": (1, 3)})
 
 
 def test_bytes_are_strings_in_utf8(tmp_path: Path) -> None:
@@ -150,37 +73,6 @@ def test_bytes_are_strings_in_utf8(tmp_path: Path) -> None:
             xrt.InputError, match=r"'x' has bytes that are not UTF-8 text: .* at byte 1\. Fix: pass str"
         ):
             session.run({"x": encoded})
-
-
-def test_bfloat16(tmp_path: Path) -> None:
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    path = models.save(models.identity("bfloat16"), tmp_path)
-    x = np.array([[1.5, -2.0, 3.0]], ml_dtypes.bfloat16)
-    with xrt.InferenceSession(path, device="cpu") as session:
-        y = session.run({"x": x})["y"]
-        assert y.dtype == x.dtype
-        np.testing.assert_array_equal(y.astype(np.float32), x.astype(np.float32))
-
-
-def test_our_tensors(mlp: Path) -> None:
-    with xrt.InferenceSession(mlp, device="cpu") as session:
-        y = session.run({"x": xrt.Tensor.from_numpy(X)})["y"]
-        assert isinstance(y, xrt.Tensor)
-        np.testing.assert_array_equal(y.numpy(), session.run({"x": X})["y"])
-
-
-@pytest.mark.torch
-def test_torch_on_the_cpu(mlp: Path) -> None:
-    torch = pytest.importorskip("torch")
-    x = torch.ones(2, 64)
-    with xrt.InferenceSession(mlp, device="cpu") as session:
-        y = session.run({"x": x})["y"]
-        assert isinstance(y, torch.Tensor)
-        np.testing.assert_array_equal(y.numpy(), session.run({"x": X})["y"])
-        with pytest.raises(xrt.InputError, match="requires grad"):
-            session.run({"x": torch.ones(2, 64, requires_grad=True)})
-        with pytest.raises(xrt.InputError, match="float16"):
-            session.run({"x": x.half()})
 
 
 def test_out_of_memory_is_a_memory_error_and_the_session_lives(tmp_path: Path) -> None:
@@ -201,36 +93,6 @@ def test_out_of_memory_is_a_memory_error_and_the_session_lives(tmp_path: Path) -
         assert isinstance(caught.value, xrt.OutOfMemoryError)
         assert caught.value.engine == "onnxruntime"
         assert session.run({"x": x, "shape": np.array([3])})["y"].shape == (3,)
-
-
-def test_failure_while_running_is_ours(tmp_path: Path) -> None:
-    """An index out of range inside the model is the engine's error, with the node named."""
-    from onnx import TensorProto, helper
-
-    node = helper.make_node("Gather", ["x", "i"], ["y"], name="pick")
-    inputs = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, [3]),
-        helper.make_tensor_value_info("i", TensorProto.INT64, [1]),
-    ]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])]
-    graph = helper.make_graph([node], "gather", inputs, outputs)
-    path = models.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), tmp_path)
-    with xrt.InferenceSession(path, device="cpu") as session:
-        with pytest.raises(xrt.XpuRuntimeError, match="pick"):
-            session.run({"x": np.zeros(3, np.float32), "i": np.array([7])})
-        assert session.run({"x": np.zeros(3, np.float32), "i": np.array([2])})["y"].shape == (1,)
-
-
-def test_accuracy_of_the_policy_is_held(mlp: Path) -> None:
-    """A tolerance that fp16 cannot meet refuses the session; a wide one passes and is noted."""
-    execution = {"device": "cpu", "precision": "fp16"}
-    tight = {"execution": execution, "accuracy": {"rtol": 1e-9, "atol": 1e-12}}
-    with pytest.warns(xrt.XpuRuntimeWarning), pytest.raises(xrt.EngineError, match="out of tolerance"):
-        xrt.InferenceSession(mlp, policy=tight)
-    with pytest.warns(xrt.XpuRuntimeWarning):
-        session = xrt.InferenceSession(mlp, policy={"execution": execution, "accuracy": {"rtol": 0.1}})
-    assert any("probe input" in c.what for c in session.explain(runs=1).conversions)
-    session.close()
 
 
 def test_fp16_asked_and_fp32_run_is_caught(mlp: Path) -> None:
@@ -291,28 +153,6 @@ def test_plan_loads_nothing(mlp: Path) -> None:
     assert plan.control("execution.precision").enforceability == "enforced"  # type: ignore[union-attr]
     with pytest.raises(xrt.CudaError, match=r"cuda:99 was not found: this machine has cuda:0"):
         xrt.plan(mlp, device="cuda:99", machine=machine)
-
-
-def test_policy_travels_as_a_file(mlp: Path, tmp_path: Path) -> None:
-    path = tmp_path / "policy.yaml"
-    xrt.Policy(execution=xrt.ExecutionPolicy(device="cpu", precision="fp32")).save(path)
-    with xrt.InferenceSession(mlp, policy=path) as session:
-        assert session.policy == xrt.Policy.load(path)
-        assert session.plan.precision == "fp32"
-
-
-def test_two_processes_at_once(mlp: Path) -> None:
-    code = (
-        "import sys, numpy as np, xpuruntime as xrt\n"
-        "with xrt.InferenceSession(sys.argv[1], device='cpu') as s:\n"
-        "    r = s.explain({'x': np.ones((2, 64), np.float32)}, runs=2)\n"
-        "    print(r.headline)\n"
-    )
-    running = [
-        subprocess.Popen([sys.executable, "-W", "error", "-c", code, str(mlp)], stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    assert [process.communicate(timeout=120)[0].strip() for process in running] == ["policy honoured"] * 2
 
 
 def test_nothing_is_left_in_the_folder(mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:

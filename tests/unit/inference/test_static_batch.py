@@ -19,7 +19,6 @@ torch = pytest.importorskip("torch")
 
 import planted  # noqa: E402 - it needs PyTorch
 
-ENCODER = Path(__file__).resolve().parents[2] / "models" / "encoder.onnx"
 SIZE = 4
 ENGINES = ("onnxruntime", "openvino", "qnn", "torch")
 LIMIT = {"onnxruntime": 1e-4, "openvino": 1e-4, "qnn": 2e-2, "torch": 1e-4}
@@ -87,26 +86,6 @@ def test_it_grants_what_the_engine_alone_does_not_give(tmp_path: Path) -> None:
         output = session.run({feed: rows})[out]
         alone = [session.run({feed: rows[row : row + 1]})[out] for row in range(8)]
     assert np.concatenate(alone).tobytes() == output.tobytes()
-
-
-def test_a_model_with_several_open_dimensions() -> None:
-    ids = np.random.default_rng(0).integers(0, 256, (3, 16))
-    policy = {"execution": {"static_batch": SIZE}}
-    with xrt.InferenceSession(ENCODER, device="cpu", engine="onnxruntime", policy=policy) as session:
-        feed = session.inputs[0].name
-        three = session.run({feed: ids})
-        for row in range(3):
-            outputs = session.run({feed: ids[row : row + 1]})
-            assert all(outputs[name].tobytes() == three[name][row : row + 1].tobytes() for name in three)
-
-
-def test_tensors_of_pytorch_stay_tensors(tmp_path: Path) -> None:
-    session, exact = opened("onnxruntime", tmp_path)
-    rows = torch.randn(3, 16)
-    with session:
-        found = session.run({"x": rows})["y"]
-    assert isinstance(found, torch.Tensor)
-    np.testing.assert_allclose(found.numpy(), exact(rows.numpy().astype(np.float64)), rtol=1e-4, atol=1e-4)
 
 
 def test_bound_buffers_and_tensors_inside_have_all_rows(tmp_path: Path) -> None:

@@ -230,17 +230,3 @@ def test_many_threads_run_and_open_while_profiles_begin_and_end(path: Path) -> N
         assert not failures
         assert session.run is before
         assert seen > 0
-
-
-def test_a_session_that_is_told_twice_is_watched_once(path: Path) -> None:
-    with opened(path) as session:
-        before = session.run
-        watching = InstrumentedRuns()
-        watching.start()
-        ours = session.run
-        watching._opened(session, None)
-        assert session.run is ours
-        watching.stop()
-        assert session.run is before
-        watching._opened(session, None)  # a thread that comes late
-        assert session.run is before
