@@ -9,12 +9,10 @@ import importlib
 import importlib.util
 import re
 import sys
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import ModuleType
+from types import ModuleType
+from typing import Any
 
 _ONE_MODULE = "use xpuruntime._core, one module without parts"
 _LOADABLE = "[engine.name for engine in xpuruntime.engines.default_registry() if engine.probe().loadable]"

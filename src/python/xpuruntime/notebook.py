@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import functools
 import io
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xpuruntime.printable import escape_console, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from rich.console import Console, RenderableType
     from rich.table import Table
 

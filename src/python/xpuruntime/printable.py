@@ -9,11 +9,10 @@ text (bidi controls) and lone surrogates become an escape such as u001b, text fo
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderResult
     from rich.measure import Measurement
 

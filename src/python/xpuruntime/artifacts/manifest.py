@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -23,9 +24,6 @@ from xpuruntime.files.reading import decode_json, open_regular, read_regular
 from xpuruntime.policies import ArtifactPolicy, Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import NoReturn
-
     from xpuruntime.engines.base import Engine, Judgement, Request
     from xpuruntime.runtime.machine import Machine
 

@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import sys
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
@@ -40,8 +41,6 @@ from xpuruntime.files.writing import locked, publish_folder, staging
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from xpuruntime.engines.accuracy import AccuracyCheck, Reference
     from xpuruntime.engines.base import Compiled, Engine, Recipe, Request
     from xpuruntime.engines.model import ModelInfo

@@ -13,15 +13,13 @@ import re
 import shlex
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xpuruntime.cli.exit_codes import ExitCode, exit_code_of
 from xpuruntime.cli.interrupts import Interrupts
 from xpuruntime.errors import XpuRuntimeWarning
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: Options of typer that end the process.
 _COMPLETION = frozenset({"--show-completion", "--install-completion"})

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import enum
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from xpuruntime.errors import (
@@ -23,7 +24,6 @@ from xpuruntime.errors import (
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
-    from types import TracebackType
 
 
 class ExitCode(enum.IntEnum):

@@ -14,13 +14,11 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn
 
 from xpuruntime.cli.exit_codes import ExitCode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
 
 
 class _Interrupted(KeyboardInterrupt):

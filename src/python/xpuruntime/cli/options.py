@@ -5,13 +5,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import typer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def engines(incomplete: str) -> list[str]:

@@ -8,9 +8,10 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TextIO
 
 import msgspec
 
@@ -21,9 +22,6 @@ from xpuruntime.printable import UNBOUNDED, escape_console, printable
 from xpuruntime.runtime.telemetry import named_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import BinaryIO
-
     from rich.console import Console
     from rich.progress import Progress
 

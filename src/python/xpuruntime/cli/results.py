@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
@@ -17,8 +18,6 @@ from xpuruntime.files.paths import kind_of, reason_of, refuse_overwriting, user_
 from xpuruntime.files.reading import decode_json, open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from rich.console import RenderableType
 
     from xpuruntime.evidence import Report

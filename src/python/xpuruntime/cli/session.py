@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from xpuruntime.files.paths import reason_of
 from xpuruntime.files.reading import open_regular, unpacked_too_large
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from xpuruntime.cli.options import SessionOptions

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from xpuruntime.evidence.records import Latency
 from xpuruntime.files.paths import json_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from os import PathLike
 
     from numpy.typing import NDArray

@@ -9,7 +9,8 @@ import sys
 import threading
 import time
 import warnings
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime._core import DeviceManager, DeviceScope, Event, Stream, Tensor
@@ -27,9 +28,6 @@ from xpuruntime.distributed.rendezvous import (
 from xpuruntime.errors import CudaError, EngineError, InputError
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-    from types import TracebackType
-
     from xpuruntime.distributed.nccl import Nccl
 
 #: Seconds that ending a communicator by force may take before it goes on in the background.

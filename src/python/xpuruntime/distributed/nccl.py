@@ -7,14 +7,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xpuruntime.errors import EngineError, EngineUnavailable
 from xpuruntime.runtime.packages import install_command
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: The first with everything that a communicator needs; what came later is asked for where it is used.
 OLDEST = (2, 18, 0)

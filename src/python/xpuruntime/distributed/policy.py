@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import threading
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -22,8 +23,6 @@ from xpuruntime.policies.kinds import Choice, Flag, Integer, Text
 from xpuruntime.policies.value import PolicyValue, field
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from xpuruntime._core import ArrayView, Stream
     from xpuruntime.distributed.communicator import Communicator
     from xpuruntime.distributed.nccl import Nccl

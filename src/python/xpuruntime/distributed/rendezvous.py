@@ -9,10 +9,11 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -20,9 +21,6 @@ import msgspec
 from xpuruntime.distributed.nccl import run_within
 from xpuruntime.errors import EngineError, EngineUnavailable, InputError
 from xpuruntime.runtime.packages import install_command
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
 _KINDS = "'env://', 'tcp://host:port', or a torch.distributed.Store"
 _TORCHRUN = "start the program with torchrun, set it, or name rank, world_size and init_method in Communicator.init"

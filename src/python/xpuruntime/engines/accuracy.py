@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -11,7 +12,6 @@ import msgspec
 from xpuruntime.errors import AccuracyError, EngineError, InputError, ModelError, XpuRuntimeError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Request

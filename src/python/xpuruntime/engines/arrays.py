@@ -8,13 +8,12 @@ No framework is imported here; a framework is used only when the caller has alre
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     import numpy as np
 
     from xpuruntime import _core

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from operator import ge
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,8 +24,6 @@ from xpuruntime.engines.input_binding import (
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from xpuruntime.engines.host_model import HostModel
     from xpuruntime.engines.model import ModelInfo, TensorInfo
 

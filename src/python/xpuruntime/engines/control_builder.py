@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,8 +14,6 @@ from xpuruntime.evidence.records import Control
 from xpuruntime.policies.document import nearest, question
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from xpuruntime.engines.base import Request
     from xpuruntime.evidence.records import Enforceability
     from xpuruntime.policies.kernel_rules import KernelRule

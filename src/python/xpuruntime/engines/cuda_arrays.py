@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,8 +19,6 @@ from xpuruntime.engines.input_binding import fixed_shape
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from xpuruntime.engines.arrays import Kind
     from xpuruntime.engines.model import TensorInfo
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol
 
@@ -25,8 +26,6 @@ from xpuruntime.files.reading import decode_unique, read_regular
 from xpuruntime.generation.logprobs import normalized
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from xpuruntime.engines.base import Binding, Observed, Request
 
 INT32 = 2**31 - 1

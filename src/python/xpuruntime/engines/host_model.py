@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 import weakref
 from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +23,6 @@ from xpuruntime.engines.input_binding import (
 from xpuruntime.errors import InputError, XpuRuntimeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from xpuruntime import _core
     from xpuruntime.engines.arrays import Kind
     from xpuruntime.engines.base import Observed

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import kind_of, to_host, torch_dtype_name
@@ -13,8 +14,6 @@ from xpuruntime.evidence.records import Conversion
 from xpuruntime.policies.document import nearest, question
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     import numpy as np
 
     from xpuruntime.engines.model import TensorInfo

@@ -12,6 +12,7 @@ import contextlib
 import math
 import re
 from collections import ChainMap
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -24,8 +25,6 @@ from xpuruntime.engines.saturation import saturates_on, saturating_nodes
 from xpuruntime.evidence.records import Control
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
     import onnx
 
     from xpuruntime.engines.model import ModelInfo

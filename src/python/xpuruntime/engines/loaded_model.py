@@ -7,7 +7,8 @@ from __future__ import annotations
 import functools
 import os
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import msgspec
 
@@ -18,9 +19,7 @@ from xpuruntime.runtime.session_registry import instrumented_method, keep_in_chi
 from xpuruntime.runtime.telemetry import log_refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
-    from typing import Self
 
     from xpuruntime.engines.host_model import HostRunner
     from xpuruntime.engines.run_threads import QueueLimits, RunThreads

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -15,8 +16,6 @@ from xpuruntime.engines.model.shapes import with_shapes
 from xpuruntime.files.paths import is_utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.model import ModelInfo

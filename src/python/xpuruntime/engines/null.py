@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -24,8 +25,6 @@ from xpuruntime.evidence.records import Control, Time, Unit, VerdictCode
 from xpuruntime.runtime.machine import EngineFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime import _core
     from xpuruntime.engines.base import Binding
     from xpuruntime.engines.model import ModelInfo, TensorInfo

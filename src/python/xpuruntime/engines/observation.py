@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -17,8 +18,6 @@ from xpuruntime.evidence.records import Unit
 from xpuruntime.runtime import profiler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from xpuruntime.engines.base import WorkRecorder
     from xpuruntime.runtime.profiler import DeviceRecording
 

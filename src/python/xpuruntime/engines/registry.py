@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.argument_types import REGISTRY, check_types
@@ -18,7 +19,6 @@ from xpuruntime.policies.document import nearest, question
 from xpuruntime.runtime.packages import load_points
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
     from importlib.metadata import EntryPoint
 
     from xpuruntime.engines.model.info import ModelInfo

@@ -12,15 +12,13 @@ import queue
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, TimeoutError
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from xpuruntime.errors import DeadlineError, EngineError, QueueFullError, XpuRuntimeError
 from xpuruntime.runtime.interruptible_waits import LONGEST_WAIT, Latch, uninterrupted
 from xpuruntime.runtime.session_registry import interpreter_ends, reset_in_child
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _Result = TypeVar("_Result")
 #: Seconds that a thread stays when there is nothing to do.

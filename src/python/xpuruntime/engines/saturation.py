@@ -8,11 +8,10 @@ magnitude fit.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from xpuruntime.engines.model import ModelInfo
 
 #: Product to the place of its weight among its inputs, and, for those that read floats, of its activation.

@@ -8,10 +8,8 @@ these operations is not met because no single node carries its name.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 _PRODUCTS = frozenset(
     (

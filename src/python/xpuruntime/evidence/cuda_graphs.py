@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -11,8 +12,6 @@ import msgspec
 from xpuruntime.evidence.records import BESIDE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.evidence.records import Boundary, SourceNode, Unit
 
 #: What can prevent a graph.

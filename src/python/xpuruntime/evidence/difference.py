@@ -4,12 +4,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: Entries and nodes that a text names; all of them are in the JSON.
 _ENTRIES, _NODES = 4, 3

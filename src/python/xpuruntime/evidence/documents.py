@@ -10,6 +10,7 @@ import inspect
 import io
 import re
 from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin, get_type_hints
 
@@ -24,7 +25,6 @@ from xpuruntime.shown import Shown
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.records import Control, Observation, Status, Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
     from xpuruntime.evidence.records import KeySeen
 
 #: Words in an engine's operator name by which a policy key finds its units.

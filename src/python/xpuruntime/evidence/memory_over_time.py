@@ -4,12 +4,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
 
 
 class MemorySample(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.policies import Policy
@@ -12,8 +13,6 @@ from xpuruntime.policies.call_facts import ANY_CALL, escape
 from xpuruntime.policies.kernel_rules import KernelRule, RuleMatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from xpuruntime.policies import KernelPolicy
 
 POLICY_KEY = "xpuruntime.policy"

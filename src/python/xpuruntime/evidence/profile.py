@@ -7,6 +7,7 @@ from __future__ import annotations
 import gzip
 import os
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from xpuruntime.errors import InputError
@@ -16,7 +17,6 @@ from xpuruntime.files.writing import check_writable, replace_file
 from xpuruntime.shown import Shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from rich.console import RenderableType

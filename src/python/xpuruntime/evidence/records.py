@@ -4,14 +4,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from xpuruntime.codes import Code
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = [
     "BESIDE",

@@ -9,6 +9,7 @@ import platform
 import shlex
 import statistics
 import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,8 +22,6 @@ from xpuruntime.files.paths import json_bytes
 from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
     from xpuruntime.evidence.cuda_graphs import GraphStatus
     from xpuruntime.evidence.determinism import DeterminismTests
     from xpuruntime.evidence.memory_over_time import MemorySample

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.argument_types import NUMBER, check_types
@@ -38,8 +39,6 @@ from xpuruntime.evidence.section_comparing import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from xpuruntime.evidence.records import Latency, Unit
 
 ReportLike = Report | str | os.PathLike[str]

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -14,8 +15,6 @@ from xpuruntime.evidence.memory_over_time import most_by_owner, most_live
 from xpuruntime.evidence.report_comparison import DecisionChange, MemoryChange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from xpuruntime.evidence.kernel_records import KernelDecision
     from xpuruntime.evidence.records import Unit
     from xpuruntime.evidence.report import Report

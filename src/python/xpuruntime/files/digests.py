@@ -12,14 +12,11 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import BinaryIO
 
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.files.paths import cache_folder, make_private, not_private
 from xpuruntime.files.reading import open_regular, read_regular
-
-if TYPE_CHECKING:
-    from typing import BinaryIO
 
 
 class CacheEntries:

@@ -8,15 +8,13 @@ import hashlib
 import json
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any
 
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import json_bytes, reason_of, user_path
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
 
 _HEAD, _END = "request", "end"
 _LARGEST = 1 << 30

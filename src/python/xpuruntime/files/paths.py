@@ -9,14 +9,12 @@ import errno
 import os
 import stat
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xpuruntime.errors import InputError
 from xpuruntime.printable import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 #: What `kind_of` calls a file by the type in its mode.
 _KINDS = {

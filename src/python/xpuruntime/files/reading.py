@@ -8,7 +8,7 @@ import errno
 import os
 import stat
 from collections import Counter
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, overload
 
 import msgspec
 
@@ -16,7 +16,6 @@ from xpuruntime.files.paths import checked, kind_of
 
 if TYPE_CHECKING:
     import zipfile
-    from typing import BinaryIO
 
 _FLAGS = (
     os.O_RDONLY

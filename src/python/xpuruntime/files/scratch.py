@@ -18,11 +18,8 @@ import secrets
 import shutil
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _NAME = re.compile(r"xpuruntime-[a-z]+-([0-9a-f]{16})-([0-9a-f]{8})-\w+")
 #: By folder and pattern: the process, and how to remove what is there.

@@ -21,16 +21,13 @@ import shutil
 import stat
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO
 
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import checked, kind_of, reason_of, user_path
 from xpuruntime.files.scratch import checksum, register_cleanup, unregister_cleanup
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import IO
 
 _NAME = re.compile(r"\.xpuruntime-([0-9a-f]{16})-([0-9a-f]{8})\.new")
 _LOCK = ".lock"

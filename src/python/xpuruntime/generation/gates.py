@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -19,8 +19,6 @@ from xpuruntime.policies.verify_policy import VerifyGeneration
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from xpuruntime.generation.logprobs import LogprobSource
 
 #: How many tokens may be the most likely one together.

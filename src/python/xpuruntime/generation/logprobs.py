@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -15,7 +16,6 @@ from xpuruntime.files.reading import read_regular
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
 
 Array = np.ndarray[Any, Any]
 _LARGEST_TEXTS = 1 << 30

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,6 @@ from xpuruntime.lockfile.measured import BatchTime
 from xpuruntime.measuring.rounds import time_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from xpuruntime.engines.base import Binding
     from xpuruntime.inference.session import InferenceSession
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -26,7 +27,6 @@ from xpuruntime.runtime.telemetry import log_step
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from xpuruntime.engines.accuracy import Reference
     from xpuruntime.engines.base import Judgement

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,7 +21,6 @@ from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
 
     from xpuruntime.inference.session_arguments import PolicyLike
     from xpuruntime.policies.verify_policy import VerifyGeneration

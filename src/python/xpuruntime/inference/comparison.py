@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
@@ -16,8 +17,6 @@ from xpuruntime.inference.intermediates import Divergence, Inside
 from xpuruntime.printable import error_line, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from rich.console import RenderableType
 
     from xpuruntime.engines.model import ModelInfo

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Unpack
 
 from xpuruntime.argument_types import FLAG, check_types
 from xpuruntime.artifacts.store import build, copy_artifact
@@ -16,8 +17,6 @@ from xpuruntime.inference.session_arguments import SessionArguments
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
-    from typing import Unpack
 
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.registry import EngineRegistry

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,8 +20,6 @@ from xpuruntime.evidence.metadata import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.evidence.records import Unit
     from xpuruntime.lockfile.canonical import ExportLock

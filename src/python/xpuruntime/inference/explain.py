@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -34,8 +35,6 @@ from xpuruntime.runtime.session_registry import instrumented_method
 from xpuruntime.runtime.telemetry import log_decision, log_step, traced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from xpuruntime.engines.base import LoadedModel
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.evidence import Report

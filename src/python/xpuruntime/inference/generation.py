@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Literal, Never
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Never, Unpack
 
 import msgspec
 import numpy as np
@@ -19,9 +21,6 @@ from xpuruntime.inference.session import InferenceSession
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
-    from types import TracebackType
-    from typing import Unpack
 
     from xpuruntime.engines.generation import GenerationModel
     from xpuruntime.engines.model import ModelInfo

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,6 @@ from xpuruntime.policies.document import nearest, question
 from xpuruntime.printable import error_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from xpuruntime.engines.base import Engine, LoadedModel, Request
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.evidence.tolerances import OutputFigures, ProbeResult, Tolerance

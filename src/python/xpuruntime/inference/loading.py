@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -16,8 +17,6 @@ from xpuruntime.evidence.records import Conversion
 from xpuruntime.runtime.telemetry import log_decision, traced
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.accuracy import Reference
     from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Recipe, Request

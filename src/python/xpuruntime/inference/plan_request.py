@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 import msgspec
 
@@ -19,8 +20,6 @@ from xpuruntime.runtime.telemetry import traced
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
-    from typing import Literal, Unpack
 
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.base import Judgement

@@ -7,7 +7,9 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
@@ -23,9 +25,7 @@ from xpuruntime.shown import Shown
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
     from concurrent.futures import Future
-    from types import TracebackType
 
     from rich.console import RenderableType
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -29,10 +31,7 @@ from xpuruntime.runtime.telemetry import log_decision, log_refusal, traced_run
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
-    from types import TracebackType
-    from typing import Never, Unpack
 
     from numpy.typing import NDArray
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypedDict
 
 from xpuruntime.argument_types import FLAG, PATH, TEXTS, check_types
@@ -13,7 +14,6 @@ from xpuruntime.policies.document import nearest
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
 
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.model import ModelInfo
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     ModelLike = str | os.PathLike[str] | Any
     PolicyLike = Policy | str | os.PathLike[str] | Mapping[str, Any]
-    from collections.abc import Iterable, Mapping
 
 
 class PolicyAliases(TypedDict, total=False):

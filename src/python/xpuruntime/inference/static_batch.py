@@ -9,6 +9,7 @@ runs one shape whatever comes in.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,8 +23,6 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.evidence.records import Conversion, KeySeen
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.engines.base import Binding, Observed
     from xpuruntime.engines.host_model import HostRunner
     from xpuruntime.engines.model import ModelInfo

@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.integrations.training import TrainingPolicy, lock_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
     from accelerate import Accelerator
 

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.lockfile.canonical import load_lock, model_beside
@@ -14,9 +14,6 @@ from xpuruntime.locks.verification.claims import place_text, worst_first
 from xpuruntime.locks.verification.verify import verify
 from xpuruntime.policies import Policy
 from xpuruntime.printable import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 def main(paths: Sequence[str]) -> int:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from xpuruntime.integrations import needs
@@ -14,8 +15,6 @@ with needs("Ray Train", "pip install 'ray[train]'"):
     import ray.train
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
 
     from xpuruntime.integrations.training import PolicyLike

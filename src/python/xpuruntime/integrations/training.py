@@ -11,7 +11,9 @@ import json
 import platform
 import weakref
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -33,8 +35,6 @@ from xpuruntime.runtime.telemetry import log_decision
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
-    from types import TracebackType
 
     from xpuruntime.policies import KernelPolicy
     from xpuruntime.pytorch.explanation.explanation import Explanation

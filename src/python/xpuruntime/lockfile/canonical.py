@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hmac
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,6 @@ from xpuruntime.policies.document import nearest
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
 
 #: Bytes that the file of a lock may have.
 MAX_LOCK = 1 << 30

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,8 +17,6 @@ from xpuruntime.lockfile.records import stable_id
 from xpuruntime.lockfile.rules import rules_of_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from xpuruntime.lockfile.measured import Measured
     from xpuruntime.lockfile.records import (
         CallEntry,

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -24,9 +25,6 @@ from xpuruntime.lockfile.records import (
     Validator,
 )
 from xpuruntime.lockfile.validators import validator_drift, within_threads
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 #: Field of an entry to the code of its drift, in the order in which they are looked at.
 _FIELDS = (

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.codes import Code
 from xpuruntime.errors import LockError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from xpuruntime.evidence.difference import Difference
 
 

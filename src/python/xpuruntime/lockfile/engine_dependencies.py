@@ -10,13 +10,11 @@ import os
 import platform
 import re
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from xpuruntime.lockfile.variable_readers import PRELOAD, is_read, package_libraries, preloaded
 from xpuruntime.ops.torch_kernels import environment_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
 
 #: Name of the validator of the core's own kernels.
 CORE = "xpuruntime._core"

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from xpuruntime.lockfile.consistency import NOTHING_RAN
@@ -13,8 +14,6 @@ from xpuruntime.lockfile.engine_dependencies import CORE, OWN_KERNELS, of_kernel
 from xpuruntime.lockfile.records import CallEntry, UnitEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from xpuruntime.evidence.kernel_records import KernelDecision
     from xpuruntime.evidence.records import Unit
     from xpuruntime.lockfile.records import Validator

@@ -7,16 +7,14 @@ from __future__ import annotations
 import datetime
 import hashlib
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from xpuruntime.lockfile.drift import DriftCode, ValidatorKind
 from xpuruntime.lockfile.measured import Measured
 from xpuruntime.printable import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SCHEMA = "xpuruntime.lock/1"
 #: Id of the shapes that a lock is made with.

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,8 +19,6 @@ from xpuruntime.policies.kernel_rules import OPS, KernelRule, RuleMatch
 from xpuruntime.policies.kinds import in_folder, seen_from
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from xpuruntime.lockfile.records import CallEntry
 
 #: Keys of files and folders, which are of one machine: no lock holds a plan to them.

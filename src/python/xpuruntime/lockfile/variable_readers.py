@@ -9,16 +9,13 @@ import mmap
 import os
 import re
 import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from xpuruntime.errors import InputError
 from xpuruntime.runtime.libraries.loading import library_identity
 from xpuruntime.runtime.libraries.search import dynamic_symbols
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 PRELOAD = "LD_PRELOAD"
 #: Engine to the packages that hold its files.

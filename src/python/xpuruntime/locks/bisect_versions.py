@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -42,8 +43,6 @@ from xpuruntime.measuring.statistics import RatioVerdict
 from xpuruntime.policies.document import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from rich.console import RenderableType
 
     from xpuruntime.engines.model import ModelInfo

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,6 @@ from xpuruntime.policies import Policy
 from xpuruntime.runtime.telemetry import log_step, traced
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.evidence.records import Observation
     from xpuruntime.lockfile.records import CallEntry, LockedOutput
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,8 +39,6 @@ from xpuruntime.runtime.interruptible_waits import uninterrupted
 from xpuruntime.runtime.worker import FailureKind, Worker, WorkerFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from xpuruntime.lockfile.records import Lock
 
 MODULE = "xrt_session_worker"

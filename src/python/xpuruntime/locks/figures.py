@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,6 @@ from xpuruntime.measuring.statistics import Margin, RatioVerdict
 from xpuruntime.runtime.worker import WorkerFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from xpuruntime.inference import InferenceSession
     from xpuruntime.lockfile.measured import BatchTime
     from xpuruntime.measuring.rounds import RoundTimes

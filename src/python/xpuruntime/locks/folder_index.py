@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from urllib.parse import quote
@@ -27,8 +28,6 @@ from xpuruntime.lockfile.drift import shown
 from xpuruntime.locks.verification.result import VerificationResult
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from rich.console import RenderableType
 
     from xpuruntime.lockfile.records import Lock

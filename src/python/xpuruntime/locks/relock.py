@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,7 +26,6 @@ from xpuruntime.policies.document import did_you_mean
 from xpuruntime.shown import Shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from rich.console import RenderableType

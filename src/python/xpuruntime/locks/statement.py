@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,6 @@ from xpuruntime.lockfile.canonical import lock_bytes
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from xpuruntime.lockfile.records import Lock
 
 _STATEMENT = "https://in-toto.io/Statement/v1"

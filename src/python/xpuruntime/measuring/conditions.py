@@ -9,18 +9,16 @@ import ctypes
 import os
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple
 
 import msgspec
 
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.files.paths import reason_of
 from xpuruntime.runtime.snapshot import machine_snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import TracebackType
 
 
 class GpuClock(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -21,8 +22,6 @@ from xpuruntime.measuring.conditions import Conditions, between, moment
 from xpuruntime.measuring.statistics import Margin, RatioComparison, RatioVerdict, compare, look_rounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from xpuruntime.measuring.tuning_watch import TuningStep
     from xpuruntime.policies import TuningPolicy
     from xpuruntime.runtime.worker import Worker

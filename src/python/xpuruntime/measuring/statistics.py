@@ -6,17 +6,15 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Sequence
 from statistics import NormalDist
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from xpuruntime.codes import Code
 from xpuruntime.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: Share by which something must be faster to be taken in place of what would run without a search.
 LEAST_GAIN = 0.02

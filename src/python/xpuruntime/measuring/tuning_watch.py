@@ -5,16 +5,13 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from types import TracebackType
+from typing import NamedTuple, Self
 
 from xpuruntime import _core
 from xpuruntime.argument_types import CALLABLE, NUMBER, check_types
 from xpuruntime.errors import InputError, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-    from typing import Self
 
 
 class TuningProgress(NamedTuple):

@@ -4,14 +4,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from xpuruntime import _core
 from xpuruntime.argument_types import FLAG, check_types
 from xpuruntime.ops.call_context import call_context
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["attention", "attention_backward"]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 import re
 import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
@@ -21,7 +22,6 @@ from xpuruntime.runtime.libraries.search import search_folders
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from xpuruntime.policies.compiled_rules import CompiledRule
     from xpuruntime.policies.kernel_rules import RuleMatch

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,8 +18,6 @@ from xpuruntime.ops.torch_kernels import missing_distributions, registered_torch
 from xpuruntime.shown import Shown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import RenderableType
 
     from xpuruntime.ops.torch_kernels import TorchKernel

@@ -4,15 +4,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from xpuruntime import _core
 from xpuruntime.argument_types import FLAG, check_types
 from xpuruntime.errors import InputError
 from xpuruntime.ops.call_context import call_context
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _RESULTS = {"return_sum": FLAG, "return_stats": FLAG}
 _BIAS = {"has_bias": FLAG}

@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import os
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,6 @@ from xpuruntime.policies.kernel_rules import FAMILIES, OPS
 from xpuruntime.runtime.packages import load_points
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
     from importlib.metadata import EntryPoint
 
 __all__ = [

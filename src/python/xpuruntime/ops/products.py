@@ -4,16 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError
 from xpuruntime.ops.call_context import ambient_context, call_context
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ArrayT = TypeVar("ArrayT")
 _op_matmul = _core.op_matmul

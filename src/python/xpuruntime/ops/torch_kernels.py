@@ -13,6 +13,7 @@ import importlib
 import os
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,8 +25,6 @@ from xpuruntime.policies.kernel_rules import FAMILIES, SOURCE_PREFIXES
 from xpuruntime.runtime.packages import distributions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from packaging.requirements import Requirement
 
 #: Operations whose calls go to kernels of NumPy-like arrays alone; see `PythonKernel`.

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError, warn
@@ -21,9 +22,6 @@ from xpuruntime.ops.tuning_cache import (
 )
 from xpuruntime.policies import TuningPolicy
 from xpuruntime.policies.kernel_rules import ARRAY_OPS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _LEAST_US = 1e-3
 _USUAL = TuningPolicy()

@@ -10,8 +10,9 @@ import functools
 import os
 import re
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -22,9 +23,6 @@ from xpuruntime.files.reading import decode_json, read_regular
 from xpuruntime.files.writing import locked, replace_file
 from xpuruntime.runtime.libraries.loading import mapped_paths, with_build_id
 from xpuruntime.runtime.machine import Library
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 #: The version of the file format that this release writes, and the only one it reads.
 SCHEMA = "xpuruntime.tuning/1"

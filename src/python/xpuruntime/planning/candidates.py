@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,8 +25,6 @@ from xpuruntime.policies.document import nearest, question
 from xpuruntime.runtime.packages import guarded, reinstall_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from xpuruntime.engines.base import Engine, Request
     from xpuruntime.evidence.records import Verdict
     from xpuruntime.planning.plan import PlanRequest

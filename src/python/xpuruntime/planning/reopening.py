@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,8 +22,6 @@ from xpuruntime.planning.candidates import (
 from xpuruntime.planning.resolve import decide, judge_candidate, plan_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from xpuruntime.engines.base import Engine, Judgement
     from xpuruntime.planning.plan import LibraryIdentity, Plan, PlanRequest
     from xpuruntime.planning.resolve import Resolution

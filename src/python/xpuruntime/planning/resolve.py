@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -37,8 +38,6 @@ from xpuruntime.runtime.packages import install_command
 from xpuruntime.runtime.telemetry import log_decision
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from xpuruntime.engines.base import Engine
     from xpuruntime.planning.candidates import EngineCandidate
     from xpuruntime.planning.plan import PlanRequest

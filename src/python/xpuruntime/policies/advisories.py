@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from xpuruntime.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 #: Names a YAML file with further advisories.
 VARIABLE = "XPURUNTIME_ADVISORIES"

@@ -7,13 +7,11 @@ from __future__ import annotations
 import enum
 import re
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from xpuruntime.policies.document import Refused, describe_value, quote
 from xpuruntime.policies.kinds import Text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 T = TypeVar("T")
 

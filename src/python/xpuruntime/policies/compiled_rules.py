@@ -10,13 +10,12 @@ that may match and some that do not; `CompiledRule.certainty` alone decides.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from xpuruntime.policies.call_facts import SIZES, UNKNOWN, CallFacts, Glob, bounds_of, literal_of, literal_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from xpuruntime.policies.kernel_rules import KernelRule, RuleMatch, RulePrecision
 
 Certainty = Literal["yes", "no", "unknown"]

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn
 
 from xpuruntime.policies.document import (
     MappingNode,
@@ -20,9 +21,6 @@ from xpuruntime.policies.document import (
     quote,
 )
 from xpuruntime.policies.kinds import Kind, refuse_control_characters
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class OneOrMore(Kind):

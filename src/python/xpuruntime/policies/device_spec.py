@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Callable
+from typing import Any, Literal, get_args
 
 from xpuruntime.errors import InputError, PolicyError
 from xpuruntime.policies.compound_kinds import FrozenDict, MappingOf, read_entries
@@ -24,9 +25,6 @@ from xpuruntime.policies.document import (
 )
 from xpuruntime.policies.kinds import Choice, FilePath, Integer, Text, refuse_control_characters
 from xpuruntime.policies.value import Accepts, PolicyValue, field
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 DeviceKind = Literal["cpu", "cuda", "gpu", "npu", "rocm", "metal", "dml", "auto"]
 

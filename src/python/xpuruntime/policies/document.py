@@ -8,13 +8,10 @@ takes the one it wants. So ``cuda_graph: off`` is the word "off", and ``tf32: of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 MAX_DEPTH = 64
 

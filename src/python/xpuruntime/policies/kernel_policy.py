@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Self
 
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies.call_facts import CallFacts
@@ -16,9 +16,6 @@ from xpuruntime.policies.document import did_you_mean, quote
 from xpuruntime.policies.kernel_rules import OPS, KernelName, KernelRule, TuningPolicy
 from xpuruntime.policies.kinds import Choice
 from xpuruntime.policies.value import Accepts, PolicySection, field
-
-if TYPE_CHECKING:
-    from typing import Self
 
 AutoStrategy = Literal["first_supported", "best_performance"]
 

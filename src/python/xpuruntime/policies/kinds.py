@@ -12,8 +12,9 @@ import math
 import os
 import re
 import sys
+from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from xpuruntime.errors import InputError
 from xpuruntime.policies.document import (
@@ -26,9 +27,6 @@ from xpuruntime.policies.document import (
     nearest,
     quote,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 _CONTROL = "[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]"
 

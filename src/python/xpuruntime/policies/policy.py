@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import files
@@ -19,10 +19,6 @@ from xpuruntime.policies.kernel_policy import KernelPolicy
 from xpuruntime.policies.kinds import Choice, Kind, Text, in_folder, seen_from
 from xpuruntime.policies.value import Accepts, PolicySection, PolicyValue, field, home_in_file, read_fields
 from xpuruntime.policies.verify_policy import AccuracyPolicy, CalibrationPolicy, VerifyPolicy
-
-if TYPE_CHECKING:
-    from typing import Self
-
 
 #: The version of the file format that this release writes, and the only one it reads.
 SCHEMA = "xpuruntime.policy/1"

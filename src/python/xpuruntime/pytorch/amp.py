@@ -7,7 +7,9 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import torch
 
@@ -16,10 +18,6 @@ from xpuruntime.errors import InputError, PolicyError, warn
 from xpuruntime.pytorch.dispatch import context
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-    from typing import Self
-
     from xpuruntime.policies import Policy
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")

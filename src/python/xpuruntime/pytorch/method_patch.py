@@ -5,12 +5,10 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from xpuruntime.pytorch.dispatch.context import CONTEXT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class MethodPatch:

@@ -14,7 +14,9 @@ import re
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 import torch
 from torch import distributed
@@ -27,10 +29,6 @@ from xpuruntime.printable import error_line, printable
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch.context import CONTEXT, forget_tuned_routes
 from xpuruntime.pytorch.dispatch.tuning import may_measure
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
 
 #: Of `rank_timeout`: how long a rank may be silent, and how long the others then have to leave by themselves.
 _SILENT, _GRACE = 0.8, 0.2

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,7 +30,6 @@ from xpuruntime.runtime.snapshot import machine_snapshot
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
 
     from xpuruntime.lockfile.records import Validator
     from xpuruntime.pytorch.explanation.summary import Row

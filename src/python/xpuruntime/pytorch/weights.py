@@ -13,6 +13,7 @@ import logging
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -26,8 +27,6 @@ from xpuruntime.pytorch.dispatch import step_cost
 from xpuruntime.pytorch.dispatch.context import DTYPES, thread_policy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from xpuruntime.policies.execution_policy import WeightsPolicy
     from xpuruntime.pytorch.explanation.summary import Row
 

@@ -11,14 +11,12 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from types import FrameType
+from typing import Any, Generic, TypeVar
 
 from xpuruntime import _core
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
 
 _Result = TypeVar("_Result")
 #: Seconds of one wait for a lock. A signal that comes as such a wait begins, or on Windows, does not end it.

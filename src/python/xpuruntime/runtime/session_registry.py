@@ -10,12 +10,10 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
+from types import FrameType
+from typing import Any, Protocol
 
 _lock = threading.Lock()
 _noted: weakref.WeakValueDictionary[int, HoldsMemory] = weakref.WeakValueDictionary()

@@ -10,9 +10,9 @@ import importlib.util
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -22,9 +22,6 @@ from xpuruntime.files.reading import decode_json, read_regular
 from xpuruntime.runtime.libraries.loading import LibraryIndex, libraries_needed_by, loaded_libraries, with_build_id
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Library, Machine
 from xpuruntime.runtime.packages import guarded
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 SCHEMA = "xpuruntime.machine/1"
 _MAX_BYTES = 1 << 24

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -17,7 +18,6 @@ from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
     from logging import Logger
 
 #: How many operations go on in this context, one inside of another: runs that they make have no spans of their own.

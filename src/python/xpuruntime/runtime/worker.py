@@ -19,15 +19,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from types import TracebackType
+from typing import Any, NamedTuple, NoReturn
 
 from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.runtime.cpu_and_memory import read_status
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-    from types import TracebackType
 
 _BOOTSTRAP = Path(__file__).with_name("worker_bootstrap.py")
 #: Run as text, since a script's own folder would come first where the worker imports from.

@@ -5,15 +5,13 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from xpuruntime.testing import op_references
 from xpuruntime.testing.op_arrays import DTYPES, Draw, OpCall, OpCase, dropout_factors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _SEED, _OFFSET = 1234567890123, 77
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +14,6 @@ from xpuruntime.testing import op_references
 from xpuruntime.testing.op_arrays import DTYPES, Draw, OpCall, OpCase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import numpy as np
 
 _LAST = (0, 2, 3, 1)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -33,8 +34,6 @@ from xpuruntime.testing.op_cases_attention import attention_cases, norm_cases
 from xpuruntime.testing.op_cases_products import conv_cases, conv_gradient_cases, matmul_cases
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import pytest
 
     from xpuruntime.testing.op_arrays import OpCall

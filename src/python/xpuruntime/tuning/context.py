@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,7 +35,6 @@ from xpuruntime.tuning.trial import policy_device, trial_devices
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
 
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.registry import EngineRegistry

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from xpuruntime.measuring.rounds import rotated
@@ -23,8 +24,6 @@ from xpuruntime.tuning.trial import CONTROL, CandidateFailed
 from xpuruntime.tuning.tune_result import Ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from xpuruntime.tuning.space import CandidateState, Point, Setting
     from xpuruntime.tuning.spec.parts import Decide
 

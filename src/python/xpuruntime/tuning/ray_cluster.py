@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,6 @@ from xpuruntime.tuning.trial import CandidateFailed, DeviceLost, OutOfTime, Tria
 from xpuruntime.tuning.trial_executors import Executor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from xpuruntime.runtime.machine import Machine
     from xpuruntime.tuning.runner import RunnerJob
     from xpuruntime.tuning.spec.parts import Constraints, RayPlacement

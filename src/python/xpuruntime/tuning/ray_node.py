@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,6 @@ from xpuruntime.tuning.trial import CandidateFailed, OutOfTime, TrialDevice
 from xpuruntime.tuning.trial_executors import ProcessExecutor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.tuning.runner import RunnerJob
     from xpuruntime.tuning.spec.parts import Constraints

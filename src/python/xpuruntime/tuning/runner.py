@@ -13,6 +13,7 @@ import math
 import threading
 import time
 import warnings
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,8 +31,6 @@ from xpuruntime.measuring.conditions import open_meter
 from xpuruntime.runtime.cpu_and_memory import process_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.calls import Calls
     from xpuruntime.measuring.conditions import EnergyMeter

@@ -8,6 +8,7 @@ import json
 import math
 import threading
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,6 @@ from xpuruntime.tuning.trial import CONTROL, USED_UP, Candidate, CandidateFailed
 from xpuruntime.tuning.tune_result import TuneProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from xpuruntime.tuning.space import Planned, Point, Setting, Space
     from xpuruntime.tuning.spec.tune_spec import TuneSpec
     from xpuruntime.tuning.trial import Measurements

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -21,8 +22,6 @@ from xpuruntime.tuning.trial import Candidate, Trial
 from xpuruntime.tuning.tune_result import CandidateResult, Ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.measuring.statistics import Interval
     from xpuruntime.planning import Plan, PlanRequest

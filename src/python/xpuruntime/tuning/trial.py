@@ -9,6 +9,7 @@ import functools
 import os
 import re
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,8 +24,6 @@ from xpuruntime.runtime.cpu_and_memory import CpuCores, cpu_cores
 from xpuruntime.runtime.interruptible_waits import BackgroundCall, ConditionVariable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from xpuruntime.files.journal import Journal
     from xpuruntime.runtime.machine import Machine
     from xpuruntime.tuning.trial_executors import Executor

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,6 @@ from xpuruntime.tuning.runner import Runner
 from xpuruntime.tuning.trial import CandidateFailed, OutOfTime, Trial
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.tuning.runner import RunnerJob
     from xpuruntime.tuning.spec.parts import Constraints

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -34,8 +34,6 @@ from xpuruntime.tuning.tune_result import CandidateResult, TuneResult
 from xpuruntime.tuning.tune_search import Search
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session_arguments import PolicyLike
     from xpuruntime.runtime.machine import Machine

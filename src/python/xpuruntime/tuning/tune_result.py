@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
@@ -21,7 +22,6 @@ from xpuruntime.tables import table
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
     from pathlib import Path
 
     from rich.console import RenderableType

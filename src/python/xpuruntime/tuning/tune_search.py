@@ -8,6 +8,7 @@ is resumed makes the same ones without measuring again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -19,8 +20,6 @@ from xpuruntime.tuning.space import FINAL, Rejected, op_share
 from xpuruntime.tuning.trial import CONTROL, CandidateFailed, OutOfTime
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from xpuruntime.tuning.race import DuelResult
     from xpuruntime.tuning.space import CandidateState, Planned, Point
     from xpuruntime.tuning.tune_result import CandidateResult, Ratio

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,8 +30,6 @@ from xpuruntime.cli.options import (
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from xpuruntime.locks.bisect_versions import VersionVerdict
 
 CompareArgument = Annotated[

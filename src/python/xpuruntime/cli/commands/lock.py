@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
@@ -25,10 +26,6 @@ from xpuruntime.cli.options import (
     with_session_options,
 )
 from xpuruntime.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 OutputOption = Annotated[
     str | None,

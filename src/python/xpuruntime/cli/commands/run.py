@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,8 +31,6 @@ from xpuruntime.cli.options import (
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rich.progress import Progress
 
     from xpuruntime.evidence.records import Latency

@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import re
 import sys
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,8 +24,6 @@ from xpuruntime.cli.options import (
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from xpuruntime.policies.kinds import Kind
     from xpuruntime.serving.models.settings import ServeSettings
     from xpuruntime.serving.server import Server

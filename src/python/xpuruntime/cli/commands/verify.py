@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,8 +27,6 @@ from xpuruntime.cli.options import (
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from xpuruntime.locks.verification.result import VerificationResult
 
 VerifiedArgument = Annotated[

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from xpuruntime.engines.model.external import element_count, is_external, nbytes, shown_dims
@@ -14,8 +15,6 @@ from xpuruntime.policies.document import nearest, question
 from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     import onnx
 
 _NEVER = 1 << 30

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import os
 import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,8 +22,6 @@ from xpuruntime.files.paths import reason_of
 from xpuruntime.files.reading import open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     import onnx
 
     from xpuruntime.engines.model.info import ModelInfo

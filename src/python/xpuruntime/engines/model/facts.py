@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -14,8 +15,6 @@ from xpuruntime.engines.model.external import element_count
 from xpuruntime.engines.model.graph import graphs, normal_domain, reads, subgraphs, tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     import onnx
 
     from xpuruntime.engines.model.graph import NamedNode

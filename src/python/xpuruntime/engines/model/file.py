@@ -10,20 +10,18 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from xpuruntime.errors import ModelError
 from xpuruntime.files.paths import kind_of, reason_of
 from xpuruntime.files.reading import NotRegularError, open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-    from typing import BinaryIO
-
     import onnx
 
 #: A protobuf message holds at most this many bytes.

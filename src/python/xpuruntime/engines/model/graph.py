@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     import onnx
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,8 +15,6 @@ from xpuruntime.policies.compound_kinds import split_size
 from xpuruntime.policies.document import nearest, question
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from xpuruntime.engines.model.facts import TensorInfo
     from xpuruntime.engines.model.info import ModelInfo
     from xpuruntime.policies import Policy

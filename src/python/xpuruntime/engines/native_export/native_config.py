@@ -9,6 +9,7 @@ import itertools
 import os
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -24,8 +25,6 @@ from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.runtime.worker import Worker, WorkerFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
     from xpuruntime.engines.base import EngineSettings, Observed, Request
     from xpuruntime.engines.model import TensorInfo
     from xpuruntime.engines.model_source import ModelSource

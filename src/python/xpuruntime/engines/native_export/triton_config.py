@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,7 +13,6 @@ import msgspec
 from xpuruntime.errors import UnsupportedOperationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from xpuruntime.engines.model.facts import TensorInfo

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,6 @@ from xpuruntime.errors import PolicyError
 from xpuruntime.runtime.libraries.loading import EXTENSIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from xpuruntime.engines.base import Request
     from xpuruntime.evidence.records import Control
 

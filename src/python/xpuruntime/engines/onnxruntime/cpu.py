@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +23,6 @@ from xpuruntime.engines.onnxruntime.opening import translate
 from xpuruntime.errors import XpuRuntimeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from xpuruntime import _core
     from xpuruntime.engines.base import Binding, Observed
     from xpuruntime.engines.input_binding import ConversionLog

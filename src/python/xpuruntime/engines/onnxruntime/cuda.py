@@ -17,6 +17,7 @@ import contextlib
 import itertools
 import sys
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +41,6 @@ from xpuruntime.engines.onnxruntime.opening import translate
 from xpuruntime.errors import InputError, XpuRuntimeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from xpuruntime.engines.arrays import Kind
     from xpuruntime.engines.base import Binding, Observed
     from xpuruntime.engines.host_model import HostRunner

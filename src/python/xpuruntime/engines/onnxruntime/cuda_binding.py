@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.arrays import kind_of_feeds
@@ -25,8 +26,6 @@ from xpuruntime.engines.onnxruntime.device_arrays import (
 from xpuruntime.errors import InputError, UnsupportedOperationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from xpuruntime.engines.cuda_arrays import DeviceArray
     from xpuruntime.engines.model import TensorInfo
     from xpuruntime.engines.onnxruntime.cuda import CudaModel

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +33,6 @@ from xpuruntime.engines.onnxruntime.device_arrays import (
 from xpuruntime.errors import XpuRuntimeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from xpuruntime.engines.onnxruntime.cuda import CudaModel
     from xpuruntime.engines.onnxruntime.cuda_binding import CudaBinding
 

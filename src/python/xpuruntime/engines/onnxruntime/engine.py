@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,8 +28,6 @@ from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.packages import install_command, installed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.engines.base import Compiled, Judgement, LoadedModel
     from xpuruntime.engines.control_builder import Option
     from xpuruntime.engines.native_export.native_config import NativeExporter

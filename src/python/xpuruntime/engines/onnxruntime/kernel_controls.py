@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,8 +26,6 @@ from xpuruntime.policies.kernel_rules import RuleMatch, misspelt_kernel
 from xpuruntime.policies.kinds import share_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.control_builder import ControlBuilder
     from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,6 @@ from xpuruntime.errors import EngineError, ModelError, XpuRuntimeError
 from xpuruntime.files.reading import decode_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.base import LoadedModel, Observed, Request
     from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,8 +29,6 @@ from xpuruntime.engines.onnxruntime.options import INTER_THREADS, NAMES, OPERATO
 from xpuruntime.errors import UnsupportedOperationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.engines.base import Observed
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.native_export.native_config import KeyOutcome, OutcomeWord

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -18,8 +19,6 @@ from xpuruntime.engines.model.shapes import read_shapes
 from xpuruntime.runtime.libraries.loading import mapped_paths, operator_library
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from xpuruntime.engines.base import Observed, Request
 
 #: What a policy may call this engine.

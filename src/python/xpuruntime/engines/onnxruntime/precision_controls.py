@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -15,8 +16,6 @@ from xpuruntime.engines.quantization.judge import quantizes
 from xpuruntime.policies.call_facts import Glob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.control_builder import ControlBuilder
     from xpuruntime.engines.model.info import ModelInfo

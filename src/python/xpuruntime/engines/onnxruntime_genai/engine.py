@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,8 +16,6 @@ from xpuruntime.evidence.records import VerdictCode
 from xpuruntime.runtime.machine import EngineFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from xpuruntime.engines.base import Judgement, LoadedModel, Request
     from xpuruntime.engines.control_builder import Option
     from xpuruntime.engines.model import ModelInfo

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,8 +21,6 @@ from xpuruntime.engines.model.info import inspect_model
 from xpuruntime.errors import UnsupportedOperationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from xpuruntime.engines.base import Binding, LoadedModel
     from xpuruntime.engines.model import ModelInfo, TensorInfo
 

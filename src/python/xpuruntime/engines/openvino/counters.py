@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,6 @@ from xpuruntime.engines.precision.names import FLOATS
 from xpuruntime.evidence.documents import COLD, COUNTED, checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from xpuruntime.engines.model import ModelInfo, NodeInfo
     from xpuruntime.engines.openvino.execution_graph import Executed
 

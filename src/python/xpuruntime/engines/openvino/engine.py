@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from xpuruntime.engines.base import PackagedEngine, Refusal, Request, Resolved
@@ -12,7 +13,6 @@ from xpuruntime.engines.quantization.judge import refuse_int8
 from xpuruntime.evidence.records import VerdictCode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from xpuruntime.engines.base import Compiled, Judgement, LoadedModel

@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.openvino.native_worker import graph_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.engines.model import ModelInfo, NodeInfo
 
 _WORDS = {

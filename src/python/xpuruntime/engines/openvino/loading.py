@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,6 @@ from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.runtime.interruptible_waits import kept_signal_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from xpuruntime.engines.base import LoadedModel, Observed, Request
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.openvino.options import OpenVinoSettings

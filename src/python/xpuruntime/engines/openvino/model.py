@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from xpuruntime.engines.openvino.slots import SlotPool, infer_call, passed_on, p
 from xpuruntime.errors import InputError, XpuRuntimeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
     from xpuruntime import _core

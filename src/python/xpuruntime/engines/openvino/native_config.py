@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,8 +25,6 @@ from xpuruntime.engines.openvino.slots import port_order
 from xpuruntime.errors import EngineFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.engines.native_export.native_config import KeyOutcome
     from xpuruntime.engines.native_export.triton_config import TensorConfig

@@ -4,15 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from xpuruntime.engines.base import EngineSettings
 from xpuruntime.engines.control_builder import BOOL, Option, show
 from xpuruntime.policies.compound_kinds import split_size
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: What a policy may call this engine.
 NAMES = ("openvino", "ov")

@@ -11,6 +11,7 @@ import importlib.util
 import re
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,6 @@ from xpuruntime.runtime.packages import install_command, installed
 from xpuruntime.runtime.session_registry import reset_in_child, rest_for_fork
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from xpuruntime.engines.model import NodeInfo
 
 _NAME = "openvino"

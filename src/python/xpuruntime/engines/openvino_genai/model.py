@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,8 +28,6 @@ from xpuruntime.files.paths import kind_of
 from xpuruntime.runtime.interruptible_waits import kept_signal_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.engines.base import Judgement, Request
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.openvino_genai.engine import PipelineSettings

@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.model.external import inline_functions
 from xpuruntime.engines.model.graph import graphs, inferred
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
     import onnx
 
     from xpuruntime.engines.model import ModelInfo

@@ -8,6 +8,7 @@ import ast
 import math
 import operator
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,6 @@ from xpuruntime.engines.model.external import shown_dims
 from xpuruntime.errors import EngineFailed, InputError, OutOfMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.errors import XpuRuntimeError
 

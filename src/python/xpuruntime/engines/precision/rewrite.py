@@ -9,6 +9,7 @@ fp32 pass fp32 to each other. Inputs and outputs of the model, and of every subg
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.model import external as model_external
@@ -16,8 +17,6 @@ from xpuruntime.engines.model.graph import graphs, subgraphs
 from xpuruntime.engines.precision.types import BFLOAT16, FLOAT, FLOAT16, NodeTypes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     import numpy as np
     import onnx
     from numpy.typing import NDArray

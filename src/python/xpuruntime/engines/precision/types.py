@@ -9,13 +9,12 @@ none of that: an operator's signature says which inputs and outputs share a type
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.model.graph import normal_domain, subgraphs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     import onnx
 
 UNKNOWN, FLOAT, FLOAT16, BFLOAT16 = 0, 1, 10, 16

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,8 +24,6 @@ from xpuruntime.errors import EngineError, EngineFailed, ModelError, Unsupported
 from xpuruntime.files.scratch import ScratchFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from xpuruntime.engines.base import LoadedModel, Observed, Request
     from xpuruntime.engines.qnn.options import QnnSettings, Target
 

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -21,8 +22,6 @@ from xpuruntime.errors import EngineError, EngineFailed, InputError, XpuRuntimeE
 from xpuruntime.runtime.worker import FailureKind, Worker, WorkerFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     import numpy as np
 
     from xpuruntime.engines.base import Observed

@@ -15,6 +15,7 @@ import os
 import platform
 import sys
 import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,6 @@ import numpy as np
 from xpuruntime.errors import EngineUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from xpuruntime.engines.qnn.options import Target
 
 PROVIDER = "QNNExecutionProvider"

@@ -7,14 +7,11 @@ from __future__ import annotations
 import importlib.util
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.packages import installed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _WHEEL = "onnxruntime-qnn"
 #: The first wheel that is a plugin, and the ONNX Runtime that it needs.

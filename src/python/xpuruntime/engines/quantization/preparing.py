@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +19,6 @@ from xpuruntime.engines.quantization.style import HEAVY
 from xpuruntime.printable import bytes_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     import onnx
 
     from xpuruntime.engines.model import ModelInfo

@@ -9,6 +9,7 @@ import logging
 import threading
 import warnings
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +24,6 @@ from xpuruntime.errors import EngineError, XpuRuntimeError
 from xpuruntime.files.scratch import ScratchFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     import onnx
 
     from xpuruntime.engines.model import ModelInfo

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,6 @@ from xpuruntime.runtime.packages import install_command
 from xpuruntime.runtime.worker import Worker, WorkerFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     import onnx
 
     from xpuruntime.engines.quantization.preparing import Prepared

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import platform
 import re
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -14,8 +15,6 @@ from xpuruntime.engines.observation import folded_unit
 from xpuruntime.engines.precision.names import meets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     import onnx
 
     from xpuruntime.engines.model import ModelInfo

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import kind_of_feeds
@@ -14,8 +15,6 @@ from xpuruntime.engines.tensorrt.handle import Slot, unfit
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from xpuruntime.engines.tensorrt.model import TensorRtModel
 
 

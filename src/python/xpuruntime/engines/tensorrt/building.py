@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.model.file import looks_like, parse
@@ -26,7 +27,6 @@ from xpuruntime.files.reading import read_regular
 from xpuruntime.files.writing import locked, replace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from xpuruntime.engines.base import Request

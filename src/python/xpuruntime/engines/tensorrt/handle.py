@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime import _core
@@ -16,8 +17,6 @@ from xpuruntime.errors import EngineError, OutOfMemoryError
 from xpuruntime.runtime.interruptible_waits import ConditionVariable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from xpuruntime.engines.cuda_arrays import DeviceArray
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.tensorrt.building import CacheFile

@@ -10,6 +10,7 @@ ours, in the order of the slot's stream, and are not given away before the calle
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import kind_of
@@ -34,8 +35,6 @@ from xpuruntime.engines.tensorrt.refusals import Record, SerializedEngine, read_
 from xpuruntime.errors import InputError, UnsupportedOperationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.engines.arrays import Kind
     from xpuruntime.engines.base import Binding, Observed, Request
     from xpuruntime.engines.model import ModelInfo

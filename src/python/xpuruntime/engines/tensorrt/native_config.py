@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from xpuruntime.engines.input_binding import ConversionLog
@@ -23,7 +24,6 @@ from xpuruntime.engines.tensorrt.building import prepare
 from xpuruntime.engines.tensorrt.options import TENSORRT, TensorRtSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from xpuruntime.engines.native_export.native_config import KeyOutcome

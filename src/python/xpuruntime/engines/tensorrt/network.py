@@ -8,7 +8,9 @@ import collections
 import itertools
 import re
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from xpuruntime.errors import (
@@ -22,9 +24,6 @@ from xpuruntime.errors import (
 from xpuruntime.runtime.interruptible_waits import BackgroundCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
-
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.tensorrt.options import TensorRtProduct

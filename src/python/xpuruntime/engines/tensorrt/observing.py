@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -22,8 +23,6 @@ from xpuruntime.evidence.documents import COLD, COUNTED, LOADED, checkpoint
 from xpuruntime.evidence.records import Boundary, Time, Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model.facts import NodeInfo
     from xpuruntime.engines.tensorrt.handle import Handle

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import util
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,10 +17,6 @@ from xpuruntime.engines.control_builder import BOOL, Option, check_options
 from xpuruntime.errors import EngineError, EngineUnavailable, PolicyError
 from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.packages import install_command, installed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 #: What changes the engine that is built.
 BUILD_OPTIONS: dict[str, Option] = {

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import kind_of, torch_dtype_name
@@ -14,8 +15,6 @@ from xpuruntime.errors import EngineFailed, InputError
 from xpuruntime.printable import error_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.torch.model import TorchModel
     from xpuruntime.engines.torch.program.sources import Call

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.control_builder import ControlBuilder, check_options, own_options, show
@@ -18,8 +19,6 @@ from xpuruntime.policies.kernel_rules import KERNEL_IDS, OPS, TENSOR_OPS, comput
 from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.torch.uncovered_calls import UncoveredCalls
     from xpuruntime.evidence.records import Control, Enforceability

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,6 @@ from xpuruntime.files.paths import kind_of, reason_of
 from xpuruntime.files.reading import decode_json, open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from xpuruntime.engines.model import ModelInfo
 
 #: Format of such a model, by which the plan finds engines.

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +21,6 @@ from xpuruntime.errors import EngineFailed, EngineUnavailable, InputError, Model
 from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from xpuruntime.engines.base import Judgement, Observed, Request
     from xpuruntime.engines.torch.names import DecoderSettings
     from xpuruntime.pytorch.switches.shared_switches import SwitchClaim

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from importlib import util
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,8 +18,6 @@ from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from xpuruntime.engines.base import Judgement, LoadedModel, WorkRecorder
     from xpuruntime.engines.control_builder import Option
     from xpuruntime.engines.model import ModelInfo

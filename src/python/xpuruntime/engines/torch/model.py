@@ -11,6 +11,7 @@ import json
 import sys
 import threading
 import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import device_of, from_host, kind_of, torch_dtype_name
@@ -22,8 +23,6 @@ from xpuruntime.engines.torch.pinning import Pins, hold
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from xpuruntime.engines.base import Judgement, Request
     from xpuruntime.engines.torch.names import TorchSettings
     from xpuruntime.engines.torch.program.sources import Call

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,8 +22,6 @@ from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.evidence.records import Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.engines.native_export.native_config import KeyOutcome
 
 _PROGRAM = "model.pt2"

@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.torch.names import CELLS, RECURRENT, RECURRENT_KERNELS
@@ -18,8 +19,6 @@ from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, NameSet, escape, 
 from xpuruntime.policies.kernel_rules import KernelRule, RuleMatch
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-
     from xpuruntime import _core
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import NodeInfo

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.precision.names import precision_name
@@ -15,8 +16,6 @@ from xpuruntime.policies.call_facts import UNKNOWN
 from xpuruntime.policies.kernel_rules import OPS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import NodeInfo
     from xpuruntime.policies.kernel_rules import KernelRule

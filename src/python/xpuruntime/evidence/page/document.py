@@ -10,6 +10,7 @@ import hashlib
 import html
 import math
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,6 @@ from xpuruntime.notebook import escaped, fragment, fragment_style, fragment_tabl
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.evidence.report_comparison import GroupChange, ReportComparison
 
 _HERE = Path(__file__).parent

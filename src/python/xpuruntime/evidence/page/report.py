@@ -8,6 +8,7 @@ list of strings.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,8 +23,6 @@ from xpuruntime.evidence.render_text.sections import graph_rows, live_text, memo
 from xpuruntime.notebook import Badge, escaped, fragment, fragment_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from xpuruntime.evidence.kernel_records import KernelDecision
     from xpuruntime.evidence.records import Boundary, Observation, Time, Unit
     from xpuruntime.evidence.report import Report

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.evidence.difference import difference_rows, listed
@@ -12,8 +13,6 @@ from xpuruntime.printable import bytes_text
 from xpuruntime.tables import rows_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from rich.console import RenderableType
 
     from xpuruntime.evidence.difference import Difference

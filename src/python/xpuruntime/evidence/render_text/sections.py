@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.cuda_graphs import status_text
@@ -13,8 +14,6 @@ from xpuruntime.printable import bytes_text
 from xpuruntime.tables import ROWS, rows_table, table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import RenderableType
 
     from xpuruntime.evidence.cuda_graphs import GraphStatus

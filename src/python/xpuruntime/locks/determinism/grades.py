@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,8 +16,6 @@ from xpuruntime.evidence.tolerances import differing, kept
 from xpuruntime.inference.calls import poison
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from xpuruntime.engines.model import TensorInfo
 
     Feeds = Mapping[str, "Array"]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ from xpuruntime.printable import error_line
 from xpuruntime.runtime.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
     from xpuruntime.engines.model import ModelInfo, NodeInfo
     from xpuruntime.inference import InferenceSession
     from xpuruntime.locks.determinism.grades import Mismatch

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,6 @@ from xpuruntime.runtime.telemetry import log_step
 from xpuruntime.runtime.worker import FailureKind, WorkerFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference import InferenceSession
     from xpuruntime.inference.session_arguments import ModelLike, PolicyLike

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,6 @@ from xpuruntime.measuring.rounds import in_worker, measure
 from xpuruntime.measuring.statistics import Margin, RatioVerdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from xpuruntime.evidence.report_comparison import ReportComparison, UnitSide, What
     from xpuruntime.measuring.rounds import Progress, RoundTimes
     from xpuruntime.runtime.worker import Worker

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,6 @@ from xpuruntime.locks.environments import FileSide, LockSide, call, start_worker
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.lockfile.records import Identity, LockedOutput, UnitEntry
     from xpuruntime.locks.diff.result import RecordedSide
     from xpuruntime.locks.environments import PythonSide

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
@@ -21,7 +22,6 @@ from xpuruntime.locks.verification.result import VerificationResult
 from xpuruntime.tables import rows_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from rich.console import RenderableType

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,8 +26,6 @@ from xpuruntime.printable import bytes_text
 from xpuruntime.runtime.cpu_and_memory import process_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from xpuruntime.evidence.determinism import GradeTest
     from xpuruntime.evidence.tolerances import OutputFigures, Tolerance
     from xpuruntime.generation import Gate

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import msgspec
 
@@ -16,9 +17,6 @@ from xpuruntime.policies.document import position_of
 from xpuruntime.policies.verify_policy import Inconclusive, VerifyPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Self
-
     from xpuruntime.inference import InferenceSession
     from xpuruntime.lockfile.measured import LockedRatio
     from xpuruntime.lockfile.records import Lock

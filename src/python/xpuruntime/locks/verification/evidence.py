@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,6 @@ from xpuruntime.policies.kinds import share_text
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
 
     from xpuruntime.evidence import Report
     from xpuruntime.evidence.difference import Difference

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -24,8 +25,6 @@ from xpuruntime.notebook import Badge, escaped, fragment, fragment_table
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from xpuruntime.locks.verification.claims import Claim, ClaimCode
     from xpuruntime.locks.verification.result import VerificationResult
 

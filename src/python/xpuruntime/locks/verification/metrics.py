@@ -15,9 +15,9 @@ import re
 import secrets
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -32,9 +32,6 @@ from xpuruntime.runtime.cpu_and_memory import available_memory
 from xpuruntime.runtime.worker import FailureKind, Worker, WorkerFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Self
-
     from xpuruntime.inference import InferenceSession
 
 _SIDE = "xpuruntime.locks.verification.metrics"

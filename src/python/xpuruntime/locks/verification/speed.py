@@ -9,6 +9,7 @@ import platform
 import sys
 import time
 import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,8 +29,6 @@ from xpuruntime.policies.kinds import share_text
 from xpuruntime.runtime.worker import WorkerFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from xpuruntime.inference import InferenceSession
     from xpuruntime.lockfile.measured import LockedRatio
     from xpuruntime.locks.verification.claims import Subject

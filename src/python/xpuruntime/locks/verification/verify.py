@@ -9,6 +9,7 @@ import os
 import shlex
 import time
 import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
@@ -52,8 +53,6 @@ from xpuruntime.runtime.telemetry import log_decision, log_step, traced
 from xpuruntime.runtime.worker import WorkerFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference import InferenceSession
     from xpuruntime.inference.session_arguments import ModelLike, PolicyLike

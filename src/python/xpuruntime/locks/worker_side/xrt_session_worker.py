@@ -16,14 +16,13 @@ import json
 import os
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from xpuruntime import InferenceSession
     from xpuruntime.engines.model import ModelInfo
 

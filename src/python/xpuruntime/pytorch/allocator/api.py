@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import asdict, dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -17,8 +18,6 @@ from xpuruntime.pytorch.allocator.scope import AllocatorScope, close_scopes_of_t
 from xpuruntime.pytorch.allocator.torch_pools import all_bridges, pluggable
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from xpuruntime._core import TorchAllocatorStats
 
 _SCOPES = ("block", "process")

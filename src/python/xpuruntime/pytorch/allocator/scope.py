@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import threading
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,8 +24,6 @@ from xpuruntime.pytorch.allocator.torch_pools import (
 )
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from xpuruntime._core import MemoryPool
     from xpuruntime.pytorch.allocator.torch_pools import PoolBridge
 

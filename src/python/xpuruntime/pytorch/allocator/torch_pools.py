@@ -9,16 +9,14 @@ import collections
 import contextlib
 import ctypes
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from xpuruntime._core import MemoryPool, TorchAllocator
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: PyTorch's allocator objects by slot. Kept for ever: its pools refer to them without holding them.
 _PLUGGABLE: dict[int, Any] = {}

@@ -8,6 +8,7 @@ import functools
 import os
 import threading
 import warnings
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,7 +18,6 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch._private_api import lookup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
 #: Id of a kernel of PyTorch's to the number of its backend (``torch.nn.attention.SDPBackend``).

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,8 +17,6 @@ from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES
 from xpuruntime.pytorch.switches import shared_switches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from xpuruntime.policies import Policy
 
 _FREE = ("auto", "torch", "inductor", "torch.sdpa")

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -29,9 +30,6 @@ from xpuruntime.pytorch.providers.bound import BoundKernel, automatic_kernels, c
 from xpuruntime.pytorch.providers.canary import COMPARISON_ENDED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import TypeGuard
-
     from torch import Tensor
 
     from xpuruntime.ops.call_context import CallContext

@@ -12,7 +12,8 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -22,9 +23,6 @@ from xpuruntime.pytorch.call_scope import generation_phases
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.native import skip_in_dynamo
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _lock = threading.Lock()
 _BASE = _private_api.SingleLevelFunction

@@ -15,7 +15,8 @@ import inspect
 import json
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
 
 import torch
 
@@ -23,9 +24,6 @@ from xpuruntime.errors import UnsupportedOperationError, warn
 from xpuruntime.evidence.difference import Difference
 from xpuruntime.lockfile.drift import DriftCode, drift_error, shown
 from xpuruntime.pytorch.dispatch.context import active_policy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 #: What of a configuration says how long to generate and what to return, and nothing of what is computed.
 _LENGTHS = frozenset(

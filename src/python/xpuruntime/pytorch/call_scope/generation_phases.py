@@ -12,7 +12,8 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -21,9 +22,6 @@ from xpuruntime.pytorch.call_scope import generation_calls
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.import_hook import WhenImported
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 #: Modules of transformers to what each has, and what follows that.
 _MODULES = {"transformers.modeling_utils": "PreTrainedModel", "transformers.generation.utils": "GenerationMixin"}

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
 from xpuruntime.pytorch import _private_api
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Classes of wrappers, by module and name since few programs import them, and where they keep what they wrap.
 _WRAPPERS = {

@@ -8,7 +8,8 @@ import re
 import threading
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import torch
 from torch.fx import traceback
@@ -22,9 +23,6 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
 from xpuruntime.pytorch.dispatch.overrides.native import skip_in_dynamo
 from xpuruntime.pytorch.method_patch import MethodPatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 #: A part of a path as Dynamo writes it: ``L['self'].layers[0]``, ``L['self']._modules['layers']``.
 _SELF = "L['self']"

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -21,8 +21,6 @@ from xpuruntime.pytorch.capture.step import CapturedStep, R
 from xpuruntime.pytorch.capture.step_program import StepProgram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from xpuruntime.pytorch.capture.captured_state import CapturedState
 
 _BLOCK_WARMUP = 3

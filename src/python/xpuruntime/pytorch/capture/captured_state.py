@@ -8,16 +8,14 @@ import functools
 import random
 import sys
 import types
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from xpuruntime.errors import InputError
 from xpuruntime.pytorch import _private_api
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 #: How far from the function it is looked: a function, its object, a container in it, what that holds.
 _DEPTH = 5

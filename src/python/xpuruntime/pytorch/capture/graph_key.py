@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,6 @@ from xpuruntime.pytorch.capture.captured_state import hyperparameters
 from xpuruntime.pytorch.dispatch import context
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.pytorch.capture.captured_state import CapturedState
 
 #: The parts of the key of a graph, in order.

@@ -18,8 +18,9 @@ import contextlib
 import gc
 import threading
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -28,9 +29,6 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.allocator.scope import capture_ended
 from xpuruntime.pytorch.allocator.torch_pools import allocating_from, keep_forever
 from xpuruntime.pytorch.dispatch.context import CONTEXT, thread_policy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 #: Graphs whose capture failed are never freed: PyTorch's allocator of pinned memory may still ask them.
 _SPOILED: list[Any] = []

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 
@@ -16,10 +17,6 @@ from xpuruntime.pytorch.capture.captured_state import RandomState
 from xpuruntime.pytorch.capture.graph_recorder import CudaRecorder
 from xpuruntime.pytorch.capture.step_program import forget_accumulators, leaves_on, uncached_autocast
 from xpuruntime.pytorch.dispatch import context
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
 
 
 class GraphBlock:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
@@ -33,8 +34,6 @@ from xpuruntime.pytorch.dispatch import context, tuning
 from xpuruntime.pytorch.rank_agreement import note_step
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from xpuruntime.pytorch.capture.captured_state import CapturedState
     from xpuruntime.pytorch.capture.graph_recorder import CapturedGraph, GraphRecorder
     from xpuruntime.pytorch.capture.step_program import StepProgram

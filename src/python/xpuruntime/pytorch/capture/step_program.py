@@ -8,7 +8,8 @@ import contextlib
 import functools
 import gc
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -16,9 +17,6 @@ from xpuruntime.errors import InputError
 from xpuruntime.pytorch._private_api import lookup, pytree
 from xpuruntime.pytorch.dispatch.context import forget_tuned_routes
 from xpuruntime.pytorch.method_patch import MethodPatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 
 class StepProgram:

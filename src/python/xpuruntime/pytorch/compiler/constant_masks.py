@@ -9,6 +9,7 @@ for it. Kernels without masks could serve none of their calls, and others would 
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +19,6 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch.context import in_clean_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from torch import Tensor
     from torch.fx import Graph, Node
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -22,9 +23,6 @@ import xpuruntime.pytorch.ops.norms  # noqa: F401 - which defines operators of _
 from xpuruntime import _core
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.call_scope import module_paths
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 #: Operation of a policy to the operators that choose a kernel of it whenever compiled code runs.
 _OPERATORS = {

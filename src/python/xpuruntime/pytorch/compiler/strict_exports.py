@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.import_hook import WhenImported
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _NAME = _private_api.TRACED_FUNCTION
 _FRAMES, _EXPORT = _private_api.TRACED_FUNCTION_MODULES

@@ -8,14 +8,11 @@ import ast
 import dis
 import inspect
 import textwrap
+from collections.abc import Iterator
 from functools import lru_cache
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: What each module has, and a class of norms does not define.
 _OF_MODULES = frozenset(dir(torch.nn.Module))

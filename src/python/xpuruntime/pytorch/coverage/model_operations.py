@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,6 @@ from xpuruntime.pytorch.coverage.class_code import ACTIVATIONS, code_names, proj
 from xpuruntime.pytorch.coverage.operation_table import UncoveredKernel, norm_by_operators, title_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
 
 _SPELLED = "{title} computes it by elementwise operators of PyTorch"

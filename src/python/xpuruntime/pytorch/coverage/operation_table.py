@@ -8,7 +8,8 @@ import re
 import sys
 from functools import lru_cache
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,9 +18,6 @@ from xpuruntime.pytorch.adapters.attention_forms import eager_function, form_of
 from xpuruntime.pytorch.adapters.norm_formulas import formula_of_module
 from xpuruntime.pytorch.coverage.class_code import code_names
 from xpuruntime.pytorch.coverage.unserved import RECURRENT
-
-if TYPE_CHECKING:
-    from types import FunctionType
 
 
 class UncoveredKernel(NamedTuple):

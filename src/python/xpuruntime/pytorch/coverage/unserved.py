@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,8 +21,6 @@ from xpuruntime.pytorch.dispatch.overrides.native import IN_PYTHON
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch import Tensor
 
 #: The function that computes attention of ``nn.MultiheadAttention``, and where it is asked to return the weights.

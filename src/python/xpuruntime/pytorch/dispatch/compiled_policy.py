@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -28,7 +29,6 @@ from xpuruntime.pytorch.providers.bound import BoundKernel, bound_kernel, reject
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
 
     import torch
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -17,8 +18,6 @@ from xpuruntime import _core
 from xpuruntime.pytorch import _private_api
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from xpuruntime.measuring.rounds import Replacement
     from xpuruntime.pytorch.attention.flash_impl import FlexChoice
     from xpuruntime.pytorch.coverage.gaps import CoverageGap

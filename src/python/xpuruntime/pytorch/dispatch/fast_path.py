@@ -20,6 +20,7 @@ import functools
 import importlib.util
 import os
 import sys
+from collections.abc import Callable, Iterator
 from importlib.machinery import ExtensionFileLoader
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,7 +35,6 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.runtime.doctor.facts import TorchFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 #: The environment variable that states a route.

@@ -7,6 +7,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+from collections.abc import Iterator, Mapping
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -28,8 +30,6 @@ from xpuruntime.runtime.interruptible_waits import uninterrupted
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
-    from types import TracebackType
 
     from xpuruntime.lockfile.records import Lock
     from xpuruntime.pytorch.call_scope.generation_calls import LockedGeneration

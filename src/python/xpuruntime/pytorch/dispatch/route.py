@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -18,8 +19,6 @@ from xpuruntime.pytorch.attention.sdpa_backends import backend_request
 from xpuruntime.pytorch.dispatch.context import DTYPES, arch_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.errors import XpuRuntimeError
     from xpuruntime.policies import Policy
     from xpuruntime.pytorch.dispatch.step_cost import StepLag

@@ -9,6 +9,7 @@ import math
 import operator
 import statistics
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,8 +27,6 @@ from xpuruntime.pytorch.dispatch.route import Route
 from xpuruntime.runtime.cpu_and_memory import second_level_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from xpuruntime.measuring.rounds import Sampler
     from xpuruntime.ops.call_context import CallContext
     from xpuruntime.policies import TuningPolicy

@@ -8,8 +8,9 @@ import functools
 import math
 import threading
 import time
-from contextlib import contextmanager, nullcontext
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,10 +33,6 @@ from xpuruntime.runtime import profiler as trace_events
 from xpuruntime.runtime.telemetry import log_decision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-    from types import TracebackType
-
     from xpuruntime.ops.call_context import CallContext
     from xpuruntime.ops.torch_kernels import TorchKernel
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import UnsupportedOperationError, warn
@@ -18,8 +19,6 @@ from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES
 from xpuruntime.pytorch.providers.bound import rejection_of_word
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
 
     from xpuruntime.policies import Policy

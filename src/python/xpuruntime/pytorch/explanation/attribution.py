@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -30,8 +31,6 @@ from xpuruntime.pytorch.explanation.requested import COMPILED
 from xpuruntime.pytorch.explanation.timeline import BACKWARD, Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
     from xpuruntime.pytorch.explanation.timeline import DeviceEvent, HostEvent
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -34,7 +35,6 @@ from xpuruntime.pytorch.providers.canary import NOT_COMPARED
 from xpuruntime.pytorch.providers.process_state import changes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from xpuruntime.pytorch.dispatch.route import Route

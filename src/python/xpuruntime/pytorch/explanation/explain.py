@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,9 +36,6 @@ from xpuruntime.runtime.interruptible_waits import uninterrupted
 from xpuruntime.runtime.profiler import RecordedBlock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-
     from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from xpuruntime.policies.kernel_rules import computed_by
@@ -12,8 +13,6 @@ from xpuruntime.pytorch.coverage.operation_table import computed_by_operators
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     import torch
 
     from xpuruntime.policies import KernelPolicy

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -25,8 +26,6 @@ from xpuruntime.pytorch.explanation.timeline import MODULE
 from xpuruntime.pytorch.providers.bound import bound_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from xpuruntime.ops.decision_log import Decision
     from xpuruntime.pytorch.explanation.attribution import TimeAttribution, UnattributedCalls
     from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls

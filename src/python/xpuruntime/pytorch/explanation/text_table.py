@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import re
 import shutil
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
@@ -16,8 +17,6 @@ from xpuruntime.notebook import plain
 from xpuruntime.tables import table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from rich.console import RenderableType
 
     from xpuruntime.pytorch.explanation.explanation import Explanation

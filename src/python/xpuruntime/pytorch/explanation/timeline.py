@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from torch.autograd import DeviceType
 
 from xpuruntime.runtime.profiler import TUNING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 #: Before the number of a kind of calls, in the name of a range.
 RANGE = "xpuruntime#"

@@ -7,9 +7,9 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
@@ -35,10 +35,6 @@ from xpuruntime.pytorch.exporter.exported import (
 from xpuruntime.pytorch.exporter.onnx_program import appearing, write_onnx
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-    from typing import Literal
-
     from xpuruntime.policies import Policy
 
 __all__ = [

@@ -9,8 +9,9 @@ import json
 import logging
 import re
 import warnings
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -26,9 +27,7 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch import context
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
     from pathlib import Path
-    from typing import Literal
 
     from xpuruntime.policies.kernel_rules import KernelRule
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
+from collections.abc import Collection, Iterator, Sequence
 from importlib import metadata, util
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,6 @@ from xpuruntime.pytorch.exporter.exported import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
     import onnx

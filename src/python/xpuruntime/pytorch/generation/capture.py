@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 
@@ -16,9 +16,6 @@ from xpuruntime.pytorch.capture.captured_state import CapturedState
 from xpuruntime.pytorch.capture.graph_recorder import CudaRecorder
 from xpuruntime.pytorch.generation.captured_decode import CapturedDecode
 from xpuruntime.pytorch.generation.decode_calls import refuse_training, why_apart, why_plain
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _LEAST_EXTENT = 128
 _RANGES = ArgumentType("'pow2' or a list of whole numbers", lambda value: _is_pow2(value) or COUNTS.fits(value))

@@ -9,7 +9,7 @@ import functools
 import inspect
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +41,6 @@ from xpuruntime.pytorch.generation.joined_products import JoinedProducts
 from xpuruntime.pytorch.weights import few_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from xpuruntime.pytorch.capture.graph_recorder import CapturedGraph, GraphRecorder
     from xpuruntime.pytorch.explanation.graph_calls import GraphCalls
     from xpuruntime.pytorch.generation.decode_calls import Choice

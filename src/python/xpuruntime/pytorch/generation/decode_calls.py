@@ -5,16 +5,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from xpuruntime.errors import InputError, ModelError
 from xpuruntime.pytorch.generation.logprobs import ForcedTokens
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Logits processors of transformers whose work is the same at each step, and all on the device.
 _DEVICE_ONLY = frozenset({

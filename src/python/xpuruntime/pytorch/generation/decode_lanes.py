@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,8 +16,6 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.generation.decode_calls import NotCapturedError, padding_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from xpuruntime.pytorch.generation.decode_calls import Choice
     from xpuruntime.pytorch.generation.fused_decoder import FusedDecoder
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,8 +17,6 @@ from xpuruntime.pytorch.capture.captured_state import CapturedState, StateSnapsh
 from xpuruntime.pytorch.dispatch import step_cost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from xpuruntime.pytorch.generation.decode_lanes import Lane
     from xpuruntime.pytorch.generation.joined_products import JoinedProducts
 

@@ -5,13 +5,11 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as PyTorch calls it
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Names of the parts, in the order in which a module calls them with one input.
 _KINDS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))

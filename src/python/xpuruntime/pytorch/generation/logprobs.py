@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,8 +17,6 @@ from xpuruntime.pytorch.call_scope.generation_calls import generate_of
 from xpuruntime.pytorch.dispatch.policy_scope import kernel_policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from xpuruntime.inference.session_arguments import PolicyLike
 
 _TOKENIZER = ArgumentType("a tokenizer with encode", lambda value: callable(getattr(value, "encode", None)))

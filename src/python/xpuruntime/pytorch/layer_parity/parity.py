@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,8 +23,6 @@ from xpuruntime.pytorch.layer_parity.module_outputs import ModuleOutputs, call_o
 from xpuruntime.pytorch.layer_parity.result import LayerParity, LogprobParity, Parity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.evidence.tolerances import OutputFigures, Tolerance
 
 __all__ = ["parity"]

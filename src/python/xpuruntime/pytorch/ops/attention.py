@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +20,6 @@ from xpuruntime.pytorch.dispatch.overrides.attention import attend
 from xpuruntime.pytorch.ops.attention_operator import LIBRARY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
 _NUMBERS = (numbers.Real, torch.SymInt, torch.SymFloat)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,8 +16,6 @@ from xpuruntime.pytorch.ops import attention_operator as operator
 from xpuruntime.pytorch.ops.attention_operator import LIBRARY, by_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch import Tensor
 
 _forward_op = torch.ops.xpuruntime.attention.default

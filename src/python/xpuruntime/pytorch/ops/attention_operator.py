@@ -9,6 +9,7 @@ the sum of exponentials beside the output, and in that dropout is a function of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,8 +27,6 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT, attention_kind, call_ke
 from xpuruntime.pytorch.providers.bound import BoundKernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from xpuruntime.pytorch.dispatch.route import Route

@@ -7,6 +7,7 @@ The latter run where no kernel can serve, and where a gradient is to be differen
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +19,6 @@ from xpuruntime.pytorch.dispatch.overrides.norms import rms_eps
 from xpuruntime.pytorch.ops.attention_gradient import Recorded, autograd_kernel, redispatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch import Tensor
 
 NO_FORWARD_MODE = (

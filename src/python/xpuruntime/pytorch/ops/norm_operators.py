@@ -8,6 +8,7 @@ where it is empty, the active policy chooses. `phase` is that of the call, which
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,8 +25,6 @@ from xpuruntime.pytorch.ops import norm_autograd
 from xpuruntime.pytorch.providers.bound import BoundKernel, bound_kernel, rejection_of_word
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch import Tensor
 
     from xpuruntime.ops.call_context import CallContext

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any, overload
 
@@ -22,8 +22,6 @@ from xpuruntime.pytorch.ops import norm_autograd, norm_operators  # noqa: F401 -
 from xpuruntime.pytorch.ops.attention import check_number, traced_for_onnx, warn_dropped_in_onnx
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
 _COMPILED_TRANSFORM = (

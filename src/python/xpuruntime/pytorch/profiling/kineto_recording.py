@@ -9,6 +9,7 @@ import os
 import re
 import warnings
 from bisect import bisect_right
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,6 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.runtime.profiler import DeviceWork, HostCall, Range, WorkKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from xpuruntime.runtime.profiler import DeviceRecording
 
 #: CUPTI's records of calls into the CUDA runtime and driver; PyTorch 2.11 gives them no type of their own.

@@ -7,7 +7,8 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,9 +31,7 @@ from xpuruntime.runtime.profiler import Marks, RecordedBlock, record_marks, warn
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from xpuruntime.ops.decision_log import Decision
     from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.errors import EngineError
@@ -13,8 +14,6 @@ from xpuruntime.printable import error_line, printable
 from xpuruntime.pytorch.rank_agreement import RankAgreement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from xpuruntime.measuring.rounds import Sampler
     from xpuruntime.policies import KernelPolicy
 

@@ -8,9 +8,11 @@ import gc
 import hashlib
 import json
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import torch
 
@@ -34,9 +36,6 @@ from xpuruntime.pytorch.training_lock import lock as lock_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
-    from types import TracebackType
-    from typing import Self
 
     from xpuruntime.lockfile.records import Lock
     from xpuruntime.measuring.rounds import RoundTimes

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -52,8 +52,6 @@ from xpuruntime.pytorch.step_tuning.variants import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Sequence
-
     from xpuruntime.measuring.rounds import Progress, Replacement, RoundTimes, Sampler
     from xpuruntime.pytorch.capture.captured_state import CapturedState
     from xpuruntime.pytorch.step_tuning.result import ReferenceLosses

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,6 @@ from xpuruntime.pytorch.capture.step_program import StepProgram
 from xpuruntime.pytorch.compiler.compile_hooks import guards_policies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from xpuruntime.policies import KernelPolicy
 
 #: Seconds that a process group can be made with.

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -17,8 +18,6 @@ from xpuruntime.pytorch.attention.sdpa_switch import attention_decided_by_switch
 from xpuruntime.pytorch.switches.shared_switches import SWITCHES, SwitchTakenError, claim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from xpuruntime.policies import Policy
 
 #: Families of matmul to PyTorch's preferred BLAS library.

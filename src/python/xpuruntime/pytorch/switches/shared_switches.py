@@ -5,15 +5,13 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch.context import CONTEXT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _get = _private_api.fp32_precision
 _set = _private_api.set_fp32_precision

@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from xpuruntime.runtime.doctor.facts import Finding, FindingCode
 from xpuruntime.runtime.packages import install_command, reinstall_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from xpuruntime.runtime.doctor.facts import Facts
     from xpuruntime.runtime.machine import Library
 

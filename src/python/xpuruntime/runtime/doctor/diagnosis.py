@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,8 +18,6 @@ from xpuruntime.runtime.snapshot import core_problem, machine_snapshot
 from xpuruntime.shown import Shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     from rich.console import RenderableType
 
     from xpuruntime.policies.advisories import Advisory

@@ -9,8 +9,9 @@ import ctypes
 import os
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
@@ -19,9 +20,6 @@ from xpuruntime.errors import InputError
 from xpuruntime.runtime.libraries.loading import LibraryIndex, libraries_needed_by, loaded_libraries
 from xpuruntime.runtime.machine import Library, Machine
 from xpuruntime.runtime.packages import Distribution, distributions, failed_plugins
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 #: Variables that change what an engine does without being in any policy.
 _OVERRIDES = re.compile(r"(ORT_|NVIDIA_TF32_OVERRIDE$|CUBLAS_|CUDNN_|CUDA_VISIBLE_DEVICES$|CUDA_LAUNCH_BLOCKING$|OV_)")

@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from xpuruntime.runtime.doctor.facts import Finding, FindingCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from xpuruntime.runtime.doctor.facts import Facts, Package
 
 PIP = "python -m pip"

@@ -11,8 +11,9 @@ import importlib.util
 import os
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -22,9 +23,6 @@ from xpuruntime.files.paths import reason_of
 from xpuruntime.runtime.libraries.search import SearchFolder, cached_libraries, read_elf, search_folders, wheel_versions
 from xpuruntime.runtime.machine import Library
 from xpuruntime.runtime.packages import install_command
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 #: The distribution with operators for text, audio and images.
 EXTENSIONS = "onnxruntime-extensions"

@@ -8,9 +8,10 @@ import os
 import re
 import struct
 import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -18,9 +19,6 @@ from xpuruntime.errors import InputError
 from xpuruntime.files.paths import reason_of
 from xpuruntime.files.reading import open_regular
 from xpuruntime.runtime.packages import distributions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 #: Packages whose wheels carry libraries: `nvidia` in both layouts (`nvidia/cu13/lib`, `nvidia/cublas/lib`), TensorRT,
 #: and OpenBLAS, which the kernels for the CPU use.

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from xpuruntime.measuring.statistics import LEAST_GAIN, look_rounds
 from xpuruntime.policies import AccuracyPolicy
@@ -16,9 +16,6 @@ from xpuruntime.policies.kernel_rules import KernelName
 from xpuruntime.policies.kinds import Choice, Duration, Integer, Kind, Number, Percentage, ShortDuration, Text
 from xpuruntime.policies.value import PolicyValue, field, read_fields
 from xpuruntime.tuning.spec.kinds import AtMost, OptionValues, Resources, Rounds, ThreadCount, WordOr
-
-if TYPE_CHECKING:
-    from typing import Self
 
 _MINIMISED = ("latency.p50", "latency.p99", "memory", "energy", "cold_start")
 _MAXIMISED = ("throughput",)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import files
@@ -24,9 +24,6 @@ from xpuruntime.tuning.spec.parts import (
     SearchSpace,
 )
 from xpuruntime.tuning.trial import DEVICE_NAMES, check_devices, check_trial_device
-
-if TYPE_CHECKING:
-    from typing import Self
 
 #: The version of the file format.
 SCHEMA = "xpuruntime.tune/1"

@@ -13,6 +13,7 @@ import hashlib
 import heapq
 import re
 from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,6 @@ from xpuruntime.engines.onnxruntime.precision_controls import arithmetic_of
 from xpuruntime.engines.precision.names import main_precision, precision_name, read_and_written
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, TensorSeen
 
 #: ``AttributeProto.INT``.

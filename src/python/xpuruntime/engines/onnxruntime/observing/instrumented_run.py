@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,6 @@ from xpuruntime.printable import error_line
 from xpuruntime.runtime.profiler import tell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
     from xpuruntime.engines.onnxruntime.observing.kernels import DeviceTimes, NodeKey
 
 _IDLE = "a run executes no node: all of them were computed or removed when the session was made"

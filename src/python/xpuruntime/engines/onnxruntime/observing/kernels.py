@@ -7,6 +7,7 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -24,8 +25,6 @@ from xpuruntime.evidence.kernel_records import parse_kernel_name
 from xpuruntime.evidence.records import BESIDE, Boundary, DeviceKernel, KeySeen, Time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from xpuruntime.engines.base import Observed
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, NodeProfile, NodeSpan
     from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting

@@ -8,7 +8,9 @@ import bisect
 import json
 import statistics
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -22,8 +24,6 @@ from xpuruntime.runtime.profiler import Mark
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
-    from types import TracebackType
 
     from xpuruntime.runtime.profiler import DeviceRecording
 

@@ -8,6 +8,7 @@ the optimized graph.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,6 @@ from xpuruntime.engines.onnxruntime.observing.graph import settled_order
 from xpuruntime.engines.onnxruntime.observing.node_matching import NO_EFFECT, is_carrier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView
     from xpuruntime.engines.onnxruntime.observing.node_matching import SourceFacts
 

@@ -8,6 +8,7 @@ Every source node is accounted for in exactly one unit.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,8 +32,6 @@ from xpuruntime.engines.precision.names import meets
 from xpuruntime.evidence.records import Boundary, Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
     from xpuruntime.engines.onnxruntime.observing.kernels import NodeKey
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent
     from xpuruntime.engines.onnxruntime.opening import Assigned

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.model.graph import normal_domain, subgraphs, without_weights
@@ -12,8 +13,6 @@ from xpuruntime.engines.onnxruntime.rewriting.rules import DOMAIN, Rewrite
 from xpuruntime.errors import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     import numpy as np
     import onnx
 

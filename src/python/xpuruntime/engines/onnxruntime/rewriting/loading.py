@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.model.graph import graphs
@@ -21,8 +22,6 @@ from xpuruntime.ops import tuned_records
 from xpuruntime.printable import error_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     import onnx
 
     from xpuruntime.engines.base import Request

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.model.graph import normal_domain
@@ -21,8 +22,6 @@ from xpuruntime.engines.onnxruntime.rewriting.graph import (
 from xpuruntime.engines.onnxruntime.rewriting.rules import Form, RewriteCandidate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import onnx
 
 _NODES = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -17,8 +18,6 @@ from xpuruntime.policies.compiled_rules import certainty_of, conditions_of
 from xpuruntime.policies.kernel_rules import OPS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from xpuruntime import _core
     from xpuruntime.ops.decision_log import Decision
     from xpuruntime.policies import KernelPolicy

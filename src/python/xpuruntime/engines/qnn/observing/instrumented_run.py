@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,6 @@ from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.printable import error_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent

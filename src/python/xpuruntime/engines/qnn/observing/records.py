@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ from xpuruntime.evidence.records import Unit
 from xpuruntime.files.reading import decode_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.qnn.opening import Opening
 

@@ -9,6 +9,7 @@ provider. QNN then compiles groups of its nodes into operations, and its trace s
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.observation import CONVERSIONS, UnitIds, check_complete, folded_unit, is_product
@@ -20,8 +21,6 @@ from xpuruntime.engines.qnn.opening import PROVIDER
 from xpuruntime.evidence.records import Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView

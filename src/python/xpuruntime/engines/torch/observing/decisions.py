@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,8 +19,6 @@ from xpuruntime.evidence.kernel_records import KernelCandidate, KernelDecision, 
 from xpuruntime.evidence.metadata import module_of_node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from xpuruntime import _core
     from xpuruntime.evidence.kernel_records import DecisionSource
     from xpuruntime.evidence.records import Control

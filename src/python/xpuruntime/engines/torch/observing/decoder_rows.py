@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.base import Observed
@@ -14,8 +15,6 @@ from xpuruntime.evidence.documents import COLD, COUNTED, checkpoint
 from xpuruntime.evidence.records import KeySeen, Time, Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from xpuruntime.engines.torch.decoder_model import DecoderModel
     from xpuruntime.pytorch.explanation.explanation import Explanation
     from xpuruntime.pytorch.explanation.summary import Row

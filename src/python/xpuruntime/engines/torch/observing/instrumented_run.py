@@ -8,6 +8,7 @@ import statistics
 import time
 import warnings
 from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -25,8 +26,6 @@ from xpuruntime.evidence.memory_over_time import UnitMemory, live_bytes
 from xpuruntime.evidence.records import DeviceKernel, Span, Time, Timeline, Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
     from xpuruntime.engines.model import NodeInfo
     from xpuruntime.engines.torch.model import TorchModel
     from xpuruntime.evidence.memory_over_time import LiveBytes

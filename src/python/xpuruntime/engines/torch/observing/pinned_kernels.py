@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from xpuruntime import _core
@@ -17,8 +18,6 @@ from xpuruntime.evidence.records import KeySeen
 from xpuruntime.ops.call_context import kernel_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from xpuruntime.engines.model import NodeInfo
     from xpuruntime.engines.torch.observing.decisions import SeenCall
     from xpuruntime.engines.torch.pinning import Pins

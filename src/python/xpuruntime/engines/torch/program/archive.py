@@ -9,15 +9,12 @@ import io
 import json
 import re
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn, TypeGuard
 
 from xpuruntime.engines.model.file import refuse
 from xpuruntime.files.reading import unpacked_too_large
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import NoReturn, TypeGuard
 
 _AGAIN = "copy it or export it again with torch.export.save"
 _TRUST = (

@@ -10,8 +10,9 @@ import sys
 import warnings
 import zipfile
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xpuruntime.engines.arrays import torch_dtype_name
 from xpuruntime.engines.model.facts import NodeInfo, TensorInfo
@@ -25,9 +26,6 @@ from xpuruntime.errors import InputError, ModelError
 from xpuruntime.evidence.metadata import LOCK_KEY
 from xpuruntime.files.paths import folder_of, kind_of
 from xpuruntime.runtime.packages import install_command
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 _EXPORT = "export it again with torch.export.save(torch.export.export(module, args), path)"
 

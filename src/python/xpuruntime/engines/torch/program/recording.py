@@ -7,7 +7,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch.fx import Interpreter, Node
@@ -19,9 +20,6 @@ from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.printable import error_line
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch._private_api import pytree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def record(module: Any, call: Callable[[], Any]) -> tuple[Any, tuple[NodeInfo, ...]]:

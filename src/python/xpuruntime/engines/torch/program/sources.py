@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import json
 import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.model.file import refuse
@@ -16,10 +17,7 @@ from xpuruntime.evidence.metadata import DIMENSIONS_KEY
 from xpuruntime.printable import error_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     Call = Callable[[Sequence[Any]], list[Any]]
-    from collections.abc import Callable, Iterable
 
 __all__ = [
     "Call",

@@ -12,6 +12,7 @@ The fast path of ``nn.MultiheadAttention`` is turned off; see `attention_switch`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,8 +37,6 @@ from xpuruntime.pytorch.ops.attention_gradient import attention
 from xpuruntime.pytorch.providers.bound import BoundKernel, call_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from xpuruntime.pytorch.dispatch.overrides.fast_kernels import FastKernel

@@ -13,6 +13,7 @@ stable C ABI for ``mm`` and ``bmm``, or in Python.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
@@ -21,8 +22,6 @@ from xpuruntime.pytorch.dispatch.fast_path import fast_path, load_addon
 from xpuruntime.pytorch.dispatch.overrides.native import ALIASES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from xpuruntime.pytorch.dispatch.overrides.native import Native
 
 

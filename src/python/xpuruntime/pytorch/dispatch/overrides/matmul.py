@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ from xpuruntime.pytorch.dispatch.overrides.product import GemmPlan, Product, fp3
 from xpuruntime.pytorch.dispatch.route import facts_of_call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from xpuruntime.ops.call_context import CallContext

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,8 +21,6 @@ from xpuruntime.pytorch.dispatch.tuning import settle
 from xpuruntime.pytorch.providers.bound import BoundKernel, automatic_kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from torch import Tensor
 
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +19,6 @@ from xpuruntime.pytorch.dispatch.overrides.native import Override, call_native, 
 from xpuruntime.pytorch.providers.bound import BoundKernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch import Tensor
 
     from xpuruntime.ops.call_context import CallContext

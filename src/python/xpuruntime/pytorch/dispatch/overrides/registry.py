@@ -10,7 +10,8 @@ import importlib.util
 import sys
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import torch
 
@@ -30,9 +31,6 @@ from xpuruntime.pytorch.dispatch.overrides.native import (
     skip_in_dynamo,
 )
 from xpuruntime.pytorch.import_hook import WhenImported
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 #: What can be required, each with the modules here that have its overrides: operations of a KernelPolicy, and beside
 #: `scaled_dot_product_attention` the other functions for attention.

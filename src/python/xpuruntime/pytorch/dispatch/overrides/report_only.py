@@ -9,6 +9,7 @@ as ``need_weights``, the dtype under autocast, a function called directly.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,8 +30,6 @@ from xpuruntime.pytorch.dispatch.overrides.native import HIGHER_ORDER, IN_PYTHON
 from xpuruntime.pytorch.dispatch.route import facts_of_call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from xpuruntime.pytorch.coverage.unserved import Unserved, UnservedCall
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.dispatch.route import Route

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +19,6 @@ from xpuruntime.pytorch.dispatch.overrides.native import TRACING, Override
 from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES, facts_of_call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch import Tensor
 
 _fused = torch.ops.aten._fused_rms_norm.default
