@@ -164,6 +164,36 @@ def test_one_request_is_decoded_in_a_thread_at_a_time():
     asyncio.run(several())
 
 
+def test_a_long_response_is_encoded_beside_nothing_else_that_is_long():
+    long = InferResponse("m", "1", [InferTensor("y", "FP32", (50_000,), np.ones(50_000, np.float32))])
+    short = InferResponse("m", "1", [InferTensor("y", "FP32", (5,), np.ones(5, np.float32))])
+    began: list[str] = []
+    go_on = threading.Event()
+
+    def read(*, inline: bool = False) -> None:
+        if inline:
+            raise NotInline
+        began.append("read")
+        assert go_on.wait(60)
+
+    async def several() -> None:
+        gate, loop = Gate(1), asyncio.get_running_loop()
+        encode = gate.encoder(lambda response: began.append("short" if response is short else "long"))
+        reading = asyncio.ensure_future(gate.decoded(read))
+        while not began:
+            await asyncio.sleep(0.001)
+        encoding = loop.run_in_executor(None, encode, long)
+        await loop.run_in_executor(None, encode, short)
+        assert began == ["read", "short"]
+        encode(long)  # in the event loop, which never waits for a thread
+        assert began == ["read", "short", "long"]
+        go_on.set()
+        await asyncio.gather(reading, encoding)
+        assert began == ["read", "short", "long", "long"]
+
+    asyncio.run(several())
+
+
 def test_what_a_refused_request_was_decoded_to_is_let_go_of_in_its_thread():
     class Made:
         """Says in which thread it is freed."""
@@ -343,7 +373,7 @@ def test_packed_numbers_come_back(values):
 )
 def test_malformed_messages_are_refused(message):
     with pytest.raises(ServingError, match="the message is malformed"):
-        fields_of(memoryview(message))
+        list(fields_of(memoryview(message)))
 
 
 @pytest.mark.parametrize("packed", [b"\x80", b"\x01\x80", b"\x80" * 10 + b"\x01"])

@@ -154,6 +154,8 @@ def test_everything_that_a_request_can_have():
         ({"shape": [2, 2], "data": [[1, 2], [3]]}, "are not nested as its shape [2, 2]"),
         ({"shape": [2, 2], "data": [[1, 2]]}, "are not nested as its shape"),
         ({"shape": [2, 2, 1], "data": [[1], [2], [3], [4]]}, "takes 1 (flat) or 3"),
+        ({"shape": [2, 0], "data": [[], [], []]}, "are not nested as its shape"),
+        ({"shape": [2, 0], "data": [[1], [2]]}, "are not nested as its shape"),
         ({"data": [1, 2, 3], "extra": 1}, "unknown field `extra`"),
         ({"data": [1, 2, 3], "parameters": {"binary_data_size": 12}}, "has both data and binary_data_size"),
         ({"parameters": {"binary_data_size": 12}}, "0 bytes are left behind the JSON"),
@@ -164,6 +166,15 @@ def test_everything_that_a_request_can_have():
 )
 def test_wrong_tensors_are_refused(change, match):
     refused(body_of(tensor(**change)), match)
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "BYTES"])
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0), (2, 0, 3), (1, 2, 0)])
+def test_empty_tensors_may_be_nested(datatype, shape):
+    empty = np.zeros(shape, object if datatype == "BYTES" else np.float32)
+    for data in ([], empty.tolist()):
+        (read,) = read_request(body_of(tensor(shape=shape, datatype=datatype, data=data)), "m").request.inputs
+        np.testing.assert_array_equal(read.data, empty, strict=True)
 
 
 @pytest.mark.parametrize("name", ["shared_memory_region", "shared_memory_offset"])

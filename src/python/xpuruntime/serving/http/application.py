@@ -299,7 +299,7 @@ class Application:
             while (await receive())["type"] != "http.disconnect":
                 await asyncio.sleep(_PAUSE)  # a server may say again that the body has ended
 
-        rest_request.request.write = functools.partial(write_response, rest_request=rest_request)
+        rest_request.request.write = self.gate.encoder(functools.partial(write_response, rest_request=rest_request))
         try:
             response = await response_of(self.respond(rest_request.request), gone)
         finally:

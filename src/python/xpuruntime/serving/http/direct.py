@@ -132,7 +132,7 @@ class DirectInfer:
             rest_request = read_request(body, head.model, head.version, head.json_length, time.monotonic(), inline=True)
             rest_request.most = self._limit
             rest_request.request.trace = head.trace
-            rest_request.request.write = partial(write_response, rest_request=rest_request)
+            rest_request.request.write = self._gate.encoder(partial(write_response, rest_request=rest_request))
             outcome = self._respond(rest_request.request)
             if isinstance(outcome, Future):
                 if not outcome.done():

@@ -95,8 +95,8 @@ class HttpSettings(PolicyValue, frozen=True, kw_only=True):
     listen: str | None = field(_Address("Address of the HTTP listener, or false."), default="127.0.0.1:8000")
     max_body: int = field(ByteSize("Largest body of a request, such as '64MiB'."), default=64 << 20)
     max_json: int = field(
-        ByteSize("Largest JSON of an inference request, without the tensors behind it, such as '8MiB'."),
-        default=8 << 20,
+        ByteSize("Largest JSON of an inference request, without the tensors behind it, such as '4MiB'."),
+        default=4 << 20,
     )
     body_threads: int | None = field(
         Integer(

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 #: Items of one request at most, each of about a microsecond; and how many of them a tensor is.
-MOST_ITEMS, ITEMS_OF_TENSOR = 1 << 18, 64
+MOST_ITEMS, ITEMS_OF_TENSOR = 1 << 17, 64
 #: Items, and bytes of numbers that are converted, of a request that may be decoded in an event loop.
 _INLINE_ITEMS, INLINE_BYTES = 4096, 64 << 10
 

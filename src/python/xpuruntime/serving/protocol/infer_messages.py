@@ -155,7 +155,7 @@ def read_stream_response(message: bytes | memoryview) -> tuple[str, InferRespons
 
 def _parts(message: memoryview, items: Items | None, *, raw_field: int, outputs_field: int) -> _Parts:
     parts = _Parts()
-    # Nearly every field of a request is a tensor, by its name or raw: they are too many before all are read.
+    # Nearly every field of a request is a tensor, by its name or raw.
     for number, wire, value in fields_of(message, items, weight=ITEMS_OF_TENSOR):
         if not 0 < number <= 7:
             continue

@@ -65,7 +65,7 @@ def array_of_json(
             "Fix: send it with the binary extension (binary_data_size)",
         )
     depth = _depth(text)
-    rank = len(shape)
+    rank = shape.index(0) + 1 if 0 in shape else len(shape)  # nothing is nested in what is empty
     if depth not in (1, rank):
         nested = f" or {rank}" if rank not in (0, 1) else ""
         raise ServingError(
@@ -109,8 +109,11 @@ def _numbers(
     if depth > 1:
         pieces = (text[at : at + _PIECE_BYTES] for at in range(0, len(text), _PIECE_BYTES))
         structure = b"".join([piece.translate(None, _NO_STRUCTURE) for piece in pieces])
-        if structure != _structure_of(shape, len(structure)):
+        empty = shape[depth - 1] == 0
+        if structure != _structure_of(shape[:depth], len(structure)) or (empty and text.translate(None, _NOTHING)):
             raise _not_nested(shape, tensor)
+        if empty:
+            return
     elif text.find(b"[", 1) > 0:
         raise _not_nested(shape, tensor)
     decoder = _decoder(datatype.dtype.kind, 1)
@@ -135,6 +138,7 @@ def _structure_of(shape: Sequence[int], length: int) -> bytes:
 #: Bytes of JSON that are looked through or decoded at a time, and what its structure is without.
 _PIECE_BYTES = 32 << 10
 _NO_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
+_NOTHING = b"[]," + _BLANKS
 _FORMS = {"b": "true or false", "i": "whole numbers", "u": "whole numbers", "f": "numbers", "O": "strings"}
 _TYPES: dict[str, Any] = {"b": bool, "i": int, "u": int, "f": float, "O": str}
 

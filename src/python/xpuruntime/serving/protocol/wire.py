@@ -12,6 +12,8 @@ import numpy as np
 from xpuruntime.serving.messages import ServingError, Status
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from xpuruntime.serving.protocol.datatypes import Items
@@ -35,8 +37,8 @@ __all__ = [
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 #: Bytes of a packed field that are read one by one.
 _FEW = 64
-#: Bytes of a packed field that are read all at once: each takes forty more meanwhile.
-_AT_ONCE = 1 << 20
+#: Bytes of a packed field that are read all at once: each takes forty more meanwhile, and nothing else runs.
+_AT_ONCE = 64 << 10
 _MASK64 = (1 << 64) - 1
 _FIXED32, _FIXED64 = struct.Struct("<I"), struct.Struct("<Q")
 
@@ -48,16 +50,16 @@ def malformed(reason: str) -> ServingError:
     )
 
 
-def fields_of(message: memoryview, items: Items | None = None, *, weight: int = 1) -> list[tuple[int, int, Any]]:
-    """Return number, wire type and value of each field of a message, in order, and count each as `weight` items.
+def fields_of(message: memoryview, items: Items | None = None, *, weight: int = 1) -> Iterator[tuple[int, int, Any]]:
+    """Yield number, wire type and value of each field of a message, in order, and count each as `weight` items.
 
     Values are integers for varints (0 to 2⁶⁴-1) and fixed fields, and views for what has a length.
     """
-    fields: list[tuple[int, int, Any]] = []
     at, end = 0, len(message)
-    most = end if items is None else items.left // weight
     value: Any
     while at < end:
+        if items is not None:
+            items.take(weight)
         tag = message[at]
         at += 1
         if tag > 127:
@@ -85,12 +87,7 @@ def fields_of(message: memoryview, items: Items | None = None, *, weight: int = 
             at += form.size
         else:
             raise malformed(f"field {number} has the wire type {kind}")
-        fields.append((number, kind, value))
-        if len(fields) > most:
-            break
-    if items is not None:
-        items.take(len(fields) * weight)
-    return fields
+        yield number, kind, value
 
 
 def _varint_at(message: memoryview, at: int, end: int) -> tuple[int, int]:

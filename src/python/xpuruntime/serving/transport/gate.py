@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from xpuruntime.serving.messages import InferRequest, ServingError, Status
-from xpuruntime.serving.protocol.datatypes import NotInline
+from xpuruntime.serving.protocol.datatypes import INLINE_BYTES, NotInline
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -171,6 +172,9 @@ class Gate:
         self.closed = False
         self._empty: asyncio.Event | None = None
         self._decoding, self._compressing = asyncio.Semaphore(1), asyncio.Semaphore(2)
+        #: Held by the thread that decodes a long request or encodes a long response: the event loop shares the
+        #: interpreter with one of them.
+        self._long = threading.Lock()
 
     def __enter__(self) -> None:
         if self.closed:
@@ -190,7 +194,25 @@ class Gate:
         """Return what a decoder makes of its arguments: at once where that takes no time, else in a thread."""
         with contextlib.suppress(NotInline):  # no error is raised beside it, which would hold it and so the arguments
             return read(*args, inline=True)
-        return await _in_thread(self._decoding, read, *args)
+
+        def read_alone() -> _Read:
+            with self._long:
+                return read(*args)
+
+        return await _in_thread(self._decoding, read_alone)
+
+    def encoder(self, write: Callable[[InferResponse], Any]) -> Callable[[InferResponse], Any]:
+        """Return what writes responses where they are made, long ones not beside each other and decoding."""
+        loop_thread = threading.get_ident()
+
+        def encode(response: InferResponse) -> Any:
+            size = sum(tensor.data.nbytes for tensor in response.outputs)
+            if size <= INLINE_BYTES or threading.get_ident() == loop_thread:
+                return write(response)
+            with self._long:
+                return write(response)
+
+        return encode
 
     async def compressed(self, call: Callable[..., _Read], *args: Any) -> _Read:
         """Return what compression or its inverse makes of its arguments, in a thread."""

@@ -49,6 +49,8 @@ _IN_FLIGHT = 64
 _AT_A_TIME, _TURN = 2, 0.05
 #: Calls that read on so, at most.
 _MOST_LATE = 64
+#: Bytes of a response from which on it is sent in a turn of the event loop of its own, which copies it.
+_LARGE = 1 << 20
 #: Longer messages do not fit into the trailers of a response.
 _LONGEST = 4000
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -70,6 +72,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._options = options
         self._gate = gate
         self._turns, self._open_turns = _Turns(_AT_A_TIME), _Turns(1)
+        self._sending = asyncio.Lock()
         self._traced = getattr(service, "traced", False)
         self._handlers: dict[str, Any] = {
             f"{_SERVICE}{name}": self._unary(name, method) for name, method in self._methods().items()
@@ -152,37 +155,26 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _received(self, context: grpc.aio.ServicerContext[bytes, bytes], turns: _Turns | None = None) -> bytes:
         """Return the one message of a call, which comes once it is asked for, and count it until the call has ended."""
-        # A message that has come is copied in the event loop, so few are asked for at a time.
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
         turns = turns or self._turns
-        late = refused = False
-
-        def end_turn() -> None:
-            nonlocal late, refused
-            late, refused = True, turns.late >= _MOST_LATE
-            turns.late += 1
-            turns.release()
-            if refused and task is not None:
-                task.cancel()
-
-        await turns.acquire()
-        timer = loop.call_later(_TURN, end_turn)
-        try:
-            message = await context.read()
-        except asyncio.CancelledError:
-            if not refused or task is None or task.uncancel():
+        async with turns:  # a message that has come is copied in the event loop, so few are asked for at a time
+            reading = asyncio.ensure_future(context.read())
+            try:
+                await asyncio.wait((reading,), timeout=_TURN)
+            except asyncio.CancelledError:
+                reading.cancel()
                 raise
+        if not reading.done() and turns.late >= _MOST_LATE:
+            reading.cancel()
             raise ServingError(
                 Status.RESOURCE_EXHAUSTED,
                 f"the messages of {_MOST_LATE} calls are slow to come. Fix: send fewer at a time, or less in each",
                 retry_after=1.0,
-            ) from None
+            )
+        turns.late += 1
+        try:
+            message = await reading
         finally:
-            timer.cancel()
-            if late:
-                turns.late -= 1
-            else:
-                turns.release()
+            turns.late -= 1
         if not isinstance(message, bytes):
             raise ServingError(Status.INVALID_ARGUMENT, "the call has no message. Fix: send one")
         self._hold(message, context)
@@ -225,9 +217,12 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             request.deadline = deadline if request.deadline is None else min(request.deadline, deadline)
         if self._traced:
             request.trace = {key: value for key, value in context.invocation_metadata() or () if key in TRACE_HEADERS}
-        request.write = write_infer_response
+        request.write = self._gate.encoder(write_infer_response)
         response = await response_of(self._ask(request))
         written: bytes = response.written or write_infer_response(response)
+        if len(written) > _LARGE:
+            async with self._sending:
+                await asyncio.sleep(0)
         return written
 
     async def _stream(

@@ -239,7 +239,7 @@ class TransportOptions:
 
     access: Access = field(default_factory=Access)
     max_body: int = 64 << 20
-    max_json: int = 8 << 20
+    max_json: int = 4 << 20
     max_buffered: int = 1 << 30
     max_message: int = 64 << 20
     max_header: int = 64 << 10
