@@ -7,6 +7,7 @@ What needs a cluster is skipped where there is no Ray, or not the parts of it th
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import json
 import socket
@@ -23,10 +24,11 @@ import pytest
 import xpuruntime as xrt
 from xpuruntime.demo import demo_images, demo_model_path
 from xpuruntime.serving.messages import InferRequest, InferTensor
+from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.protocol.grpc_messages import decode, encode
 from xpuruntime.serving.protocol.infer_messages import read_infer_response, write_infer_request
-from xpuruntime.serving.ray import Predictor, check_replica, deployment
+from xpuruntime.serving.ray import GrpcMethods, Predictor, check_replica, deployment
 
 CPU = {"execution": {"engine": "onnxruntime", "device": "cpu"}}
 IMAGES = demo_images()[0]
@@ -212,6 +214,41 @@ def test_replicas_answer_in_batches(
     assert (status, "nope" in body["error"]) == (404, True)
     assert call(cluster, f"{root}/v2/models/digits/infer", {"inputs": []})[0] == 400
     serve.delete("digits")
+
+
+class CallOfRay:
+    """What Ray's proxy gives a replica beside the message of a call."""
+
+    code = None
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def set_code(self, code: Any) -> None:
+        self.code = code
+
+    def set_details(self, details: str) -> None:
+        self.details = details
+
+
+def test_calls_of_the_service_are_answered_without_a_cluster(expected: np.ndarray) -> None:
+    async def ask(name: str, message: bytes) -> bytes:
+        reply = await getattr(replica, name)(message, call)
+        return bytes(reply.SerializeToString())
+
+    replica, call = GrpcMethods(), CallOfRay()
+    image = InferTensor("image", "FP32", (1, 1, 8, 8), IMAGES[:1])
+    with xrt.InferenceSession(demo_model_path(), policy=CPU) as session, Models(sessions={"digits": session}) as models:
+        replica.models = models
+        asked = encode("ModelReadyRequest", {"name": "digits"})
+        assert decode("ModelReadyResponse", asyncio.run(ask("ModelReady", asked))) == {"ready": True}
+        message = write_infer_request(InferRequest("digits", [image]))
+        answer = read_infer_response(asyncio.run(ask("ModelInfer", message)))
+        np.testing.assert_allclose(answer.outputs[0].data, expected[:1], rtol=1e-4, atol=1e-5)
+        with pytest.raises(Exception, match="no model 'nope'"):
+            asyncio.run(ask("ModelInfer", write_infer_request(InferRequest("nope", [image]))))
+    assert call.code is not None
+    assert (call.code.name, "nope" in call.details) == ("NOT_FOUND", True)
 
 
 def test_grpc(cluster: Cluster, expected: np.ndarray) -> None:

@@ -69,11 +69,14 @@ class _Aborted(Exception):  # noqa: N818 - how a call ends
 
 
 class _Context(ExitStack):
-    """Ray's context of a call, as the handlers use one. It does not tell the deadline of the client."""
+    """Ray's context of a call with one message, as the handlers use it. It does not tell the deadline of the client."""
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, message: bytes = b"") -> None:
         super().__init__()
-        self._context = context
+        self._context, self._message = context, message
+
+    async def read(self) -> bytes:
+        return self._message
 
     def add_done_callback(self, callback: Callable[[_Context], object]) -> None:
         self.callback(callback, self)
@@ -121,9 +124,8 @@ class GrpcMethods:
 
 def _unary(name: str) -> Any:
     async def method(self: GrpcMethods, request: bytes, grpc_context: Any) -> _Reply:
-        with _Context(grpc_context) as context:
-            handler = self._handler(name, context)
-            return _Reply(await (handler.unary_unary or handler.stream_unary)(request, context))
+        with _Context(grpc_context, request) as context:
+            return _Reply(await self._handler(name, context).stream_unary(None, context))
 
     method.__name__, method.__qualname__ = name, f"GrpcMethods.{name}"
     method.__doc__ = f"Answer a call of ``{name}``."
