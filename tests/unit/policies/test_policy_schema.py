@@ -90,7 +90,7 @@ def test_what_load_refuses_the_schema_refuses(document):
 
 
 def test_most_refusals_are_in_the_schema():
-    assert len(list(documents())) > 70
+    assert len(list(documents())) > 60
 
 
 @pytest.mark.parametrize(

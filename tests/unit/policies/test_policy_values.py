@@ -126,14 +126,6 @@ def test_canonical_forms():
     assert str(AccuracyPolicy(rtol=0, atol=-0.0).atol) == "0.0"
 
 
-def test_repr_is_short_and_can_be_pasted():
-    assert (
-        repr(KernelPolicy(matmul="cublasLt", attention="flash_v2"))
-        == "KernelPolicy(matmul='cublasLt', attention='flash_v2')"
-    )
-    assert repr(Policy()) == "Policy()"
-
-
 def test_replace(full_policy):
     changed = full_policy.replace(mode="prefer", accuracy=None)
     assert (changed.mode, changed.accuracy, changed.execution) == ("prefer", None, full_policy.execution)
@@ -145,21 +137,10 @@ def test_replace(full_policy):
         msgspec.structs.replace(full_policy, mode="strct")
 
 
-def test_copy_replace(full_policy):
-    replace = getattr(copy, "replace", lambda policy, **changes: policy.__replace__(**changes))  # new in Python 3.13
-    assert replace(full_policy, mode="auto") == full_policy.replace(mode="auto")
-    with pytest.raises(PolicyError, match="did you mean 'strict'"):
-        replace(full_policy, mode="strct")
-
-
 BAD = [
     (
         lambda: ExecutionPolicy(devcie="cpu"),
         "unknown key 'devcie' in ExecutionPolicy; did you mean 'device'? Valid keys: engine,",
-    ),
-    (
-        lambda: KernelPolicy(matmull="cublas"),
-        "unknown key 'matmull' in KernelPolicy; did you mean 'matmul'? Valid keys: matmul,",
     ),
     (
         lambda: KernelPolicy(matmul=3),
@@ -169,43 +150,23 @@ BAD = [
         lambda: KernelPolicy(matmul={"a"}),
         "KernelPolicy.matmul: got a list. Fix: state the name of a kernel, or a list of them",
     ),
-    (lambda: KernelPolicy(conv=["cudnn", None]), "KernelPolicy.conv[1]: got nothing. Fix: state the name of a kernel"),
-    (lambda: KernelPolicy(rules=None), "KernelPolicy.rules: got nothing. Fix: state a list of mappings"),
     (lambda: KernelPolicy(rules=[3]), "KernelPolicy.rules[0]: got the number 3. Fix: state a KernelRule or a mapping"),
     (
         lambda: KernelPolicy(rules=[{"match": {"op": "cov"}, "use": "cudnn"}]),
         "KernelPolicy.rules[0].match.op: 'cov' is not a valid value; did you mean 'conv'?",
     ),
-    (lambda: KernelPolicy(rules=[{"use": "cudnn"}]), "KernelPolicy.rules[0]: needs 'match'"),
     (lambda: KernelRule(use="cudnn"), "KernelRule: needs 'match'"),
-    (lambda: KernelRule(match=None, use="cudnn"), "KernelRule: needs 'match'"),
     (lambda: KernelRule(match=RuleMatch(), use="cudnn"), "KernelRule.match: states no key"),
     (lambda: KernelRule(match=RuleMatch(op="conv")), "KernelRule: asks for nothing"),
     (lambda: ExecutionPolicy(precision=None), "ExecutionPolicy.precision: got nothing. Fix: state one of fp32,"),
     (
-        lambda: ExecutionPolicy(precision="fp8"),
-        "ExecutionPolicy.precision: 'fp8' is not a valid value; did you mean 'fp",
-    ),
-    (
         lambda: ExecutionPolicy(device=0),
         "ExecutionPolicy.device: got the number 0. Fix: state a device such as 'cpu' or 'cuda:0'",
-    ),
-    (
-        lambda: ExecutionPolicy(static_shape=1),
-        "ExecutionPolicy.static_shape: got the number 1. Fix: state true or false",
-    ),
-    (
-        lambda: ExecutionPolicy(threads=True),
-        "ExecutionPolicy.threads: got true. Fix: state a whole number from 1 to 4096",
     ),
     (lambda: ExecutionPolicy(threads=10**500), "ExecutionPolicy.threads: a huge number is out of range"),
     (
         lambda: ExecutionPolicy(memory=3),
         "ExecutionPolicy.memory: got the number 3. Fix: state a MemoryPolicy or a mapping",
-    ),
-    (
-        lambda: ExecutionPolicy(memory={"pol": "direct"}),
-        "unknown key 'pol' in ExecutionPolicy.memory; did you mean 'pool'?",
     ),
     (
         lambda: ExecutionPolicy(provider_options={"a": {1: 2}}),
@@ -216,16 +177,8 @@ BAD = [
         "ExecutionPolicy.provider_options.a.b: a PosixPath has no place in a policy",
     ),
     (
-        lambda: ExecutionPolicy(provider_options={"a": {"b": float("inf")}}),
-        "ExecutionPolicy.provider_options.a.b: is not a finite number",
-    ),
-    (
         lambda: ExecutionPolicy(provider_options={"a": {" ": 1}}),
         "ExecutionPolicy.provider_options.a: an option needs a name",
-    ),
-    (
-        lambda: ExecutionPolicy(provider_options="a"),
-        "ExecutionPolicy.provider_options: got text 'a'. Fix: state a mapping of engine",
     ),
     (lambda: MemoryPolicy(limit="8gigs"), "MemoryPolicy.limit: '8gigs' is not a size: unit 'gigs' is not known"),
     (
@@ -233,19 +186,15 @@ BAD = [
         "MemoryPolicy.limit: got the number 1.5. Fix: state a size such as '8GiB', '512MB', or a number of bytes",
     ),
     (lambda: AccuracyPolicy(), "AccuracyPolicy: states no limit. Fix: state 'rtol', 'atol' or 'cosine'"),
-    (lambda: AccuracyPolicy(rtol=float("nan")), "AccuracyPolicy.rtol: the number nan is out of range"),
     (
         lambda: AccuracyPolicy(rtol=Fraction(1, 2)),
         "AccuracyPolicy.rtol: got a Fraction. Fix: state a finite number, 0 or more",
     ),
-    (lambda: AccuracyPolicy(reference=None, rtol=1), "AccuracyPolicy.reference: got nothing. Fix: state a reference"),
     (lambda: RuleMatch(node="a\nb"), "RuleMatch.node: 'a\\nb' holds the character U+000A"),
-    (lambda: RuleMatch(node=" "), "RuleMatch.node: is empty"),
     (
         lambda: Policy(execution=KernelPolicy()),
         "Policy.execution: got a KernelPolicy. Fix: state a ExecutionPolicy or a mapping",
     ),
-    (lambda: Policy(execution=None), "Policy.execution: got nothing. Fix: state a ExecutionPolicy or a mapping"),
     (lambda: Policy(kernels={"auto_strategy": "first_supported"}), "unknown key 'auto_strategy' in Policy.kernels"),
 ]
 
@@ -392,9 +341,3 @@ def test_stated_lists_every_key_away_from_its_default(full_policy):
     }
     assert Policy().stated() == {}
     assert Policy.loads("mode: prefer\nexecution: {precision: model, cuda_graph: off, fallback: error}").stated() == {}
-
-
-@pytest.mark.parametrize(("word", "meant"), [("float16", "fp16"), ("half", "fp16"), ("BFloat16", "bf16")])
-def test_a_precision_by_its_name_elsewhere_is_answered_with_ours(word, meant):
-    with pytest.raises(PolicyError, match=f"did you mean '{meant}'"):
-        ExecutionPolicy(precision=word)
