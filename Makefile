@@ -119,9 +119,9 @@ FUZZ_CASES ?=
 fuzz: $(STAMPS)/install $(STAMPS)/test ## Fuzz models, files, calls and requests for FUZZ_SECONDS each, or FUZZ_CASES; make test runs 40 cases
 	XPURUNTIME_FUZZ_SECONDS=$(if $(FUZZ_CASES),,$(FUZZ_SECONDS)) XPURUNTIME_FUZZ_CASES=$(FUZZ_CASES) $(PY) -m pytest -n $(TEST_JOBS) --timeout 0 tests/unit/fuzz $(PYTEST)
 
-test-patterns: $(STAMPS)/install $(STAMPS)/test ## Run all operator patterns and ONNX's own test cases; make test runs a part
-	XPURUNTIME_ALL_PATTERNS=1 $(PY) -m pytest --timeout 900 tests/conformance/test_operator_patterns.py tests/conformance/test_onnx_backend.py \
-	  tests/unit/engines/onnxruntime_engine/test_rewriting_suite.py $(PYTEST)
+test-patterns: $(STAMPS)/install $(STAMPS)/test ## Run all operator patterns, ONNX's own test cases and other long lists; make test runs a part
+	XPURUNTIME_ALL_PATTERNS=1 $(PY) -m pytest -n $(TEST_JOBS) --dist loadfile --timeout 900 tests/conformance/test_operator_patterns.py \
+	  tests/conformance/test_onnx_backend.py $$(grep -rl --include='test_*.py' -E '^(from|import) sampled' tests/unit) $(PYTEST)
 
 # The engine whose operators are compared with ONNX Runtime.
 SWEEP ?= openvino
@@ -138,7 +138,7 @@ test-pytorch: $(STAMPS)/install $(STAMPS)/test ## Run the tests of PyTorch with 
 # Verifications of one unchanged model, and its openings under a lock on each engine.
 VERIFY_REPEATS ?= 300
 UNCHANGED_OPENS ?= 200
-test-unchanged: $(STAMPS)/install $(STAMPS)/test ## Verify an unchanged model VERIFY_REPEATS times; make test does so 10 times
+test-unchanged: $(STAMPS)/install $(STAMPS)/test ## Verify an unchanged model VERIFY_REPEATS times; make test does so 4 times
 	XPURUNTIME_VERIFY_REPEATS=$(VERIFY_REPEATS) $(PY) -m pytest -s --timeout 0 tests/unit/locks/test_unchanged.py $(PYTEST)
 	XPURUNTIME_UNCHANGED_OPENS=$(UNCHANGED_OPENS) $(PY) -m pytest --timeout 0 tests/unit/locks/test_planted_drift.py -k unchanged_opens $(PYTEST)
 

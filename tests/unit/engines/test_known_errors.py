@@ -27,6 +27,7 @@ from known_error_models import (
 from ml_dtypes import bfloat16
 from onnx import numpy_helper as nh
 from onnx.reference import ReferenceEvaluator
+from sampled import part
 
 import xpuruntime as xrt
 from xpuruntime.engines.known_errors import KEY, applies_to, known_errors, nodes_with_errors
@@ -99,7 +100,7 @@ def test_a_row_and_the_installed_version_agree(row: str, tmp_path: Path) -> None
         ] == [("node", row)]
 
 
-@pytest.mark.parametrize("row", OPENVINO)
+@pytest.mark.parametrize("row", part(OPENVINO, 3))
 def test_plans_and_reports_say_so(row: str, tmp_path: Path) -> None:
     pytest.importorskip("openvino")
     model = OPENVINO[row]()[0]
@@ -135,7 +136,7 @@ def test_what_is_right_is_not_refused(index: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("opset", [11, 12])
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize(("x", "axis"), [(X3, None), (X3, 0), (X4, 1), (X4, 2), (X4, -2)])
+@pytest.mark.parametrize(("x", "axis"), [(X3, None), (X4, 1), (X4, -2)])
 def test_softmax_of_old_opsets_is_computed_as_defined(
     opset: int, x: Any, axis: int | None, dynamic: bool, tmp_path: Path
 ) -> None:
@@ -236,7 +237,7 @@ def test_every_row_has_a_way_out() -> None:
     assert set(INSTEAD) == {row.id for row in known_errors("openvino") if not row.elsewhere}
 
 
-@pytest.mark.parametrize("row", INSTEAD)
+@pytest.mark.parametrize("row", part(INSTEAD, 3))
 def test_the_fixes_of_what_no_other_engine_takes_make_it_right(row: str, tmp_path: Path) -> None:
     pytest.importorskip("openvino")
     original = OPENVINO[row]()[-1 if row == "recurrent-layout" else 0]

@@ -91,13 +91,6 @@ def test_names_that_stand_in_an_expression_alone():
             probe_sizes(inputs(x=("rows", 4), y=(name,)), {"rows": size})
 
 
-@pytest.mark.parametrize("first", ["k", "k + 1"])
-def test_the_order_of_inputs_does_not_matter(first):
-    made = {"k": ("k", 4), "k + 1": ("k + 1", 4)}
-    made = {first: made.pop(first), **made}
-    assert probe_sizes(inputs(**dict(zip("ab", made.values(), strict=True)))) == {"k": 1, "k + 1": 2}
-
-
 def test_what_is_computed_keeps_its_own_limits_and_very_long_sums_are_names():
     (one,) = inputs(m=("b", "past + rows"))
     one = msgspec.structs.replace(one, limits=(None, (2, 4)))
@@ -175,25 +168,6 @@ def test_error_is_held_against_the_largest_magnitude():
     result = compare(f32(100, 0.001), f32(100, 2))
     assert not result.passed
     assert result.outputs[0].max_rel == pytest.approx(0.02, rel=0.01)
-
-
-def test_failure_text_names_output_figures_tolerance_and_remedies():
-    reference, candidate = {"a": f32(1, 2), "b": f32(1, 2)}, {"a": f32(1, 2), "b": f32(1, 3)}
-    result = compare_within(reference, candidate, TOLERANCES["fp16"])
-    assert result.first_failing == "b"
-    text = str(result)
-    for part in (
-        "'b'",
-        "largest difference 1",
-        "rtol 0.01",
-        "atol 0.001",
-        "cosine",
-        "1 of 2",
-        "fp32",
-        "accuracy",
-        "bf16",
-    ):
-        assert part in text
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from buffer_cases import CASES, LARGE, SMALL, BufferCase, save
 from buffer_checks import check_bound, check_runs, layouts
+from sampled import part
 
 import xpuruntime as xrt
 
@@ -38,7 +39,7 @@ def opened(engine: str, model: Any, **options: Any) -> xrt.InferenceSession:
 
 
 @pytest.mark.parametrize("engine", HOST)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted({*TELLING, *part(NAMES, 4)}))
 def test_open_sizes(engine: str, name: str, tmp_path: Path) -> None:
     case = case_of(name)
     empty = (engine, name) not in REFUSED_EMPTY

@@ -48,7 +48,11 @@ def model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return "models/mlp.onnx"
 
 
-@pytest.mark.parametrize("engine", POLICIES)
+@pytest.mark.parametrize(
+    ("model", "engine"),
+    [("external data", "onnxruntime"), ("one file", "openvino"), ("external data", "openvino"), ("one file", "qnn")],
+    indirect=["model"],
+)
 def test_a_session_goes_on(model: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(PACKAGES[engine])
     with xrt.InferenceSession(model, policy={"execution": POLICIES[engine]}) as session:

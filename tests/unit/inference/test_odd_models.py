@@ -11,6 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from odd_models import ODD, feeds
+from sampled import part
 
 import xpuruntime as xrt
 from xpuruntime.engines.model import inspect_model
@@ -50,7 +51,7 @@ def raw(path: Path, given: dict[str, Any]) -> dict[str, Any]:
     return dict(zip((output.name for output in session.get_outputs()), session.run(None, given), strict=True))
 
 
-@pytest.fixture(params=ODD)
+@pytest.fixture(params=part(ODD, 3))
 def odd(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, dict[str, Any], dict[str, Any]]:
     """A file by its name, inputs for it, and what ONNX Runtime makes of them."""
     model = ODD[request.param]()

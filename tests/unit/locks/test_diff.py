@@ -38,7 +38,7 @@ def feeds():
 
 
 def test_one_interpreter_is_the_same_as_itself(feeds):
-    difference = diff("here", f"py:{sys.executable}", MODEL, inputs=feeds, device="cpu", budget=10, margin=0.5)
+    difference = diff("here", f"py:{sys.executable}", MODEL, inputs=feeds, device="cpu", budget=3, margin=0.5)
     verdicts = {level.name: level.verdict for level in difference.levels}
     assert tuple(verdicts) == LEVELS
     assert verdicts["environment"] == verdicts["plan"] == verdicts["placement"] == verdicts["numerics"] == "same"

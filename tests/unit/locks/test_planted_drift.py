@@ -25,7 +25,7 @@ from xpuruntime.lockfile.records import Identity
 from xpuruntime.testing import models
 
 #: Of unchanged opens, by engine; `make test-unchanged` has 200 of each.
-REPEATS = {"onnxruntime": 50, "openvino": 15, "torch": 15, "qnn": 3}
+REPEATS = {"onnxruntime": 20, "openvino": 5, "torch": 5, "qnn": 1}
 #: Of each engine, one that it reads.
 VARIABLES = {
     "onnxruntime": "XPURUNTIME_CPU_THREADS", "openvino": "ONEDNN_MAX_CPU_ISA", "torch": "OMP_NUM_THREADS",

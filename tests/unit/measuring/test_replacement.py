@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from sampled import ALL
 
 from xpuruntime import _core
 from xpuruntime.measuring.rounds import ROUNDS, KernelTiming, by_memory, choose, replacing
@@ -46,9 +47,9 @@ def test_at_the_margin_it_is_undecided_and_the_control_stays() -> None:
     choices = [
         choose({"native": taking(1e-3, 0.01, seed), "ours": taking(1e-3 / 1.02, 0.01, seed + 1000)}, control="native",
                rule=TuningPolicy(), block=1e-9)
-        for seed in range(50)
+        for seed in range(50 if ALL else 20)
     ]  # fmt: skip
-    assert sum(choice.undecided and choice.chosen.kernel == "native" for choice in choices) >= 45
+    assert sum(choice.undecided and choice.chosen.kernel == "native" for choice in choices) >= 0.9 * len(choices)
 
 
 def test_the_candidates_are_in_the_order_in_which_they_may_run() -> None:
@@ -66,9 +67,9 @@ def test_equal_kernels_rarely_replace_each_other() -> None:
     variants = (
         choose({"native": taking(1e-3, 0.05, seed), "ours": taking(1e-3, 0.05, seed + 1000)}, control="native",
                rule=TuningPolicy(min_effect=0.0), block=1e-9)
-        for seed in range(100)
+        for seed in range(100 if ALL else 40)
     )  # fmt: skip
-    assert sum(variant.chosen.kernel == "ours" for variant in variants) <= 4, "1 % of them, and chance"
+    assert sum(variant.chosen.kernel == "ours" for variant in variants) <= (4 if ALL else 2), "1 % of them, and chance"
 
 
 def test_a_large_gain_shows_on_a_noisy_machine_where_two_turns_of_the_control_differ() -> None:

@@ -129,14 +129,6 @@ def test_the_cold_run_and_what_is_between_runs_do_not_count() -> None:
     assert event(found, "mm").device_us == 0.0
 
 
-def test_work_whose_call_is_not_known_counts_nowhere() -> None:
-    runs = Made()
-    runs.add(RUNS[0] + 10, 5.0, correlation=0)
-    runs.add(RUNS[0] + 10, 5.0, correlation=99)
-    runs.calls.append(HostCall("cudaLaunchKernel", 1, T0 + (RUNS[0] + 10) * 1000, T0, 0))
-    assert runs.joined().device_us == (0.0, 0.0)
-
-
 def test_copies_outside_of_nodes_are_boundaries() -> None:
     made = Made()
     for run in RUNS:

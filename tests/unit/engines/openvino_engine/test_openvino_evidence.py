@@ -275,20 +275,6 @@ class TestNames:
         assert len(fc) > 1, "a Gemm is several operations"
         assert sum(end for name in fc for _, end in mentions(name)) == 1
 
-    @pytest.mark.parametrize(
-        ("text", "found"),
-        [
-            ("", []),
-            ("conv1,relu1", []),
-            ("xrt3=:a:b", [(3, True)]),
-            ("Multiply_9,xrt3~:a/WithoutBiases,xrt3=:a,xrt4=:r,", [(3, True), (4, True)]),
-            ("xrt12~:x", [(12, False)]),
-            ("notxrt1=:x,xrtq=:y", []),
-        ],
-    )
-    def test_mentions(self, text: str, found: list[tuple[int, bool]]) -> None:
-        assert mentions(text) == found
-
 
 def test_joining_accounts_for_whatever_openvino_mentions() -> None:
     """No choice of mentions leaves a node out or counts it twice."""

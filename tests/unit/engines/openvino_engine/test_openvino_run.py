@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -68,12 +67,6 @@ class TestMemory:
         for one, copy in zip(results, kept, strict=True):
             np.testing.assert_array_equal(one, copy)
 
-    def test_shapes_of_all_sizes_in_one_session(self, wide: Path) -> None:
-        with open_(wide) as session, xrt.InferenceSession(wide, device="cpu", engine="onnxruntime") as other:
-            for rows in (1, 64, 2, 64, 300, 0, 64, 1, 300):
-                x = x_of(rows, rows)
-                np.testing.assert_allclose(session.run({"x": x})["y"], other.run({"x": x})["y"], rtol=1e-4, atol=1e-4)
-
     def test_an_output_that_is_an_input(self, tmp_path: Path) -> None:
         nodes = [helper.make_node("Identity", ["x"], ["y"], name="i"), helper.make_node("Relu", ["x"], ["z"], name="r")]
         shape = ["N", 3]
@@ -95,19 +88,6 @@ class TestMemory:
                 np.testing.assert_array_equal(out["z"], np.maximum(before, 0))
                 out["y"][...] = 7
                 np.testing.assert_array_equal(x, before)
-
-    def test_two_outputs_of_one_tensor(self, tmp_path: Path) -> None:
-        nodes = [helper.make_node("Relu", ["x"], ["y"], name="r"), helper.make_node("Identity", ["y"], ["z"], name="i")]
-        outputs = [VALUE(name, TensorProto.FLOAT, ["N", 3]) for name in ("z", "y")]
-        path = models.save(model(nodes, [VALUE("x", TensorProto.FLOAT, ["N", 3])], outputs), tmp_path)
-        with open_(path) as session:
-            for rows in (2, 40_000):
-                x = x_of(0, rows, 3)
-                for out in (session.run({"x": x}), session.run({"x": x}), session.run_async({"x": x}).result(60)):
-                    assert list(out) == ["z", "y"]
-                    np.testing.assert_array_equal(out["y"], np.maximum(x, 0))
-                    np.testing.assert_array_equal(out["z"], out["y"])
-                    assert not np.shares_memory(out["y"], out["z"])
 
 
 class TestTypes:
@@ -143,34 +123,6 @@ class TestTypes:
             binding.inputs["x"][...] = bad
             with pytest.raises(xrt.InputError, match="in 32 bits"):
                 binding.run()
-
-    def test_bfloat16(self, tmp_path: Path) -> None:
-        ml_dtypes = pytest.importorskip("ml_dtypes")
-        path = models.save(models.identity("bfloat16"), tmp_path)
-        x = np.array([[1, 2, 3.140625]]).astype(ml_dtypes.bfloat16)
-        with open_(path) as session:
-            y = session.run({"x": x})["y"]
-            assert y.dtype == x.dtype
-            np.testing.assert_array_equal(y, x)
-            assert session.run_async({"x": x}).result(60)["y"].dtype == x.dtype
-            assert session.explain({"x": x}, runs=1).units
-            with pytest.raises(xrt.InputError, match="bfloat16"):
-                session.bind({"x": (1, 3)})
-
-    def test_torch(self, wide: Path, tmp_path: Path) -> None:
-        torch = pytest.importorskip("torch")
-        with open_(wide) as session:
-            for rows in (1, 64):
-                x = torch.randn(rows, 512)
-                y = session.run({"x": x})["y"]
-                assert isinstance(y, torch.Tensor)
-                np.testing.assert_array_equal(y.numpy(), session.run({"x": x.numpy()})["y"])
-            with pytest.raises(xrt.InputError, match="requires grad"):
-                session.run({"x": torch.ones(1, 512, requires_grad=True)})
-        path = models.save(models.identity("bfloat16"), tmp_path, "bf.onnx")
-        with open_(path) as session:
-            x = torch.ones(2, 3, dtype=torch.bfloat16)
-            assert session.run({"x": x})["y"].dtype == torch.bfloat16
 
 
 class TestModels:
@@ -270,26 +222,6 @@ class TestModels:
             assert session.explain(runs=1).honoured
             with pytest.raises(xrt.InputError, match="from 1 to 8, got 9"):
                 session.run({"x": x_of(0, 9, 64)})
-
-
-def test_threads_with_shapes_of_their_own(wide: Path) -> None:
-    failures: list[str] = []
-    with open_(wide) as session:
-        want = {rows: session.run({"x": x_of(rows, rows)})["y"] for rows in range(1, 17)}
-
-        def work(rows: int) -> None:
-            for index in range(30):
-                size = rows if index % 3 else 17 - rows
-                if not np.array_equal(session.run({"x": x_of(size, size)})["y"], want[size]):
-                    failures.append(f"{rows}: another answer")
-
-        threads = [threading.Thread(target=work, args=(rows,)) for rows in range(1, 17)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(session._open()._pool.free) <= 16
-    assert not failures
 
 
 @pytest.mark.parametrize(

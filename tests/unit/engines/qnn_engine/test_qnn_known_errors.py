@@ -20,6 +20,7 @@ import onnxruntime as ort
 import pytest
 import yaml
 from onnx import numpy_helper, parser
+from sampled import part
 
 import xpuruntime as xrt
 from xpuruntime.engines.known_errors import applies_to, known_errors, nodes_with_errors
@@ -227,7 +228,7 @@ def test_every_row_has_a_model() -> None:
     assert {row.id for row in known_errors("qnn")} == {name for name in MODELS if " " not in name}
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in STALE])
+@pytest.mark.parametrize("name", part([name for name in MODELS if name not in STALE], 4))
 def test_a_row_and_the_installed_version_agree(name: str, tmp_path: Path) -> None:
     path = saved(name, tmp_path)
     inputs = MODELS[name][1]
@@ -242,7 +243,7 @@ def test_a_row_and_the_installed_version_agree(name: str, tmp_path: Path) -> Non
     assert wrong == any(applies_to(error, here, "npu") for error in named if name not in RIGHT_BY_VALUES)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if " " not in name])
+@pytest.mark.parametrize("name", part([name for name in MODELS if " " not in name], 4))
 def test_strict_refuses_with_a_fix_that_works(name: str, tmp_path: Path) -> None:
     path = saved(name, tmp_path)
     execution = {"device": "npu", "engine": "qnn", "provider_options": {"qnn": {"soc": "sm8650"}}}

@@ -5,10 +5,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from typing import Any
 
@@ -65,7 +63,7 @@ def test_the_same_model_gives_the_same_plan(tmp_path: Any) -> None:
     assert first == second
 
 
-@pytest.mark.parametrize("target", ["8.0", "8.6", "8.9", "12.0", "12.1", "8.6, 12.0"])
+@pytest.mark.parametrize("target", ["8.0", "8.6, 12.0"])
 def test_targets(tmp_path: Any, target: str) -> None:
     built = build(tmp_path, execution=options(compute_capability=target))
     assert built.flags["compute_capability"] == target.replace(",", "")
@@ -113,7 +111,7 @@ def test_operators_that_are_not_there(tmp_path: Any) -> None:
     assert "cudaError" not in str(caught.value)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int64", "bool"])
 def test_types_at_the_border(tmp_path: Any, dtype: str) -> None:
     assert len(build(tmp_path, models.identity(dtype), {"shapes": {"x": ["1..4", 3]}}).plan) > 1000
 
@@ -169,16 +167,11 @@ def test_options_are_set_and_read_back(tmp_path: Any) -> None:
         assert built.flags[name] == str(int(value) if isinstance(value, bool) else value), name
 
 
-@pytest.mark.parametrize("option", [{"refit": "on"}, {"refit": "identical"}, {"strip_plan": 1}])
+@pytest.mark.parametrize("option", [{"refit": "on"}, {"strip_plan": 1}])
 def test_options_that_need_a_gpu_to_build(tmp_path: Any, option: dict[str, Any], capfd: Any) -> None:
     with pytest.raises(xrt.EngineError, match="compiles kernels on a GPU"):
         build(tmp_path, execution=options(**option))
     capfd.readouterr()  # the library writes to standard error by itself
-
-
-def test_a_lean_runtime_that_is_not_there(tmp_path: Any) -> None:
-    with pytest.raises(xrt.EngineError, match="needs the lean runtime"):
-        build(tmp_path, execution=options(version_compatible=1))
 
 
 def test_weights_beside_the_model(tmp_path: Any) -> None:
@@ -199,32 +192,6 @@ def test_weights_beside_the_model(tmp_path: Any) -> None:
         assert abs(len(plan) - len(first.plan)) < 256  # names of nodes and paths; the weights have 32 KiB
 
 
-def test_sixteen_threads_build_at_once(tmp_path: Any) -> None:
-    plans: list[bytes] = []
-    errors: list[Exception] = []
-
-    def work(index: int) -> None:
-        folder = tmp_path / str(index)
-        folder.mkdir()
-        try:
-            if index % 4:
-                plans.append(build(folder, models.conv(batch=2), options()).plan)
-            else:
-                build(folder, models.island(), {"shapes": {"x": [4, 16]}})
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(plans) == 12
-    assert len(set(plans)) == 1
-    assert len(errors) == 4
-    assert all("'unique'" in str(error) for error in errors), errors
-
-
 SLOW = """
 import sys, pathlib
 import xpuruntime as xrt
@@ -235,31 +202,6 @@ print("go", flush=True)
 xrt.compile_model(model, folder / "out" / "m.xrt", engine="tensorrt-rtx", device="cuda:0")
 print("done", flush=True)
 """
-
-
-def test_ctrl_c_ends_a_build_and_leaves_nothing(tmp_path: Any) -> None:
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + SLOW,
-            tmp_path,
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "out").glob(".xpuruntime-*.new")) and time.monotonic() < deadline:
-        time.sleep(0.002)
-    time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=60)
-    assert "KeyboardInterrupt" in error, (out, error)
-    assert process.returncode in (1, -signal.SIGINT, 130)
-    assert not [path.name for path in (tmp_path / "out").iterdir() if not path.name.endswith(".lock")]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no SIGKILL there")

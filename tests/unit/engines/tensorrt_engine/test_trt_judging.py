@@ -194,23 +194,6 @@ def test_determinism(tmp_path: Any) -> None:
     assert "kernel_specialization" not in judge(ask(tmp_path, execution=asked), ADA, "tensorrt").settings.options
 
 
-@BOTH
-def test_graphs(tmp_path: Any, engine: str) -> None:
-    for word, level in (("prefer", "advisory"), ("require", "enforced"), ("off", "enforced")):
-        judgement = judge(ask(tmp_path, execution={"cuda_graph": word}), ADA, engine)
-        assert judgement.settings.graph == word
-        if word != "off":
-            assert control(judgement, "execution.cuda_graph").enforceability == level
-
-
-def test_two_ways_to_capture_graphs_are_one_too_many(tmp_path: Any) -> None:
-    execution = {
-        "cuda_graph": "prefer",
-        "provider_options": {"tensorrt-rtx": {"cuda_graph_strategy": "whole_graph_capture"}},
-    }
-    assert "state one of the two" in judge(ask(tmp_path, execution=execution), ADA).verdict.reason
-
-
 def test_memory(tmp_path: Any) -> None:
     judgement = judge(ask(tmp_path, execution={"memory": {"limit": "1GiB"}}), ADA)
     assert (judgement.settings.workspace, judgement.settings.pool) == (1 << 30, "engine")

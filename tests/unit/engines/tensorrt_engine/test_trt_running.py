@@ -205,32 +205,6 @@ def test_as_many_contexts_as_stated(tmp_path: Any) -> None:
         np.testing.assert_array_equal(answer, 2 * x(seed=seed))
 
 
-def test_closing_waits_for_runs_and_ends_those_that_wait(tmp_path: Any) -> None:
-    loaded = load(tmp_path, doubling())
-    outcomes: list[str] = []
-    started = threading.Barrier(5)
-
-    def work() -> None:
-        started.wait()
-        try:
-            for _ in range(2000):
-                loaded.run({"x": x()})
-        except xrt.XpuRuntimeError as error:
-            outcomes.append(str(error))
-        else:
-            outcomes.append("finished")
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    started.wait()
-    loaded.close()
-    for thread in threads:
-        thread.join()
-    assert len(outcomes) == 4
-    assert all(text == "finished" or "closed" in text for text in outcomes)
-
-
 def test_memory_from_our_pool(tmp_path: Any) -> None:
     loaded = load(tmp_path, doubling(), pool="caching", pool_limit=1 << 20)
     assert loaded.memory() == {"engine": 1024, "activations_per_context": 1024}
@@ -333,13 +307,3 @@ def test_evidence(tmp_path: Any) -> None:
     assert seen.effective["execution.shapes.x"] == "[1..4..8, 64]"
     assert seen.effective["execution.provider_options.trt-rtx.builder_optimization_level"] == "3"
     assert not seen.partial
-
-
-def test_evidence_without_an_answer_of_the_inspector(tmp_path: Any) -> None:
-    engine = doubling()
-    engine.create_engine_inspector = lambda: type(  # type: ignore[method-assign]
-        "Inspector", (), {"get_engine_information": lambda self, form: "not JSON"}
-    )()
-    seen = load(tmp_path, engine).observe({"x": x()}, runs=1)
-    assert seen.partial
-    assert "no JSON" in seen.notes[0]

@@ -89,14 +89,15 @@ def test_another_output_fails_the_proof(exported: Exported, tmp_path: Path) -> N
     assert result.exit_code == 1
 
 
-@pytest.mark.parametrize("changes", [{"precision": "fp16"}, {"on": "elsewhere"}])
-def test_another_unit_fails_the_proof(exported: Exported, tmp_path: Path, changes: dict[str, str]) -> None:
-    lock = exported.edited(with_entry(lambda one: bool(one.sources), **changes)(exported.lock.identity), tmp_path)
+def test_another_unit_fails_the_proof(exported: Exported, tmp_path: Path) -> None:
+    lock = exported.edited(
+        with_entry(lambda one: bool(one.sources), precision="fp16")(exported.lock.identity), tmp_path
+    )
     result = exported.export(lock, tmp_path / "out", prove=True)
     assert result.proof is not None
     (failed,) = result.proof.of("fail")
     assert failed.id.startswith("evidence.units.")
-    assert next(iter(changes.values())) in failed.reason
+    assert "fp16" in failed.reason
 
 
 def test_the_script_refuses_another_version(exported: Exported, tmp_path: Path) -> None:
