@@ -19,8 +19,8 @@ import xpuruntime as xrt
 from xpuruntime._core import DeviceManager
 from xpuruntime.engines.known_errors import applies_to, known_errors
 from xpuruntime.engines.model import inspect_model
+from xpuruntime.engines.quantization.judge import saturates_on, saturating_nodes
 from xpuruntime.engines.registry import default_registry
-from xpuruntime.engines.saturation import saturates_on, saturating_nodes
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.runtime.snapshot import machine_snapshot
 

@@ -18,9 +18,9 @@ from xpuruntime.cli.session import read_feeds
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.evidence import Report, compare_reports
+from xpuruntime.lockfile.canonical import lock_statement
 from xpuruntime.lockfile.measured import Measured
 from xpuruntime.lockfile.records import Identity, digest_of_part
-from xpuruntime.locks.statement import lock_statement
 from xpuruntime.locks.verification.formats import FORMATS
 from xpuruntime.ops.tuning_cache import TuningCache
 from xpuruntime.planning import Plan

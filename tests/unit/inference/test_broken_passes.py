@@ -154,15 +154,15 @@ def test_a_model_that_dies_in_an_instrumented_run() -> None:
 
 def test_a_qnn_process_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     needs("qnn")
-    from xpuruntime.engines.qnn.observing import instrumented_run
+    from xpuruntime.engines.qnn.observing import records
 
-    class Killed(instrumented_run.SessionWorker):
+    class Killed(records.SessionWorker):
         def run(self, *given: Any) -> Any:
             os.kill(self.pid, signal.SIGKILL)
             return super().run(*given)
 
     with xrt.InferenceSession(exported("convnet"), policy=policy("qnn")) as session:
-        monkeypatch.setattr(instrumented_run, "SessionWorker", Killed)
+        monkeypatch.setattr(records, "SessionWorker", Killed)
         report = session.explain(runs=1)
     assert (report.partial, report.headline, report.units) == (True, "nothing observed", ())
     assert report.notes[0].startswith("nothing was observed: ")

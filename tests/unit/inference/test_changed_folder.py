@@ -13,7 +13,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime.engines.model import inspect_model
-from xpuruntime.locks.determinism.locating import fresh_job, run_fresh
+from xpuruntime.locks.determinism.grades import fresh_job, run_fresh
 from xpuruntime.serving import ServeSettings
 from xpuruntime.serving.models.service import Models
 from xpuruntime.testing import models

@@ -16,8 +16,8 @@ import pytest
 from doctor_facts import GPU, HEALTHY, LAPTOP, NUMPY, ORT, ORT_GPU, facts, lib, only
 
 from xpuruntime.runtime.doctor import CHECKS, examine
+from xpuruntime.runtime.doctor.checks import in_range, ort_wheel_for
 from xpuruntime.runtime.doctor.facts import DriverFacts, OrtFacts, Package, driver_facts, ort_facts, packages
-from xpuruntime.runtime.doctor.packages import in_range, ort_wheel_for
 from xpuruntime.runtime.machine import EngineFacts
 
 

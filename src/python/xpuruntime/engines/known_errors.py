@@ -21,7 +21,7 @@ import msgspec
 
 from xpuruntime.engines.model.external import inline_functions
 from xpuruntime.engines.model.graph import inferred, normal_domain, subgraphs
-from xpuruntime.engines.saturation import saturates_on, saturating_nodes
+from xpuruntime.engines.quantization.judge import saturates_on, saturating_nodes
 from xpuruntime.evidence.records import Control
 
 if TYPE_CHECKING:

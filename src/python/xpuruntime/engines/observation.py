@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from xpuruntime.engines.precision.names import FLOATS
+from xpuruntime.engines.precision.types import FLOATS
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.records import Unit

@@ -28,8 +28,8 @@ from xpuruntime.evidence.report_building import (
 )
 from xpuruntime.evidence.shape_coverage import shape_coverage
 from xpuruntime.evidence.tolerances import compare_within
-from xpuruntime.inference.embedded_policy import compare_kernels
 from xpuruntime.inference.profiling import MemoryWatch
+from xpuruntime.inference.session_arguments import compare_kernels
 from xpuruntime.runtime.profiler import Mark, tell
 from xpuruntime.runtime.session_registry import instrumented_method
 from xpuruntime.runtime.telemetry import log_decision, log_step, traced

@@ -124,7 +124,7 @@ def _planned(
     purpose: Literal["run", "compile", "search"],
     info: ModelInfo,
 ) -> PlannedModel:
-    from xpuruntime.inference.embedded_policy import check_export_lock
+    from xpuruntime.inference.session_arguments import check_export_lock
 
     policy, source, notes, named = settle_policy(arguments, artifact, info)
     lock = None

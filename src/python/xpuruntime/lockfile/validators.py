@@ -22,6 +22,7 @@ from xpuruntime.lockfile.drift import DriftCode, ValidatorKind, shown
 from xpuruntime.lockfile.engine_dependencies import (
     CORE,
     OWN_KERNELS,
+    PRELOAD,
     compiler_packages,
     compilers_of,
     is_plugin,
@@ -35,7 +36,6 @@ from xpuruntime.lockfile.engine_dependencies import (
     with_thread_counts,
 )
 from xpuruntime.lockfile.records import Validator, stable_id
-from xpuruntime.lockfile.variable_readers import PRELOAD
 from xpuruntime.ops.torch_kernels import (
     CANARY_VARIABLE,
     adapter_facts,

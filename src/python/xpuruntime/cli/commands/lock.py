@@ -102,8 +102,8 @@ def lock(
     from xpuruntime.cli.results import check_target
     from xpuruntime.cli.session import prepare
     from xpuruntime.files.writing import write_whole
+    from xpuruntime.lockfile.canonical import lock_statement
     from xpuruntime.locks.relock import lock as locked
-    from xpuruntime.locks.statement import lock_statement
 
     path = output if output is not None else str(Path(model).with_suffix(".lock"))
     if check and (upgrade or dry_run or accept or upgrade_unit or upgrade_package):

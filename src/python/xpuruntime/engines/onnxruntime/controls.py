@@ -26,7 +26,7 @@ from xpuruntime.engines.onnxruntime.options import (
     OnnxRuntimeSettings,
 )
 from xpuruntime.engines.onnxruntime.precision_controls import on_unless_stated, resolve_precision, resolve_weights
-from xpuruntime.engines.saturation import saturates_on, saturating_nodes
+from xpuruntime.engines.quantization.judge import saturates_on, saturating_nodes
 from xpuruntime.errors import PolicyError
 from xpuruntime.runtime.libraries.loading import EXTENSIONS
 

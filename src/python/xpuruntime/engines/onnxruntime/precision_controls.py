@@ -11,7 +11,7 @@ import msgspec
 
 from xpuruntime.engines.model.facts import dtype_name
 from xpuruntime.engines.model.graph import graphs
-from xpuruntime.engines.precision.names import other_floats
+from xpuruntime.engines.precision.types import other_floats
 from xpuruntime.engines.quantization.judge import quantizes
 from xpuruntime.policies.call_facts import Glob
 

@@ -24,7 +24,7 @@ from xpuruntime.engines.control_builder import (
 from xpuruntime.engines.model.file import GENERATION_CONFIG as CONFIG
 from xpuruntime.engines.onnxruntime.options import AFFINITIES, DENORMALS, SESSION_OPTIONS
 from xpuruntime.engines.onnxruntime.precision_controls import integer_nodes, resolve_weights
-from xpuruntime.engines.precision.names import other_floats
+from xpuruntime.engines.precision.types import other_floats
 from xpuruntime.evidence.records import VerdictCode
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from xpuruntime.engines.control_builder import (
 )
 from xpuruntime.engines.openvino.options import GRAPH_OPTIONS, NAMES, OpenVinoSettings, options_of
 from xpuruntime.engines.openvino.probing import device_word
-from xpuruntime.engines.precision.names import other_floats
+from xpuruntime.engines.precision.types import other_floats
 from xpuruntime.engines.quantization.judge import quantizes
 from xpuruntime.evidence.records import Control
 

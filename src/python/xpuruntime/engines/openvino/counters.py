@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xpuruntime.engines.openvino.slots import infer_call, port_order, share
-from xpuruntime.engines.precision.names import FLOATS
+from xpuruntime.engines.precision.types import FLOATS
 from xpuruntime.evidence.documents import COLD, COUNTED, checkpoint
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from xpuruntime.engines.observation import CONVERSIONS, UnitIds, folded_unit, li
 from xpuruntime.engines.openvino.counters import Counted, Shares, count, idle_call_us, requested_precision, share_out
 from xpuruntime.engines.openvino.execution_graph import Executed, name_without_numbers, read_graph
 from xpuruntime.engines.openvino.options import effective
-from xpuruntime.engines.precision.names import FLOATS, meets, model_precisions, precision_name, precision_of
+from xpuruntime.engines.precision.types import FLOATS, meets, model_precisions, precision_name, precision_of
 from xpuruntime.engines.quantization.style import HEAVY
 from xpuruntime.evidence.memory_over_time import UnitMemory, live_bytes
 from xpuruntime.evidence.records import Boundary, Time, Unit

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from xpuruntime.engines.observation import folded_unit
-from xpuruntime.engines.precision.names import meets
+from xpuruntime.engines.precision.types import meets
 
 if TYPE_CHECKING:
     import onnx

@@ -15,7 +15,7 @@ import msgspec
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.model.shapes import ShapeRange
 from xpuruntime.engines.observation import CONVERSIONS, folded_unit
-from xpuruntime.engines.precision.names import FLOATS, main_precision, read_and_written
+from xpuruntime.engines.precision.types import FLOATS, main_precision, read_and_written
 from xpuruntime.engines.tensorrt.handle import Slot
 from xpuruntime.engines.tensorrt.network import layer_nodes
 from xpuruntime.errors import EngineError, ModelError
@@ -147,7 +147,7 @@ def _sizes(engine: Any, name: str) -> str:
 
 def _types(request: Request) -> dict[str, str]:
     """Return tensor to precision; empty where the model's file is not at hand, as with an artifact from elsewhere."""
-    from xpuruntime.engines.precision.names import model_precisions
+    from xpuruntime.engines.precision.types import model_precisions
 
     try:
         return model_precisions(request.model.named_proto())

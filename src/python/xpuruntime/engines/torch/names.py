@@ -13,7 +13,7 @@ import numpy as np
 from xpuruntime.engines.arrays import torch_dtype_name
 from xpuruntime.engines.base import EngineSettings
 from xpuruntime.engines.control_builder import BOOL, Option
-from xpuruntime.engines.precision.names import precision_name
+from xpuruntime.engines.precision.types import precision_name
 from xpuruntime.errors import (
     CudaError,
     EngineFailed,

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xpuruntime.engines.precision.names import precision_name
+from xpuruntime.engines.precision.types import precision_name
 from xpuruntime.engines.torch.names import RECURRENT, RECURRENT_KERNELS
 from xpuruntime.engines.torch.pinning import facts_of_program_node, placed_rules
 from xpuruntime.policies import KernelPolicy

@@ -17,8 +17,15 @@ from xpuruntime.evidence.determinism import DeterminismTests, GradeTest
 from xpuruntime.evidence.tolerances import differing, kept
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.locks.determinism import grades
-from xpuruntime.locks.determinism.grades import Batch, find_batch, other_inputs
-from xpuruntime.locks.determinism.locating import fresh_job, locate, run_fresh, why_not_fresh
+from xpuruntime.locks.determinism.grades import (
+    Batch,
+    find_batch,
+    fresh_job,
+    locate,
+    other_inputs,
+    run_fresh,
+    why_not_fresh,
+)
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES
 from xpuruntime.printable import error_line
 from xpuruntime.runtime.telemetry import log_step

@@ -19,7 +19,7 @@ from xpuruntime.errors import InputError
 from xpuruntime.evidence.page.document import assemble
 from xpuruntime.files.paths import reason_of, user_path
 from xpuruntime.files.writing import write_whole
-from xpuruntime.locks.statement import descriptor, statement_text
+from xpuruntime.lockfile.canonical import descriptor, statement_text
 from xpuruntime.locks.verification.claims import SECTIONS, VERDICTS, place_text, worst_first
 from xpuruntime.notebook import Badge, escaped, fragment, fragment_table
 from xpuruntime.printable import printable

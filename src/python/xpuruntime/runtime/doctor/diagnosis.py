@@ -12,7 +12,7 @@ import msgspec
 from xpuruntime.files.paths import json_text
 from xpuruntime.policies.advisories import Platform, holding
 from xpuruntime.printable import printable
-from xpuruntime.runtime.doctor import cuda, packages
+from xpuruntime.runtime.doctor import checks
 from xpuruntime.runtime.doctor.facts import Facts, Finding, FindingCode, gather
 from xpuruntime.runtime.snapshot import core_problem, machine_snapshot
 from xpuruntime.shown import Shown
@@ -141,7 +141,7 @@ def examine(facts: Facts) -> Diagnosis:
 
 def check_engines(facts: Facts) -> Iterator[Finding]:
     """Check that engines that are installed can be loaded, with all their providers."""
-    gpu = cuda.has_nvidia(facts)
+    gpu = checks.has_nvidia(facts)
     for name, engine in facts.machine.engines.items():
         if engine.version is not None and not engine.loadable:
             yield Finding(
@@ -160,7 +160,7 @@ def check_engines(facts: Facts) -> Iterator[Finding]:
                 severity="error" if wanted else "info",
                 what=f"{name}: {provider} {what}",
                 why=reason,
-                fix=(engine.fix if wanted else None) or (cuda.cuda_extra() if nvidia else None),
+                fix=(engine.fix if wanted else None) or (checks.cuda_extra() if nvidia else None),
             )
 
 
@@ -249,15 +249,15 @@ def _engine_table(engines: Mapping[str, EngineFacts]) -> RenderableType:
 
 #: Every check, in the order they run.
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-    packages.check_onnxruntime,
-    packages.check_qnn,
-    packages.check_copies,
-    packages.check_versions,
-    cuda.check_core_build,
-    cuda.check_backends,
-    cuda.check_driver,
-    cuda.check_libraries,
-    cuda.check_loaded,
+    checks.check_onnxruntime,
+    checks.check_qnn,
+    checks.check_copies,
+    checks.check_versions,
+    checks.check_core_build,
+    checks.check_backends,
+    checks.check_driver,
+    checks.check_libraries,
+    checks.check_loaded,
     check_engines,
     check_plugins,
     check_torch,

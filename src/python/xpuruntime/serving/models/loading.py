@@ -155,7 +155,7 @@ def _with_rows(path: str, settings: ModelSettings, rows: int) -> Policy | None:
     """Return the policy that holds, with a static batch; ``None`` for an artifact, whose own policy holds."""
     from xpuruntime.artifacts.manifest import find_artifact
     from xpuruntime.engines.registry import read_model
-    from xpuruntime.inference.embedded_policy import carried_policy
+    from xpuruntime.inference.session_arguments import carried_policy
 
     if settings.policy is not None:
         policy: Policy | None = Policy.load(settings.policy)

@@ -22,8 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from xpuruntime.engines.onnxruntime.observing.graph import view
 from xpuruntime.engines.onnxruntime.observing.instrumented_run import observe
-from xpuruntime.engines.onnxruntime.observing.node_matching import match, source_facts
-from xpuruntime.engines.onnxruntime.observing.submodel import LOST
+from xpuruntime.engines.onnxruntime.observing.node_matching import LOST, match, source_facts
 from xpuruntime.engines.onnxruntime.observing.unit_attribution import attribute_units
 
 RANDOM = {

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.onnxruntime.precision_controls import arithmetic_of
-from xpuruntime.engines.precision.names import main_precision, precision_name, read_and_written
+from xpuruntime.engines.precision.types import main_precision, precision_name, read_and_written
 
 if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, TensorSeen

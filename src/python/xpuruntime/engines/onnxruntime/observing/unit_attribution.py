@@ -25,10 +25,16 @@ from xpuruntime.engines.onnxruntime.observing.graph import (
     provider_device,
     view,
 )
-from xpuruntime.engines.onnxruntime.observing.node_matching import is_carrier, match, source_facts
-from xpuruntime.engines.onnxruntime.observing.submodel import LOST, Shares, share_out
+from xpuruntime.engines.onnxruntime.observing.node_matching import (
+    LOST,
+    Shares,
+    is_carrier,
+    match,
+    share_out,
+    source_facts,
+)
 from xpuruntime.engines.onnxruntime.observing.unit_facts import RequestedPrecision, boundaries_of, live_of
-from xpuruntime.engines.precision.names import meets
+from xpuruntime.engines.precision.types import meets
 from xpuruntime.evidence.records import Boundary, Unit
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from xpuruntime.engines.observation import CONVERSIONS, is_product
 from xpuruntime.engines.onnxruntime.observing.graph import provider_device
 from xpuruntime.engines.onnxruntime.observing.node_matching import COPIES
 from xpuruntime.engines.onnxruntime.precision_controls import OPERATORS, quantizes_activations
-from xpuruntime.engines.precision.names import FLOATS, model_precisions, precision_name
+from xpuruntime.engines.precision.types import FLOATS, model_precisions, precision_name
 from xpuruntime.evidence.kernel_records import KernelCandidate, KernelDecision, merged
 from xpuruntime.evidence.memory_over_time import UnitMemory, live_bytes
 from xpuruntime.evidence.records import Boundary, Time

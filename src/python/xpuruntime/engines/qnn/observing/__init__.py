@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from xpuruntime.engines.qnn.observing.instrumented_run import observe
-from xpuruntime.engines.qnn.observing.records import SessionTrace, instrumented, read_records
+from xpuruntime.engines.qnn.observing.records import SessionTrace, instrumented, observe, read_records
 from xpuruntime.engines.qnn.observing.units import units_of
 
 __all__ = ["SessionTrace", "instrumented", "observe", "read_records", "units_of"]

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.observation import CONVERSIONS, UnitIds, check_complete, folded_unit, is_product
 from xpuruntime.engines.onnxruntime.observing.graph import view
-from xpuruntime.engines.onnxruntime.observing.node_matching import match, source_facts
-from xpuruntime.engines.onnxruntime.observing.submodel import LOST, Shares, share_out
-from xpuruntime.engines.precision.names import FLOATS, meets, model_precisions
+from xpuruntime.engines.onnxruntime.observing.node_matching import LOST, Shares, match, share_out, source_facts
+from xpuruntime.engines.precision.types import FLOATS, meets, model_precisions
 from xpuruntime.engines.qnn.opening import PROVIDER
 from xpuruntime.evidence.records import Unit
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.base import Observed
-from xpuruntime.engines.precision.names import FLOATS
+from xpuruntime.engines.precision.types import FLOATS
 from xpuruntime.engines.torch.pinning import read_back
 from xpuruntime.evidence.documents import COLD, COUNTED, checkpoint
 from xpuruntime.evidence.records import KeySeen, Time, Unit

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from xpuruntime.engines.base import Observed
-from xpuruntime.engines.precision.names import FLOATS
+from xpuruntime.engines.precision.types import FLOATS
 from xpuruntime.engines.torch.names import multiplies_integers, torch_precision
 from xpuruntime.engines.torch.observing.pinned_kernels import PinnedKernels
 from xpuruntime.engines.torch.pinning import read_back
