@@ -21,13 +21,16 @@ from xpuruntime.serving.messages import InferTensor, ServingError, Status
 from xpuruntime.serving.protocol.datatypes import INLINE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+    from concurrent.futures import Future
 
     from xpuruntime.engines.host_model import HostRunner
     from xpuruntime.serving.batching.layout import InputLayout, Layout, OutputLayout
     from xpuruntime.serving.batching.requests import Feed
     from xpuruntime.serving.batching.scheduler import Dispatch, EntryRows
     from xpuruntime.serving.batching.settings import BatchSettings
+
+    Place = tuple[slice, ...]
 
 __all__ = [
     "Assembled",
@@ -41,15 +44,6 @@ __all__ = [
     "whole_inputs",
     "whole_outputs",
 ]
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from concurrent.futures import Future
-
-    import numpy as np
-
-    Place = tuple[slice, ...]
-
 
 #: Bytes up to which waking other threads takes longer than copying.
 _SMALL = 1 << 20

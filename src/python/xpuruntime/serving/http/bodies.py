@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -121,26 +122,32 @@ async def read_body(
     too_large = ServingError(Status.TOO_LARGE, f"the body is longer than {limit} bytes. Fix: {fix}")
     if length is not None and length > limit:
         raise too_large
-    with _Patience(patience) as watch:
-        message = await receive()
-        if message["type"] == "http.request" and not message.get("more_body", False):
-            body: bytes = message.get("body", b"")
-            if len(body) > limit:
-                raise too_large
-            held.take(len(body))
-            return body
-        parts: list[bytes] = []
-        while True:
-            if message["type"] != "http.request":
-                raise ClientGone
-            parts.append(message.get("body", b""))
-            watch.received += len(parts[-1])
-            if watch.received > limit:
-                raise too_large
-            held.take(len(parts[-1]))
-            if not message.get("more_body", False):
-                return b"".join(parts)
+    start, received = time.monotonic(), 0
+    try:
+        async with asyncio.timeout(patience) as watch:
             message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                body: bytes = message.get("body", b"")
+                if len(body) > limit:
+                    raise too_large
+                held.take(len(body))
+                return body
+            parts: list[bytes] = []
+            while True:
+                if message["type"] != "http.request":
+                    raise ClientGone
+                parts.append(message.get("body", b""))
+                received += len(parts[-1])
+                if received > limit:
+                    raise too_large
+                held.take(len(parts[-1]))
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+                left = seconds_left(patience, received, time.monotonic() - start)
+                watch.reschedule(asyncio.get_running_loop().time() + left)
+                message = await receive()
+    except TimeoutError:
+        raise too_slow(received, time.monotonic() - start) from None
 
 
 def seconds_left(seconds: float, received: int, elapsed: float) -> float:
@@ -154,37 +161,6 @@ def too_slow(received: int, seconds: float) -> ServingError:
         Status.REQUEST_TIMEOUT,
         f"the body came too slowly: {received} bytes after {seconds:.1f} s. Fix: send it at once",
     )
-
-
-class _Patience:
-    """Cancels the task that reads a body which comes too slowly, and turns that into the error."""
-
-    def __init__(self, seconds: float) -> None:
-        self.received = 0
-        self._seconds = seconds
-        self._late = False
-
-    def __enter__(self) -> _Patience:
-        self._loop = asyncio.get_running_loop()
-        self._start = self._loop.time()
-        self._task = asyncio.current_task()
-        self._timer = self._loop.call_later(self._seconds, self._look)
-        return self
-
-    def _look(self) -> None:
-        left = seconds_left(self._seconds, self.received, self._loop.time() - self._start)
-        if left > 0.001:
-            self._timer = self._loop.call_later(left, self._look)
-        elif self._task is not None:
-            self._late = True
-            self._task.cancel()
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self._timer.cancel()
-        if self._late and kind is not None and issubclass(kind, asyncio.CancelledError):
-            if (uncancel := getattr(self._task, "uncancel", None)) is not None:
-                uncancel()
-            raise too_slow(self.received, self._loop.time() - self._start) from None
 
 
 class WrongMethodError(ServingError):
@@ -272,22 +248,8 @@ class Forwarding(asyncio.BufferedProtocol):
 
     def __init__(self, connection: _Connection) -> None:
         self.connection = connection
-
-    def eof_received(self) -> None:
-        """Pass it on."""
-        self.connection.eof_received()
-
-    def pause_writing(self) -> None:
-        """Pass it on."""
-        self.connection.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Pass it on."""
-        self.connection.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Pass it on."""
-        self.connection.connection_lost(exc)
+        for name in ("eof_received", "pause_writing", "resume_writing", "connection_lost"):
+            setattr(self, name, getattr(connection, name))
 
 
 class BodyReceiver(Forwarding):

@@ -244,27 +244,19 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _receive_rest(self, data: bytes, head: Head, end: int) -> None:
+        """Receive the rest of a body: in threads where it comes fast, else here."""
         held = self.direct.admit(head, len(data) - end)
         if held is None:
             self._feed(data)
             return
         self._stop_timer()
-        self._receive(BodyReceiver(self, head, memoryview(data)[end:], held, self.bounds.body_seconds))
-
-    def _receive(self, receiver: BodyReceiver) -> None:
-        """Receive the rest of a body: in threads where it comes fast, else here."""
-        self.receiving = receiver
-        if not self._begin_in_thread(receiver):
-            receiver.watch()
-            self.transport.set_protocol(receiver)
-
-    def _begin_in_thread(self, receiver: BodyReceiver) -> bool:
+        receiver = self.receiving = BodyReceiver(self, head, memoryview(data)[end:], held, self.bounds.body_seconds)
         transport = self.transport
         transport.pause_reading()
-        if self.threads.begin(receiver, transport.get_extra_info("socket").fileno()):
-            return True
-        transport.resume_reading()
-        return False
+        if not self.threads.begin(receiver, transport.get_extra_info("socket").fileno()):
+            transport.resume_reading()
+            receiver.watch()
+            transport.set_protocol(receiver)
 
     def body_handed_back(self, receiver: BodyReceiver, size: int) -> None:
         """Go on where threads have received a body, or a part of it."""

@@ -277,12 +277,8 @@ def respond_of(service: ModelService) -> Respond:
 
 def refuse_of(service: ModelService) -> Refuse:
     """Return the method `refused` of a service that has one, such as `Models`, else one that does nothing."""
-    refuse: Refuse | None = getattr(service, "refused", None)
-    return _forget if refuse is None else refuse
-
-
-def _forget(request: InferRequest, error: ServingError) -> None:
-    del request, error
+    refuse: Refuse = getattr(service, "refused", lambda request, error: None)  # noqa: ARG005 - what both are
+    return refuse
 
 
 async def response_of(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
@@ -23,11 +23,13 @@ from xpuruntime.serving.transport.gate import HeldBytes, refuse_of, respond_of, 
 from xpuruntime.serving.transport.options import check_model, check_version
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
     from xpuruntime.serving.messages import ModelService
     from xpuruntime.serving.transport.gate import Gate
     from xpuruntime.serving.transport.options import TransportOptions
+
+    _Call: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 
 __all__ = ["Handlers"]
 
@@ -80,9 +82,9 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._handlers |= {
             f"{_SERVICE}{name}": _unread(name, method) for name, method in self._health_methods().items()
         }
-        self._handlers[_INFER] = grpc.stream_unary_rpc_method_handler(self._infer)
+        self._handlers[_INFER] = _handler(self._infer)
         self._handlers[_STREAM] = grpc.stream_stream_rpc_method_handler(self._stream)
-        self._handlers[_HEALTH] = grpc.stream_unary_rpc_method_handler(self._health)
+        self._handlers[_HEALTH] = _handler(self._health)
         for name, reason in _NOT_SERVED.items():
             error = ServingError(Status.UNIMPLEMENTED, f"{name} is not served: {reason}")
             self._handlers[f"{_SERVICE}{name}"] = _ending(error)
@@ -133,27 +135,15 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return {}
 
     def _unary(self, name: str, method: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Any:
-        changes = name.startswith("Repository")
+        async def respond(context: _Call) -> bytes:
+            fields = decode(f"{name}Request", await self._received(context))
+            if name.startswith("Repository"):
+                return encode(f"{name}Response", await asyncio.get_running_loop().run_in_executor(None, method, fields))
+            return encode(f"{name}Response", method(fields))
 
-        async def handler(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-            del messages
-            message = b""
-            try:
-                message = await self._received(context)
-                fields = decode(f"{name}Request", message)
-                if changes:
-                    answer = await asyncio.get_running_loop().run_in_executor(None, method, fields)
-                else:
-                    answer = method(fields)
-                return encode(f"{name}Response", answer)
-            except Exception as error:
-                failed = failure_of(error)
-            del message
-            return await _abort(context, failed)
+        return _handler(respond)
 
-        return grpc.stream_unary_rpc_method_handler(handler)
-
-    async def _received(self, context: grpc.aio.ServicerContext[bytes, bytes], turns: _Turns | None = None) -> bytes:
+    async def _received(self, context: _Call, turns: _Turns | None = None) -> bytes:
         """Return the one message of a call, which comes once it is asked for, and count it until the call has ended."""
         turns = turns or self._turns
         async with turns:  # a message that has come is copied in the event loop, so few are asked for at a time
@@ -180,14 +170,13 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._hold(message, context)
         return message
 
-    def _hold(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> HeldBytes:
+    def _hold(self, message: bytes, context: _Call) -> HeldBytes:
         held = HeldBytes(self._gate.budget)
         held.take(len(message))
         context.add_done_callback(held.__exit__)
         return held
 
-    async def _infer(self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-        del messages
+    async def _infer(self, context: _Call) -> bytes:
         message = b""
         request: InferRequest | None = None
         try:
@@ -201,8 +190,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             failed = failure_of(error)
             if request is None:
                 self._refuse(read_names(message), failed)
-        message, request = b"", None  # the call keeps what `abort` raises, which holds this frame
-        return await _abort(context, failed)
+            raise failed from None
 
     async def _read(self, message: bytes) -> InferRequest:
         request = await self._gate.decoded(read_infer_request, message, time.monotonic())
@@ -210,7 +198,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         check_version(request.version)
         return request
 
-    async def _respond(self, request: InferRequest, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def _respond(self, request: InferRequest, context: _Call) -> bytes:
         left = context.time_remaining()
         if left is not None:
             deadline = time.monotonic() + max(left, 0.0)
@@ -225,9 +213,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
                 await asyncio.sleep(0)
         return written
 
-    async def _stream(
-        self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
-    ) -> AsyncIterator[bytes]:
+    async def _stream(self, messages: AsyncIterator[bytes], context: _Call) -> AsyncIterator[bytes]:
         """Answer requests of a stream in their order. One that fails does not end it."""
         pending: asyncio.Queue[asyncio.Task[tuple[bytes, int]] | None] = asyncio.Queue(_IN_FLIGHT)
         held = self._hold(b"", context)
@@ -250,9 +236,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
                 task.cancel()
                 task = None if pending.empty() else pending.get_nowait()
 
-    async def _stream_answer(
-        self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes], held: HeldBytes
-    ) -> tuple[bytes, int]:
+    async def _stream_answer(self, message: bytes, context: _Call, held: HeldBytes) -> tuple[bytes, int]:
         request: InferRequest | None = None
         size = 0
         try:
@@ -270,21 +254,14 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         held.keep(len(answer))
         return answer, size + len(answer)
 
-    async def _health(self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-        del messages
-        message = b""
-        try:
-            message = await self._received(context, self._open_turns)  # no others wait for who has no token
-            service = decode("HealthCheckRequest", message).get("service", "")
-            if service in ("", _SERVICE.strip("/")):
-                ready = self._service.ready()[0] and not self._gate.closed
-            else:
-                ready = self._service.model_ready(check_model(service))[0]
-            return encode("HealthCheckResponse", {"status": "SERVING" if ready else "NOT_SERVING"})
-        except Exception as error:
-            failed = failure_of(error)
-        del message
-        return await _abort(context, failed)
+    async def _health(self, context: _Call) -> bytes:
+        message = await self._received(context, self._open_turns)  # no others wait for who has no token
+        service = decode("HealthCheckRequest", message).get("service", "")
+        if service in ("", _SERVICE.strip("/")):
+            ready = self._service.ready()[0] and not self._gate.closed
+        else:
+            ready = self._service.model_ready(check_model(service))[0]
+        return encode("HealthCheckResponse", {"status": "SERVING" if ready else "NOT_SERVING"})
 
 
 def _model(fields: dict[str, Any], *, optional: bool = False) -> tuple[str, str]:
@@ -302,25 +279,33 @@ def _authorization(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 def _unread(name: str, method: Callable[[], Mapping[str, Any]]) -> Any:
     """Return the handler of a method that says nothing in its message, which is not read: it needs no token."""
 
-    async def handler(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-        del messages
-        try:
-            return encode(f"{name}Response", method())
-        except Exception as error:
-            return await _abort(context, failure_of(error))
+    async def respond(_: _Call) -> bytes:
+        return encode(f"{name}Response", method())
 
-    return grpc.stream_unary_rpc_method_handler(handler)
+    return _handler(respond)
 
 
 def _ending(error: ServingError) -> Any:
-    async def handler(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-        del messages
-        return await _abort(context, error)
+    async def respond(_: _Call) -> bytes:
+        raise error
+
+    return _handler(respond)
+
+
+def _handler(respond: Callable[[_Call], Awaitable[bytes]]) -> Any:
+    """Return a handler of grpcio that ends a call with what is raised; messages are read from the context."""
+
+    async def handler(_: AsyncIterator[bytes], context: _Call) -> bytes:
+        try:
+            return await respond(context)
+        except Exception as error:
+            failed = failure_of(error)
+        return await _abort(context, failed)  # the call keeps what this raises, and so this frame
 
     return grpc.stream_unary_rpc_method_handler(handler)
 
 
-async def _abort(context: grpc.aio.ServicerContext[bytes, bytes], error: ServingError) -> bytes:
+async def _abort(context: _Call, error: ServingError) -> bytes:
     text = str(error)
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]}..."
