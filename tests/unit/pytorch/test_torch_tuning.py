@@ -341,6 +341,7 @@ def device_that_waits(monkeypatch):
     monkeypatch.setattr(tuning.CONTEXT, "lags", {})
     monkeypatch.setattr(step_cost, "_queued", lambda device: Event())
     monkeypatch.setattr(step_cost.time, "perf_counter", itertools.count().__next__)  # always later
+    monkeypatch.setattr(step_cost.StepLag, "_TURN", 1 << 30)
     return type("Device", (), {"type": "cuda", "index": 0})(), answers
 
 
@@ -411,6 +412,33 @@ def test_a_route_is_kept_when_enough_was_observed(device_that_waits):
     active.forget_tuned()
     assert active.of_kind("another", None) is None
     assert not active.routes
+
+
+def test_the_device_is_left_alone_for_a_while_once_enough_was_observed(device_that_waits, monkeypatch):
+    device, answers = device_that_waits
+    monkeypatch.setattr(step_cost.StepLag, "_TURN", 8)
+    monkeypatch.setattr(step_cost.StepLag, "_REST", 100)
+    lag = tuning.CONTEXT.lags[0, False] = step_cost.StepLag(device)
+    answers += [False] * 24
+    for _ in range(25):
+        tuning.CONTEXT.observe_device(device)
+    assert lag.settled
+    answers += [True] * 7
+    for _ in range(99):  # one a second
+        tuning.CONTEXT.observe_device(device)
+    assert len(answers) == 7
+    for _ in range(8):
+        tuning.CONTEXT.observe_device(device)
+    assert lag.behind
+
+
+def test_steps_are_known_to_wait_for_the_host_when_enough_was_observed(device_that_waits):
+    device, answers = device_that_waits
+    answers += [False] * 24
+    assert [step_cost.waits_for_host(device) for _ in range(25)] == [False] * 24 + [True]
+    answers += [True] * 3
+    assert [step_cost.waits_for_host(device) for _ in range(3)] == [True, True, False]
+    assert not step_cost.waits_for_host(torch.device("cpu"))
 
 
 def test_a_call_with_its_gradient_goes_by_the_pass_that_waits(device_that_waits, monkeypatch):

@@ -19,6 +19,7 @@ from xpuruntime.pytorch.adapters.in_place import (
     AdaptedClasses,
     decides,
     is_usual,
+    own_call,
     report_compiled,
     run_original,
 )
@@ -149,13 +150,16 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
 
     def eagerly(self: Any, x: Tensor) -> Any:
         active = active_policy()
+        key, own = own_call("swiglu", (original, id(self)), x)
+        if own:
+            return original(self, x)
         if active is None or not ("swiglu" in active.ops or "geglu" in active.ops):
             return original(self, x)
         kind, (facts, activations) = type(self), _eager_facts_of(self)
-        key = (original, kind, facts)
-        text = active.adapted_calls.get(key)
+        known = (original, kind, facts)
+        text = active.adapted_calls.get(known)
         if text is None:
-            text = active.keep_adapted(key, form(kind, *facts))
+            text = active.keep_adapted(known, form(kind, *facts))
         op, _, choice = text.removeprefix("!").partition(" ")
         if op == "" or not decides(op, x):
             return original(self, x)
@@ -163,16 +167,16 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
         if text[0] == "!" or hooked or not is_usual(x):
             why = _UNKNOWN if text[0] == "!" else _HOOKED if hooked else UNUSUAL
             return run_original(op, kind, original, (self, x), x, why)
-        return computed(self, x, op, choice)
+        return computed(self, x, op, choice, key)
 
     # Traced by Dynamo, as `forward` is: nothing but what it can follow, and functions that it takes for constants.
-    def computed(self: Any, x: Tensor, op: str, choice: str) -> Any:
+    def computed(self: Any, x: Tensor, op: str, choice: str, own: Any = None) -> Any:
         names = projections(type(self))
         if len(names) == 3:
             gate, up = getattr(self, names[0])(x), getattr(self, names[1])(x)
         else:
             gate, up = (getattr(self, names[0])(x) if len(names) > 0 else x).chunk(2, dim=-1)
-        out = perform(op, {"gate": gate, "up": up}, {"approximate": choice} if choice != "" else {})
+        out = perform(op, {"gate": gate, "up": up}, {"approximate": choice} if choice != "" else {}, own=own)
         return getattr(self, names[-1])(out) if len(names) > 0 else out
 
     @functools.wraps(original)

@@ -14,7 +14,7 @@ import torch
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.coverage.gaps import CoverageGap, report_gaps
 from xpuruntime.pytorch.coverage.operation_table import title_of
-from xpuruntime.pytorch.dispatch.context import DTYPES, active_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, DTYPES, active_policy, call_key, capturing
 from xpuruntime.pytorch.dispatch.overrides.native import call_native
 from xpuruntime.pytorch.dispatch.route import facts_of_call
 from xpuruntime.pytorch.explanation.requested import requests_other_kernel
@@ -33,6 +33,7 @@ __all__ = [
     "compiled_decision",
     "decides",
     "is_usual",
+    "own_call",
     "report_compiled",
     "run_original",
 ]
@@ -57,6 +58,25 @@ def decides(op: str, like: Tensor) -> bool:
     """Say whether the active policy decides calls of an operation on tensors like this one."""
     active = active_policy()
     return active is not None and op in active.ops and like.device.type in _DEVICES and like.numel() > 0
+
+
+def own_call(op: str, owner: Any, *tensors: Tensor) -> tuple[Any, bool]:
+    """Return a key of eager calls of a model's own code, and whether measured times are known to leave those to it.
+
+    No key, where each call is looked at. What it does not tell apart, sizes of parameters or who records it, decides
+    no numbers: the code of the model is always right, and what another kernel would gain is decided anew with times.
+    """
+    active = active_policy()
+    if active is None or not active.tunes or active.by_call or CONTEXT.observer is not None or capturing():
+        return None, False
+    arrays = call_key(op, *tensors)
+    if arrays is None:
+        return None, False
+    like = tensors[0]
+    key = (owner, arrays, torch.is_grad_enabled(), like.requires_grad, torch.is_autocast_enabled(like.device.type))
+    if key in active.own_calls:
+        CONTEXT.observe_device(like.device)  # by which times may be asked anew
+    return key, key in active.own_calls
 
 
 def compiled_decision(op: str) -> Callable[[], bool]:

@@ -18,6 +18,7 @@ from xpuruntime.pytorch.adapters.in_place import (
     AdaptedFunctions,
     decides,
     is_usual,
+    own_call,
     report_compiled,
     run_original,
 )
@@ -56,12 +57,12 @@ def _rotate(form: str, rotate: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tens
 
 
 def _by_kernel(
-    repeat: Callable[[], bool] | bool, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+    repeat: Callable[[], bool] | bool, own: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor]:
     operands = {"q": q, "k": k, "cos": cos, "sin": sin}
-    if isinstance(repeat, bool):
-        return perform("rope", operands, {"mirrored": repeat})  # type: ignore[no-any-return]
-    return perform("rope", operands, {"mirrored": True}, confirm=("mirrored", repeat))  # type: ignore[no-any-return]
+    confirm = None if isinstance(repeat, bool) else ("mirrored", repeat)
+    stated = {"mirrored": True if confirm else repeat}
+    return perform("rope", operands, stated, confirm=confirm, own=own)  # type: ignore[no-any-return]
 
 
 class _Looks:
@@ -127,6 +128,11 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
     def apply_rotary_pos_emb(
         q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        key = None
+        if not torch.compiler.is_compiling():
+            key, own = own_call("rope", original, q, k, cos, sin)
+            if own:
+                return original(q, k, cos, sin, *args, **kwargs)  # type: ignore[no-any-return]
         more = {**dict(zip(names, args, strict=False)), **kwargs}
         dim = more.pop("unsqueeze_dim", default)
         used = [value for value in more.values() if value is not None]
@@ -155,7 +161,7 @@ def _adapter(original: FunctionType) -> Callable[..., Any]:
         if form == "!" or learned:
             report_compiled("rope", original, q.dtype, q.device, _LEARNED if learned else _UNKNOWN)
             return original(q, k, cos, sin, *args, **kwargs)  # type: ignore[no-any-return]
-        rotate = functools.partial(_by_kernel, repeat)
+        rotate = functools.partial(_by_kernel, repeat, key)
         return _rotate(form, rotate, q, k, cos.unsqueeze(dim), sin.unsqueeze(dim))
 
     return apply_rotary_pos_emb

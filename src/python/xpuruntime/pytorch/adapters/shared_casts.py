@@ -19,6 +19,8 @@ from torch.nn import functional as F  # noqa: F401, N812 - TorchScript looks up 
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.adapters.in_place import is_usual
 from xpuruntime.pytorch.dispatch.context import active_policy, capturing
+from xpuruntime.pytorch.dispatch.step_cost import waits_for_host
+from xpuruntime.pytorch.providers.calls import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,33 +39,36 @@ class _CastRows:
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = weakref.ref(rows, functools.partial(_forget, weakref.ref(self)))
+        self.kind = rows.device.type
+        self.dtype = torch.get_autocast_dtype(self.kind)
         self.made_in = self._state(rows)
-        self.cast: Tensor | None = None
+        self.shared: Tensor | None = None
 
-    @staticmethod
-    def _state(rows: Tensor) -> tuple[Any, ...]:
-        """Return what a copy holds for: the numbers of the rows, a type, and calls that run after it."""
-        kind = rows.device.type
-        stream = _private_api.current_stream(rows.device.index) if kind == "cuda" else None
-        numbers = rows.data_ptr(), _private_api.tensor_version(rows)
-        return numbers, torch.get_autocast_dtype(kind), stream, stream is not None and capturing()
+    def _state(self, rows: Tensor) -> tuple[Any, ...]:
+        """Return what a copy holds for: the numbers of the rows, what autocast does, and calls that run after it."""
+        kind = self.kind
+        state = (
+            rows.data_ptr(), _private_api.tensor_version(rows), torch.is_grad_enabled(),
+            torch.is_autocast_enabled(kind), torch.is_autocast_cache_enabled(), torch.get_autocast_dtype(kind),
+        )  # fmt: skip
+        return (*state, _private_api.current_stream(rows.get_device()), capturing()) if kind == "cuda" else state
 
     def read(self, rows: Tensor) -> Tensor:
-        """Return the copy as what is computed of the rows, whose gradient autograd casts to the type of the rows."""
-        if self.cast is None:
-            self.cast = rows.detach().to(self.made_in[1])
-        shared: Tensor = _same(rows, rows.shape)  # which is no view to autograd: the rows may be written to later
-        shared.data = self.cast
-        return shared
+        """Return the copy as what is computed of the rows, whose gradients autograd adds in the type of the rows."""
+        if self.shared is None:
+            # No view to autograd: the rows may be written to later.
+            self.shared = _same(rows, rows.shape)
+            self.shared.data = rows.detach().to(self.dtype)
+        return self.shared
 
-    def holds_for(self, rows: Tensor, weight: Tensor) -> bool:
-        return torch.is_grad_enabled() and _is_cast(rows, weight) and self.made_in == self._state(rows)
+    def holds_for(self, rows: Tensor, weight: Any) -> bool:
+        return type(weight) in PLAIN and self.made_in == self._state(rows)
 
 
 def _forget(cast_rows: weakref.ref[_CastRows], _: object) -> None:
     known = cast_rows()
     if known is not None:
-        known.cast = None
+        known.shared = None
 
 
 class _Latest(threading.local):
@@ -73,12 +78,6 @@ class _Latest(threading.local):
 _latest = _Latest()
 
 
-def _is_cast(*tensors: Tensor) -> bool:
-    """Say whether autocast casts rows, the first ones, for linear layers, and keeps what it has cast."""
-    wide = tensors[0].dtype is torch.float32 and torch.is_autocast_enabled(tensors[0].device.type)
-    return wide and torch.is_autocast_cache_enabled() and is_usual(*tensors) and _private_api.dispatch_modes() == 0
-
-
 def offer(rows: Tensor) -> None:
     """Let the linear layers that read these rows next share what autocast casts them to."""
     active = active_policy()
@@ -86,6 +85,13 @@ def offer(rows: Tensor) -> None:
     if active is not None and rows.requires_grad and torch.is_grad_enabled() and _is_cast(rows):
         _latest.rows = _CastRows(rows)
         active.adapted[_NOTE] = None
+
+
+def _is_cast(rows: Tensor) -> bool:
+    """Say whether autocast casts rows for linear layers, and keeps it; not where that would cost a step more."""
+    wide = rows.dtype is torch.float32 and torch.is_autocast_enabled(rows.device.type)
+    usual = wide and torch.is_autocast_cache_enabled() and is_usual(rows) and _private_api.dispatch_modes() == 0
+    return usual and not waits_for_host(rows.device)
 
 
 def forward_of_linear(kind: type) -> FunctionType | None:
@@ -101,7 +107,7 @@ def sharing(original: FunctionType) -> Callable[..., Any]:
         if len(args) == 1 and not torch.compiler.is_compiling():
             latest, rows = _latest.rows, args[0]
             # A weight of another class, such as a quantized one, gets the rows before autocast.
-            if latest is not None and rows is latest.rows() and latest.holds_for(rows, self.weight):
+            if latest is not None and rows is latest.rows() and latest.holds_for(rows, self._parameters.get("weight")):
                 return original(self, latest.read(rows))
         return original(self, *args, **kwargs)
 

@@ -76,6 +76,8 @@ class CompiledPolicy:
         self.adapted: dict[str, None] = {}
         #: What adapters of classes and functions know of their eager calls.
         self.adapted_calls: dict[Any, Any] = {}
+        #: Calls of a model's own code that measured times have left to it, which asks for nothing else.
+        self.own_calls: set[Any] = set()
         self.number = next(_numbers)
         self.strict = policy.mode == "strict"
         self.by_phase = self.names_phases()
@@ -272,6 +274,13 @@ class CompiledPolicy:
                 self.adapted_calls[key] = known
         return known
 
+    def keep_own(self, key: Any) -> None:
+        """Keep that calls of one kind run the code of the model, until measured times are asked anew."""
+        with self._lock:
+            if len(self.own_calls) >= _MOST:
+                self.own_calls.clear()
+            self.own_calls.add(key)
+
     def of_kind(self, key: Any, kind: Any) -> Route | None:
         """Return, and keep under `key`, the route of calls that differ in sizes alone; ``None`` where none is known.
 
@@ -310,6 +319,7 @@ class CompiledPolicy:
         """Forget the routes that measured times have decided; the times themselves are kept."""
         with self._lock:
             self._waiting.clear()
+            self.own_calls.clear()
             for key in [key for key, route in self.routes.items() if route.tuned or route.open]:
                 del self.routes[key]
         _core.forget_native_calls()

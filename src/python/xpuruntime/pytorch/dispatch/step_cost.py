@@ -183,8 +183,10 @@ class StepLag:
         Whether enough was observed since the last preparation.
     """
 
-    #: Seconds between observations at least.
+    #: Seconds between observations at least, which cost the host more than most calls.
     _APART = 5e-4
+    #: Observations in a row, and seconds without any after them, once enough was observed.
+    _TURN, _REST = 8, 2e-2
 
     def __init__(self, device: Any) -> None:
         self.device = device
@@ -194,6 +196,7 @@ class StepLag:
         self._seen = self._count = 0
         self._last: tuple[float, Any] | None = None
         self._prepared = -1
+        self._until, self._left = 0.0, self._TURN
 
     def observe(self) -> bool:
         """Observe the device at a call. Returns whether `behind` is another one now."""
@@ -201,7 +204,7 @@ class StepLag:
         if self._prepared != CONTEXT.prepared:
             self._prepared, self._last, self._seen, self._count = CONTEXT.prepared, None, 0, 0
             self.settled = self.behind
-        if self._last is not None and now < self._last[0] + self._APART:
+        if now < self._until or (self._last is not None and now < self._last[0] + self._APART):
             return False
         if self._last is not None:
             self._count += 1
@@ -211,8 +214,21 @@ class StepLag:
                 self.behind, self.settled, self._count = True, True, 0
             elif self.behind and self._count >= self._most:
                 self.behind, self._row, self._most = False, 2 * self._row, 2 * self._most
-        self._last = now, _queued(self.device)
+        self._left -= 1
+        if self.settled and self._left <= 0:
+            self._last, self._seen, self._until, self._left = None, 0, now + self._REST, self._TURN
+        else:
+            self._last = now, _queued(self.device)
         return self.behind is not before
+
+
+def waits_for_host(device: torch.device) -> bool:
+    """Say whether steps are known to wait for the host, where what spares the device alone makes them slower."""
+    if device.type != "cuda":
+        return False
+    lag = CONTEXT.lags.setdefault((device.index or 0, False), StepLag(device))
+    CONTEXT.observe_device(device)
+    return lag.settled and not lag.behind
 
 
 def _queued(device: Any) -> Any:

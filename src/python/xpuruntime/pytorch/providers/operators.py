@@ -69,11 +69,13 @@ def perform(
     attributes: Mapping[str, Any],
     kernel: str = "",
     confirm: tuple[str, Callable[[], bool]] | None = None,
+    own: Any = None,
 ) -> Any:
     """Return an operation of the table, by the kernel that a call names, or that the active policy gives it.
 
     An eager call may have an attribute that is only assumed: `confirm` is its name, and what finds it out at the cost
-    of waiting for the device, for a kernel that may depend on it.
+    of waiting for the device, for a kernel that may depend on it. Where measured times leave the call to PyTorch, that
+    is kept as `own`, by which an adapter knows such calls; see `in_place.own_call`.
 
     A tensor, or a tuple of several, or of none where it writes its operands. Differentiable otherwise, and one operator
     where code is compiled.
@@ -90,7 +92,7 @@ def perform(
         outputs = decided(tensors, names, text, kernel)
     else:
         names, text = call_text(op, tuple([x is not None for x in present.values()]), tuple(attributes.items()))
-        outputs = _decide(op, tensors, names, text, kernel, confirm)
+        outputs = _decide(op, tensors, names, text, kernel, confirm, own)
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
@@ -120,6 +122,7 @@ def _decide(
     attributes: str,
     kernel: str,
     confirm: tuple[str, Callable[[], bool]] | None = None,
+    own: Any = None,
 ) -> Sequence[Tensor]:
     """Let the policy choose, and go on to PyTorch's own operations or to the operator that has one kernel."""
     records = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
@@ -128,6 +131,9 @@ def _decide(
         attributes += f"; needs={needed!r}"
     route = _route_of(op, tensors, names, attributes, kernel, records)
     if route is None or route.place is None:
+        active = active_policy()
+        if own is not None and route is not None and route.asked == ("auto",) and not route.open and active is not None:
+            active.keep_own(own)
         return _by_torch(op, route, tensors, names, attributes)
     if confirm is not None and not (isinstance(route.place, BoundKernel) and route.place.kernel.alone):
         name, holds = confirm
