@@ -89,11 +89,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="1b")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--single", action="store_true", help="only steps of single kernels")
     parser.add_argument("--out", help="folder of the JSON file; default: benchmarks/results")
     stated = parser.parse_args()
     warnings.simplefilter("ignore")
     rows = []
-    for fuse in (True, False):
+    for fuse in (False,) if stated.single else (True, False):
         with torch.no_grad():
             row = measure(model_of(stated.shape, stated.device), stated.device, fuse=fuse)
         rows.append(row)
