@@ -71,11 +71,14 @@ class TestBadInput:
             eager(llama.eval(), strict=True)
         assert eager(llama, max_length=1000, kv_ranges="pow2").report.kv_ranges == (128, 256, 512, 1000)
 
-    def test_int32_ids_and_inference_mode(self, llama: Any) -> None:
+    def test_other_types_and_inference_mode(self, llama: Any) -> None:
         captured = on_stand_in(llama)
         with torch.inference_mode():
             first = captured.generate(PROMPT, max_new_tokens=4, do_sample=False)
         assert torch.equal(captured.generate(PROMPT.int(), max_new_tokens=4, do_sample=False), first.clone())
+        share = MASK / 2  # what is not zero is seen
+        want = llama.generate(PROMPT, attention_mask=share, max_new_tokens=4, do_sample=False)
+        assert torch.equal(captured.generate(PROMPT, attention_mask=share, max_new_tokens=4, do_sample=False), want)
 
     def test_encoder_decoder(self) -> None:
         config = hf.T5Config(d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, vocab_size=32,

@@ -137,7 +137,7 @@ class Lane:
             _private_api.foreach_zero([getattr(layer, name) for layer in layers])
         self.mask.fill_(1)
         if mask is not None:
-            self.mask[:, :length].copy_(mask)
+            self.mask[:, :length].copy_(mask != 0)
         if choice is not None and choice.processors:
             # They see all of the history, and count no token twice: what is empty has the last token of the prompt.
             self.history.copy_(ids[:, -1:].expand_as(self.history))
