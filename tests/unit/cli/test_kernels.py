@@ -42,15 +42,24 @@ def test_those_of_one_operation(xrt: Any) -> None:
     assert order == [kernel.id for kernel in ops.kernels("matmul")]
 
 
+def test_kernels_for_pytorch_alone_follow(xrt: Any) -> None:
+    shown = xrt("kernels", "attention_backward").out
+    assert "torch.flash " in shown
+    assert "torch.mm" not in shown
+    found = xrt("kernels", "rope", "--json").json()
+    assert found["kernels"] == []
+    assert {"liger.rope", "quack.rope"} <= set(found["pytorch"])
+
+
 def test_the_table(xrt: Any) -> None:
     result = xrt("kernels", "rms_norm")
     assert (result.code, result.err) == (0, "")
     assert "cpu.vectorised" in result.out
     assert "cpu.blas" not in result.out
     lines = result.out.splitlines()
-    place = next(index for index, line in enumerate(lines) if "null.null" in line)
-    assert lines[place].split() == ["rms_norm", "null.null", "on", "request"], "a row is one line"
-    assert lines[place + 1].startswith("     serves: computes nothing"), "a long text is below its row"
+    place = next(index for index, line in enumerate(lines) if "cpu.reference" in line)
+    assert lines[place].split() == ["cpu.reference", "yes"], "a row is one line"
+    assert lines[place + 1].startswith("     serves: the definition"), "a long text is below its row"
 
 
 def test_a_reason_is_shown_once(xrt: Any) -> None:

@@ -39,8 +39,9 @@ def precisions(incomplete: str) -> list[str]:
 def operations(incomplete: str) -> list[str]:
     """Return operations with kernels that begin so."""
     from xpuruntime.ops.decision_log import kernels
+    from xpuruntime.policies.kernel_rules import OPS
 
-    return [op for op in dict.fromkeys(kernel.op for kernel in kernels()) if op.startswith(incomplete)]
+    return [op for op in dict.fromkeys((*(kernel.op for kernel in kernels()), *OPS)) if op.startswith(incomplete)]
 
 
 def text_option(*names: str, metavar: str, help: str) -> Any:

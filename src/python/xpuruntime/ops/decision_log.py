@@ -15,6 +15,7 @@ from xpuruntime.evidence.kernel_records import DecisionSource, KernelCandidate, 
 from xpuruntime.ops.call_context import prepare
 from xpuruntime.ops.plugins import plugin_facts
 from xpuruntime.ops.torch_kernels import missing_distributions, registered_torch_kernels
+from xpuruntime.policies.kernel_rules import TENSOR_OPS
 from xpuruntime.shown import Shown
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ def kernels(op: str | None = None) -> tuple[KernelInfo, ...]:
     """
     check_types({"op": TEXT}, {"op": op}, optional=["op"])
     prepare()
-    registered = _core.KernelRegistry.instance().kernels(op)
+    registered = () if op in TENSOR_OPS else _core.KernelRegistry.instance().kernels(op)
     missing = _core.DeviceManager.instance().cuda_reason()
     kernel_infos = [msgspec.convert(facts, KernelInfo) for facts in registered]
     kernel_infos += [

@@ -118,7 +118,8 @@ def kernels(
 ) -> None:
     """List the kernels that a policy can ask for, in the order in which they are tried.
 
-    Kernels of installed plugins are included. One that cannot be used here is listed with the reason.
+    Kernels of installed plugins are included, and those of PyTorch policies alone follow. One that cannot be used here
+    is listed with the reason.
     """
     from xpuruntime.cli.output import console, on_screen, print_json, working
     from xpuruntime.ops.decision_log import kernels as all_kernels
@@ -126,11 +127,25 @@ def kernels(
     with working("looking at kernels and their libraries", as_json=json):
         listed = all_kernels(op)
     if json:
-        print_json({"schema": "xpuruntime.kernels/1", "kernels": [kernel.to_dict() for kernel in listed]})
+        every = [kernel.to_dict() for kernel in listed]
+        print_json({"schema": "xpuruntime.kernels/1", "kernels": every, "pytorch": _of_pytorch(op)})
     elif op is None and on_screen():
         console().print(_by_kernel(listed))
     else:
-        console().print(_listing(listed))
+        console().print(_listing(listed, _of_pytorch(op)))
+
+
+def _of_pytorch(op: str | None) -> dict[str, str]:
+    """Return the ids that policies for PyTorch take beside, and what each is; PyTorch is not imported for it."""
+    from xpuruntime.ops.torch_kernels import is_torch_kernel
+    from xpuruntime.policies.kernel_rules import KERNEL_IDS, OPS
+
+    forward = next((name for name in OPS if op is not None and op.startswith(name)), op)
+    return {
+        kernel: description
+        for kernel, (ops, description) in KERNEL_IDS.items()
+        if (kernel.startswith("torch.") or is_torch_kernel(kernel)) and (forward is None or forward in ops)
+    }
 
 
 def _by_kernel(listed: tuple[KernelInfo, ...]) -> RenderableType:
@@ -144,7 +159,10 @@ def _by_kernel(listed: tuple[KernelInfo, ...]) -> RenderableType:
         kernels = [kernel for kernel in listed if kernel.id == name]
         usable = " or ".join(dict.fromkeys(_usable(kernel) for kernel in kernels))
         shown.add_row(name, usable, ", ".join(kernel.op for kernel in kernels))
-    hint = "For what each serves and why one is not usable, name an operation, as in `xrt kernels matmul`."
+    hint = (
+        "For what each serves, why one is not usable, and those of PyTorch, name an operation, as in `xrt kernels "
+        "matmul`."
+    )
     return Group(shown, Text(hint, "dim"))
 
 
@@ -154,24 +172,29 @@ def _usable(kernel: KernelInfo) -> str:
     return "yes" if kernel.automatic else "on request"
 
 
-def _listing(listed: tuple[KernelInfo, ...]) -> RenderableType:
-    """Return a row for each kernel, and below, once for each reason, those that cannot be used here."""
+def _listing(listed: tuple[KernelInfo, ...], of_pytorch: dict[str, str]) -> RenderableType:
+    """Return a row for each kernel; below, once for each reason, those that cannot be used here, and PyTorch's."""
     import textwrap
 
     from rich.console import Group
     from rich.text import Text
 
-    from xpuruntime.tables import table
+    from xpuruntime.tables import rows_table, table
 
-    listing = table("kernels", ("operation", "kernel", "usable here", "?also named", "serves"))
+    ops = len({kernel.op for kernel in listed}) > 1
+    listing = table("kernels", (*("operation",) * ops, "kernel", "usable here", "?also named", "serves"))
+    for column in listing.columns[: 1 + ops]:
+        column.no_wrap = True
     missing: dict[str, list[str]] = {}
     for kernel in listed:
         if not kernel.available:
-            missing.setdefault(str(kernel.reason), []).append(f"{kernel.op} {kernel.id}")
+            missing.setdefault(str(kernel.reason), []).append(f"{kernel.op} {kernel.id}" if ops else kernel.id)
         serves = f"{kernel.description} ({kernel.device_type}: {kernel.limits})"
-        listing.add_row(kernel.op, kernel.id, _usable(kernel), Text(", ".join(kernel.families)), Text(serves))
-    parts: list[RenderableType] = [listing]
+        families = ", ".join(kernel.families)
+        listing.add_row(*(kernel.op,) * ops, kernel.id, _usable(kernel), Text(families), Text(serves))
+    parts: list[RenderableType] = [listing] if listed else []
     for reason, names in missing.items():
         filled = textwrap.fill(", ".join(names), 100, initial_indent="  ", subsequent_indent="  ")
         parts.append(Text(f"\nnot usable here: {reason}\n{filled}"))
-    return Group(*parts)
+    rows = list(of_pytorch.items())
+    return Group(*parts, *rows_table("in policies for PyTorch also", ("kernel", "serves"), rows, most=None))
