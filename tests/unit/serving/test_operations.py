@@ -120,8 +120,9 @@ def test_each_query_of_the_board_is_of_metrics_and_labels_that_there_are(used: M
     # Families without a sample, of a service whose models have no shadow.
     found |= {"xrt_shadow_runs_total": {"model", "result"}} if "xrt_shadow_runs" in found else {}
     board = json.loads((ROOT / "examples" / "serving" / "grafana.json").read_text())
-    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    queries += [one["definition"] for one in board["templating"]["list"] if one["type"] == "query"]
+    targets = [target for panel in board["panels"] for target in panel["targets"]]
+    queries = [target["expr"] for target in targets]
+    queries += [variable["query"]["query"] for variable in board["templating"]["list"] if variable["type"] == "query"]
     assert len(queries) > 20
     for query in queries:
         names = re.findall(r"\bxrt_\w+", query)
