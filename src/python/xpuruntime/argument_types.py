@@ -8,12 +8,14 @@ import numbers
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 _SESSION = ("xpuruntime.inference.session", "InferenceSession")
 
 
-class ArgumentType(NamedTuple):
+class ArgumentType(msgspec.Struct, frozen=True):
     """What an argument may be: in words for messages, and as a test."""
 
     words: str

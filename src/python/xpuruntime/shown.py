@@ -8,8 +8,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from xpuruntime.notebook import model_path, one_line, plain, rich_fragment
-
 if TYPE_CHECKING:
     import os
 
@@ -28,17 +26,24 @@ class Shown:
         raise NotImplementedError
 
     def __str__(self) -> str:
+        from xpuruntime.notebook import plain
+
         return plain(self.__rich__(), self.WIDTH)
 
     def __repr__(self) -> str:
+        from xpuruntime.notebook import one_line
+
         return one_line(self)
 
     def _repr_html_(self) -> str:
+        from xpuruntime.notebook import rich_fragment
+
         return rich_fragment(self.__rich__())
 
     def to_html(self) -> str:
         """Return one page for a browser, which loads nothing from elsewhere: style, script and data are in it."""
         from xpuruntime.evidence.page.document import render_shown
+        from xpuruntime.notebook import model_path
 
         kind = re.sub("(?<=[a-z])(?=[A-Z])", " ", type(self).__name__).lower()
         title = " of ".join(filter(None, (kind.capitalize(), Path(model_path(self)).name)))

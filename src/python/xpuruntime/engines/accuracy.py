@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -35,7 +35,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     origin: str = "generated"
 
 
-class AccuracyCheck(NamedTuple):
+class AccuracyCheck(msgspec.Struct, frozen=True):
     """Reference and limits of a loaded model, and whether a result beyond them is refused or only reported."""
 
     tolerance: Tolerance

@@ -219,7 +219,7 @@ def _nothing_to_compile(engine: str, *_: Any) -> UnsupportedOperationError:
     )
 
 
-class Refusal(NamedTuple):
+class Refusal(msgspec.Struct, frozen=True):
     """A verdict's code, its reason, and the fix."""
 
     code: VerdictCode

@@ -15,7 +15,7 @@ from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -210,7 +210,8 @@ def nodes_with_errors(
     graph = inferred(proto, keep=8 * _FEW).graph
     values = _stated(graph)
     for name in {weight.name for weight in proto.graph.initializer} - {value.name for value in proto.graph.input}:
-        values[name] = values.get(name, _UNKNOWN)._replace(constant=True)  # large ones are inputs of `graph`
+        # Large ones are inputs of `graph`.
+        values[name] = msgspec.structs.replace(values.get(name, _UNKNOWN), constant=True)
     nodes = list(_nodes(graph, ChainMap(values)))
     integers = {name for node, _, _ in nodes if node.op_type == "DequantizeLinear" for name in node.output}
     return saturated + [
@@ -426,7 +427,7 @@ def _value(attribute: onnx.AttributeProto) -> int | float | str:
 _Dims = tuple[int | str | None, ...]
 
 
-class _Value(NamedTuple):
+class _Value(msgspec.Struct, frozen=True):
     """A tensor: its element type, its dimensions, bounds of its elements as far as they are known, and its origin."""
 
     # What is computed of sizes and of constants below 2**24 alone is taken to be below it as well.
@@ -461,7 +462,7 @@ def _nodes(
         for name in filter(None, node.output):
             # Inference does not know operators of vendors: nearly all make what they read.
             known = values.get(name) or (_Value(read[0].kind) if read else _UNKNOWN)
-            values[name] = known._replace(span=span, constant=constant)
+            values[name] = msgspec.structs.replace(known, span=span, constant=constant)
 
 
 def _stated(graph: onnx.GraphProto) -> dict[str, _Value]:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.machine import Machine
 
 
-class LoadResult(NamedTuple):
+class LoadResult(msgspec.Struct, frozen=True):
     """A model that runs, the plan with what was added to it, and what was found on the way.
 
     `artifact` is the one that it was loaded from; `proof` is of the accuracy probe.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import msgspec
 
@@ -65,7 +65,7 @@ def plan(
     return plan_session(model, arguments, engines, machine, example_inputs=example_inputs, calibration=calibration).plan
 
 
-class PlannedModel(NamedTuple):
+class PlannedModel(msgspec.Struct, frozen=True):
     """A model that was read and planned: all that a session is opened from."""
 
     request: PlanRequest

@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+import msgspec
+
 from xpuruntime.policies.call_facts import SIZES, UNKNOWN, CallFacts, Glob, bounds_of, literal_of, literal_prefix
 
 if TYPE_CHECKING:
@@ -140,7 +142,7 @@ class Preference(NamedTuple):
     source: str
 
 
-class MatchResult(NamedTuple):
+class MatchResult(msgspec.Struct, frozen=True):
     """What a policy asks for one call."""
 
     preferences: tuple[Preference, ...]
@@ -206,7 +208,7 @@ class CompiledRules:
         return [rules[index] for index in sorted(rules)]
 
 
-class _Branch(NamedTuple):
+class _Branch(msgspec.Struct, frozen=True):
     fact: int
     exact: dict[Any, _Tree]
     #: Length of a literal prefix to the prefixes of this length.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, dataclass_transform, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, dataclass_transform, overload
 
 import msgspec
 
@@ -67,7 +67,7 @@ else:
             return types[0]
 
 
-class _Field(NamedTuple):
+class _Field(msgspec.Struct, frozen=True):
     kind: Kind
     default: Any
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from xpuruntime.engines.model.external import element_count, is_external, nbytes, shown_dims
 from xpuruntime.engines.model.file import onnx_checks, onnx_messages, refuse
@@ -82,7 +84,7 @@ def _node_texts(nodes: Iterable[onnx.NodeProto]) -> Iterator[object]:
         yield from (attribute.name for attribute in node.attribute)
 
 
-class Checked(NamedTuple):
+class Checked(msgspec.Struct, frozen=True):
     """What a check of a graph found; `deferred` where nodes were not compared with their schemas."""
 
     custom: dict[str, tuple[str, ...]]

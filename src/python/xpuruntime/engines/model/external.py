@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PureWindowsPath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -244,7 +244,7 @@ class ExternalFile(msgspec.Struct, frozen=True, kw_only=True):
     tensors: int
 
 
-class _Place(NamedTuple):
+class _Place(msgspec.Struct, frozen=True):
     location: str
     offset: int
     length: int | None

@@ -7,13 +7,15 @@ from __future__ import annotations
 import contextlib
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     import onnx
 
 
-class NamedNode(NamedTuple):
+class NamedNode(msgspec.Struct, frozen=True):
     """A node, its unique name, and the path of the graph that holds it ("" for the main graph)."""
 
     node: onnx.NodeProto

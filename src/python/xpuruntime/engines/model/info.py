@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.model import external as model_external
-from xpuruntime.engines.model.check import check_graph, check_text
 from xpuruntime.engines.model.external import ExternalFile, check_limits
 from xpuruntime.engines.model.facts import (
     NodeInfo,
@@ -267,6 +266,8 @@ def inspect_edited(info: ModelInfo, proto: onnx.ModelProto) -> ModelInfo:
 def _inspect(
     where: str, data: bytes, folder: str | None, mtime_ns: int, keep: bytes | None, *, defer: bool = False
 ) -> ModelInfo:
+    from xpuruntime.engines.model.check import check_graph, check_text
+
     proto = parse(data, where)
     size = len(data)
     del data

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from xpuruntime.engines.onnxruntime.options import AFFINITIES, OPERATOR_LIBRARIES
 from xpuruntime.errors import (
@@ -42,7 +44,7 @@ _ASSIGNMENT = "session.record_ep_graph_assignment_info"
 NO_CPU = "session.disable_cpu_ep_fallback"
 
 
-class Assigned(NamedTuple):
+class Assigned(msgspec.Struct, frozen=True):
     """One node and the provider that ONNX Runtime assigned it to, before fusion."""
 
     provider: str

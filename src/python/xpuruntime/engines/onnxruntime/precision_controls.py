@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from xpuruntime.engines.model.facts import dtype_name
 from xpuruntime.engines.model.graph import graphs
-from xpuruntime.engines.precision.types import other_floats
 from xpuruntime.engines.quantization.judge import quantizes
 from xpuruntime.policies.call_facts import Glob
 
@@ -140,6 +139,8 @@ def _integers(request: Request, builder: ControlBuilder) -> None:
 def _other_floats(request: Request, builder: ControlBuilder) -> None:
     if request.policy.execution.precision not in ("fp32", "tf32") or request.artifact is not None:
         return
+    from xpuruntime.engines.precision.types import other_floats
+
     named = other_floats(request.model, ("fp64", "fp16", "bf16"))
     for index, control in enumerate(builder.controls if named else ()):
         if control.key == "execution.precision" and control.enforceability == "enforced":
@@ -185,7 +186,7 @@ def resolve_weights(request: Request, builder: ControlBuilder, *, cuda: bool) ->
             builder.add(name, "the graph's own weights", "unsupported", reason, fix)
 
 
-class _PackedProduct(NamedTuple):
+class _PackedProduct(msgspec.Struct, frozen=True):
     node: str
     storage: str
     compute: str

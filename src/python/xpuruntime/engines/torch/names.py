@@ -13,7 +13,6 @@ import numpy as np
 from xpuruntime.engines.arrays import torch_dtype_name
 from xpuruntime.engines.base import EngineSettings
 from xpuruntime.engines.control_builder import BOOL, Option
-from xpuruntime.engines.precision.types import precision_name
 from xpuruntime.errors import (
     CudaError,
     EngineFailed,
@@ -46,6 +45,8 @@ def torch_dtype(name: str) -> Any:
 
 def torch_precision(dtype: Any) -> str:
     """Return ``"fp16"`` for ``torch.float16``; integer types keep their names."""
+    from xpuruntime.engines.precision.types import precision_name
+
     return precision_name(torch_dtype_name(dtype))
 
 

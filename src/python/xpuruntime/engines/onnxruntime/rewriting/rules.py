@@ -8,7 +8,7 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -187,7 +187,7 @@ class RuleQuery:
 DOMAIN = "xpuruntime"
 
 
-class KernelRequest(NamedTuple):
+class KernelRequest(msgspec.Struct, frozen=True):
     """What a policy asks of one node."""
 
     words: tuple[str, ...]
@@ -205,7 +205,7 @@ class NewTranspose(msgspec.Struct, frozen=True):
     result: str
 
 
-class Form(NamedTuple):
+class Form(msgspec.Struct, frozen=True):
     """One way to write a part of a graph as one of xpuruntime's operators."""
 
     op: str
@@ -217,7 +217,7 @@ class Form(NamedTuple):
     before: tuple[NewTranspose, ...] = ()
 
 
-class RewriteCandidate(NamedTuple):
+class RewriteCandidate(msgspec.Struct, frozen=True):
     """A node that one of xpuruntime's operators could replace, or why none can."""
 
     node: str
@@ -270,7 +270,7 @@ class UnrewrittenNode(msgspec.Struct, frozen=True, kw_only=True):
         return f"stays with ONNX Runtime, although {self.key} asks for {', '.join(self.words)}: {self.reason}"
 
 
-class FoundRewrites(NamedTuple):
+class FoundRewrites(msgspec.Struct, frozen=True):
     """What `find_rewrites` found."""
 
     rewrites: tuple[Rewrite, ...] = ()
