@@ -110,8 +110,9 @@ def test_many_numbers_that_each_have_a_field_are_refused():
 
 def test_what_takes_long_to_decode_is_not_decoded_in_an_event_loop():
     strings = InferTensor("x", "BYTES", (5000,), np.full(5000, b"a", object))
+    texts = InferTensor("x", "BYTES", (3,), np.full(3, b"a" * INLINE_BYTES, object))
     numbers = InferTensor("x", "INT64", (INLINE_BYTES,), np.ones(INLINE_BYTES + 1, np.int64)[1:])
-    for tensor, raw in ((strings, True), (strings, False), (numbers, False)):
+    for tensor, raw in ((strings, True), (strings, False), (texts, True), (texts, False), (numbers, False)):
         message = write_infer_request(InferRequest("m", [tensor]), raw=raw)
         with pytest.raises(NotInline):
             read_infer_request(message, inline=True)
@@ -230,6 +231,20 @@ def test_long_outputs_are_beside_short_and_binary_ones():
     assert read["outputs"][3]["data"] == (-long).ravel().tolist()
     assert joined[written.json_length :] == short.tobytes()
     assert max(map(len, written.chunks)) < 128 << 10
+
+
+def test_long_texts_are_encoded_in_pieces_and_bounded():
+    texts = [b"", b"a" * 70_000, b"b", *[b"c" * 500] * 1000, b'"\\']
+    made = np.empty(len(texts), object)
+    made[:] = texts
+    response = InferResponse("m", "1", [InferTensor("y", "BYTES", made.shape, made)])
+    written = write_response(response, RestRequest(None))
+    assert json.loads(b"".join(written.chunks))["outputs"][0]["data"] == [text.decode() for text in texts]
+    assert max(map(len, written.chunks)) < 72_000
+    with pytest.raises(
+        ServingError, match=r"longer than 300000 bytes\. Fix: ask for it with the parameter binary_data"
+    ):
+        write_response(response, RestRequest(None, most=300_000))
 
 
 def test_json_of_a_response_is_bounded():

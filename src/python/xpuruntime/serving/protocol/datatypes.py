@@ -270,6 +270,7 @@ def _split(raw: memoryview, count: int, tensor: str, items: Items | None) -> lis
         raise _wrong_bytes(tensor, f"{count} elements take at least {count * 4} bytes, and there are {end}")
     if items is not None:
         items.take(count)
+        items.convert(end)
     elements = []
     at = 0
     for index in range(count):

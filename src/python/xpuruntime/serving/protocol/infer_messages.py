@@ -380,8 +380,8 @@ def write_stream_response(response: bytes = b"", error: str = "", id: str = "") 
         response = b"".join(inner)
     last: list[bytes | memoryview] = []
     _put_parameters(last, 4, {"triton_final_response": True})
-    _put(parts, 2, b"".join((response, *last)))
-    return b"".join(parts)
+    length = len(response) + sum(map(len, last))
+    return b"".join((*parts, bytes((2 << 3 | LENGTH,)), varint(length), response, *last))
 
 
 def _put(parts: list[bytes | memoryview], number: int, data: bytes | memoryview) -> None:

@@ -235,7 +235,7 @@ def write_response(response: InferResponse, rest_request: RestRequest) -> RestRe
         else:
             if tensor.parameters:
                 entry["parameters"] = tensor.parameters
-            if tensor.data.size > _PIECE_ELEMENTS:
+            if len(list(itertools.islice(_pieces_of(tensor), 2))) > 1:
                 long.append(tensor)
                 entry["data"] = _LONG
             else:
@@ -261,15 +261,30 @@ def _with_data(head: bytes, tensors: Sequence[InferTensor], most: int) -> list[b
     begin, *parts = head.split(b"\0")
     chunks, length = [begin], len(head)
     for tensor, rest in zip(tensors, parts, strict=True):
-        flat = tensor.data.ravel()
-        for at in range(0, flat.size, _PIECE_ELEMENTS):
-            piece = _ENCODER.encode(elements_of(replace(tensor, data=flat[at : at + _PIECE_ELEMENTS])))
+        for at, data in enumerate(_pieces_of(tensor)):
+            piece = _ENCODER.encode(elements_of(replace(tensor, data=data)))
             chunks.append((b"," if at else b"[") + piece[1:-1])
             length += len(chunks[-1])
             if length > most:
                 raise _only_binary(tensor, f"makes the JSON of the response longer than {most} bytes")
         chunks.append(b"]" + rest)
     return chunks
+
+
+def _pieces_of(tensor: InferTensor) -> Iterator[NDArray[Any]]:
+    """Return the elements of an output, as many at a time as are encoded without a break."""
+    flat = tensor.data.ravel()
+    if tensor.datatype != "BYTES":
+        yield from (flat[at : at + _PIECE_ELEMENTS] for at in range(0, flat.size, _PIECE_ELEMENTS))
+        return
+    begin = size = 0
+    for at, element in enumerate(flat, 1):
+        size += len(element)
+        if size > _PIECE_BYTES or at - begin == _PIECE_ELEMENTS:
+            yield flat[begin:at]
+            begin, size = at, 0
+    if begin < flat.size:
+        yield flat[begin:]
 
 
 def error_body(message: str) -> bytes:

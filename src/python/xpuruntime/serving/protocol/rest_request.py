@@ -18,6 +18,7 @@ from xpuruntime.serving.protocol.datatypes import (
     DATATYPES,
     Datatype,
     Items,
+    array_of_elements,
     array_of_raw,
     check_bools,
     checked_shape,
@@ -355,14 +356,13 @@ def read_raw_request(
             f"a raw request leaves one dimension free, and {input_['name']!r} of {model!r} has the shape "
             f"{list(input_['shape'])}. Fix: send JSON with the shape and binary_data_size",
         )
-    raw = memoryview(body)
-    if datatype.is_bytes:  # the body is the one element, as it is
-        for at in free:
-            shape[at] = 1
-        raw = memoryview(len(body).to_bytes(4, "little") + body)
-    elif free:
+    if free:
         row = math.prod([dim for dim in shape if dim >= 0]) * datatype.size
-        shape[free[0]] = len(body) // row if row else 0
+        shape[free[0]] = 1 if datatype.is_bytes else len(body) // row if row else 0
     checked = checked_shape(shape, input_["name"])
-    tensor = InferTensor(input_["name"], datatype.name, checked, array_of_raw(datatype, checked, raw, input_["name"]))
+    if datatype.is_bytes:  # the body is the one element, as it is
+        array = array_of_elements(datatype, checked, [bytes(body)], input_["name"])
+    else:
+        array = array_of_raw(datatype, checked, memoryview(body), input_["name"])
+    tensor = InferTensor(input_["name"], datatype.name, checked, array)
     return RestRequest(InferRequest(model, [tensor], version), binary_by_default=True)
