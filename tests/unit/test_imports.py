@@ -278,7 +278,7 @@ UNUSED = (
     "engines.onnxruntime.observing", "engines.onnxruntime.rewriting.graph_edit",
     "engines.onnxruntime.rewriting.loading", "engines.onnxruntime.trial",
     "engines.openvino.controls", "engines.openvino.probing", "engines.precision.conversion",
-    "engines.precision.probe", "engines.qnn.controls", "engines.qnn.probing", "engines.quantization.calibration",
+    "engines.precision.probe", "engines.qnn.controls", "engines.qnn.opening", "engines.quantization.calibration",
     "engines.quantization.quantized", "engines.tensorrt.controls",
     "engines.torch.controls", "evidence.profile", "evidence.render_text", "evidence.report", "inference.intermediates",
     "inference.comparing", "inference.compiling", "inference.explain", "inference.profiling",

@@ -19,8 +19,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime.errors import EngineUnavailable, InputError, PolicyError, UnsupportedOperationError, XpuRuntimeError
-from xpuruntime.tuning.ray_cluster import RayCluster
-from xpuruntime.tuning.ray_node import FileSent, NodeExecutor
+from xpuruntime.tuning.ray_cluster import FileSent, NodeExecutor, RayCluster
 from xpuruntime.tuning.spec.parts import Constraints, RayPlacement
 from xpuruntime.tuning.spec.tune_spec import TuneSpec
 from xpuruntime.tuning.trial import TrialDevice

@@ -23,8 +23,7 @@ from xpuruntime.measuring.conditions import between, moment, open_meter
 from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.policies.kernel_rules import FAMILIES
 from xpuruntime.tuning.context import SearchContext, read_samples
-from xpuruntime.tuning.ray_cluster import RayCluster
-from xpuruntime.tuning.ray_node import job_on_node, search_files
+from xpuruntime.tuning.ray_cluster import RayCluster, job_on_node, search_files
 from xpuruntime.tuning.space import BATCH, Rejected, kernel_values
 from xpuruntime.tuning.spec.parts import Objective, RayPlacement
 from xpuruntime.tuning.spec.tune_spec import TuneSpec

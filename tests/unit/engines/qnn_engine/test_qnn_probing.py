@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.engines.qnn import probing
+from xpuruntime.engines.qnn import opening as probing
 from xpuruntime.engines.qnn.opening import load_backend
 
 

@@ -36,7 +36,7 @@ class QnnEngine(PackagedEngine["QnnSettings"]):
 
     def probe(self) -> EngineFacts:
         """Look for the wheel and its libraries; loads none of them."""
-        from xpuruntime.engines.qnn.probing import probe
+        from xpuruntime.engines.qnn.opening import probe
 
         return probe(self.name)
 
@@ -52,7 +52,7 @@ class QnnEngine(PackagedEngine["QnnSettings"]):
 
     def not_installed(self) -> EngineFacts:
         """Return what the probe says without the wheel."""
-        from xpuruntime.engines.qnn.probing import missing
+        from xpuruntime.engines.qnn.opening import missing
 
         return missing(self.name)
 

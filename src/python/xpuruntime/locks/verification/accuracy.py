@@ -15,8 +15,8 @@ from xpuruntime.evidence.tolerances import RANDOM_FIX
 from xpuruntime.generation import SessionLogprobs, check_gates
 from xpuruntime.inference.comparing import compare_session
 from xpuruntime.inference.loading import reference_model_of
+from xpuruntime.locks.create import START_MARGIN, peak_of_process, time_start
 from xpuruntime.locks.determinism import session_determinism
-from xpuruntime.locks.figures import START_MARGIN, peak_of_process, time_start
 from xpuruntime.locks.verification.claims import Claim, ClaimCode, ClaimVerdict, elsewhere, not_locked
 from xpuruntime.locks.verification.metrics import metric_claim, metric_not_given
 from xpuruntime.measuring.statistics import RatioVerdict
