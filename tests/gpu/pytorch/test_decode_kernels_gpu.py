@@ -118,14 +118,12 @@ def test_attention(dtype, rows, kv_heads, group, size, most, filled, normed):
     scores = torch.einsum("bhd,bhtd->bht", q, wide[0].repeat_interleave(group, 1)) * size**-0.5
     weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
     want = torch.einsum("bht,bhtd->bhd", weights, wide[1].repeat_interleave(group, 1)).reshape(rows, -1)
-    splits = decode_kernels.splits_for(rows, kv_heads, most)
     arrived = torch.zeros(rows * kv_heads, dtype=torch.int32)
     bits = []
     for _ in range(20):
         out = torch.full_like(want, torch.nan, dtype=dtype)
-        pieces = torch.full((rows * kv_heads * splits * group * (size + 2),), torch.nan)
         decode_kernels.attend(
-            qkv, keys, values, turns, mask, torch.tensor([filled + 1]), position, out, (pieces, arrived),
+            qkv, keys, values, turns, mask, torch.tensor([filled + 1]), position, out, arrived,
             scale=size**-0.5, norms=norms, extent=most,
         )  # fmt: skip
         bits.append(out)

@@ -40,11 +40,7 @@ def product(  # type: ignore[no-untyped-def]
     return None if scales is None else Scaled(out * scales, out.float().pow(2).sum(1)[None])
 
 
-def splits_for(rows: int, kv_heads: int, extent: int) -> int:
-    return 1
-
-
-def attend(qkv, keys, values, turns, mask, length, position, out, scratch, *, scale, norms, extent) -> None:  # type: ignore[no-untyped-def]
+def attend(qkv, keys, values, turns, mask, length, position, out, arrived, *, scale, norms, extent) -> None:  # type: ignore[no-untyped-def]
     rows, kv_heads, _, size = keys.shape
     q, k, v = qkv.view(rows, -1, 1, size).split([qkv.shape[1] // size - 2 * kv_heads, kv_heads, kv_heads], 1)
     if norms is not None:

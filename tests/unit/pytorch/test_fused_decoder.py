@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +23,7 @@ from recorded_steps import AgainRecorder  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.pytorch.capture.captured_state import CapturedState  # noqa: E402
 from xpuruntime.pytorch.dispatch import step_cost  # noqa: E402
-from xpuruntime.pytorch.generation import captured_decode  # noqa: E402
+from xpuruntime.pytorch.generation import captured_decode, fused_decoder  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -38,6 +41,13 @@ USED = "layers by five kernels each, 2 rows: in 2 layers"
 def formulas(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute what Triton's kernels would, on the CPU."""
     monkeypatch.setattr(captured_decode, "kernels_for", lambda device: decode_formulas)
+
+
+def test_kernels_have_what_the_formulas_stand_for() -> None:
+    source = Path(fused_decoder.__file__).with_name("decode_kernels.py").read_text(encoding="utf-8")
+    stand_in = {name for name, made in vars(decode_formulas).items() if inspect.getmodule(made) is decode_formulas}
+    there = set(re.findall(r"^(?:def|class) (\w+)", source, re.MULTILINE))
+    assert {name for name in stand_in if not name.startswith("_")} <= there
 
 
 def model_of(kind: str, **changes: Any) -> Any:

@@ -275,7 +275,7 @@ def attend(
     length: torch.Tensor,
     position: torch.Tensor,
     out: torch.Tensor,
-    scratch: tuple[torch.Tensor, torch.Tensor],
+    arrived: torch.Tensor,
     *,
     scale: float,
     norms: tuple[torch.Tensor, torch.Tensor, float] | None,
@@ -293,16 +293,17 @@ def attend(
         Cosines and sines by position.
     length : torch.Tensor
         How many tokens there are with this one, which is put into the last place.
-    scratch : tuple of torch.Tensor
-        Float32 for the pieces of split heads, and zeros that count who has arrived.
+    arrived : torch.Tensor
+        Zeros that count which pieces of a split head have arrived.
     """
     rows, kv_heads, room, size = keys.shape
     group = qkv.shape[1] // (kv_heads * size) - 2
     splits = splits_for(rows, kv_heads, extent)
+    pieces = qkv.new_empty(splits * out.numel() // size * (size + 2), dtype=torch.float32)
     q_norm, k_norm, eps = norms or (qkv, qkv, 0.0)
     launch(
         _attend, (rows * kv_heads, splits), qkv,
-        qkv, keys, values, *turns, mask, length, position, q_norm, k_norm, out, *scratch, scale, eps, room,
+        qkv, keys, values, *turns, mask, length, position, q_norm, k_norm, out, pieces, arrived, scale, eps, room,
         KV_HEADS=kv_heads, GROUP=group, HALF=size // 2, NORM=norms is not None,
         **_shape(splits, size * keys.element_size()),
     )  # fmt: skip

@@ -149,11 +149,9 @@ class FusedDecoder:
         qkv = hidden.new_empty(rows, layer.qkv[0].shape[0])
         self._product("q, k, v", hidden, layer.qkv, qkv, norm=layer.first, scaled=scaled)
         heads = hidden.new_empty(rows, layer.o[0].shape[1])
-        splits = self._kernels.splits_for(rows, layer.kv_heads, cached.extent)
-        pieces = hidden.new_empty(splits * (heads.numel() + 2 * heads.numel() // layer.head), dtype=torch.float32)
         self._kernels.attend(
             qkv, cached.keys, cached.values, self._turns, lane.mask, lane.length, lane.position, heads,
-            (pieces, self._arrived[rows]), scale=layer.scale, norms=layer.norms, extent=cached.extent,
+            self._arrived[rows], scale=layer.scale, norms=layer.norms, extent=cached.extent,
         )  # fmt: skip
         scaled = self._product("output", heads, layer.o, hidden, residual=hidden, scales=layer.second[0])
         active = hidden.new_empty(rows, layer.down[0].shape[1])
