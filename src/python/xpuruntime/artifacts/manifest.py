@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from xpuruntime.engines.base import Refusal
+from xpuruntime.engines.base import Engine, Judgement, Refusal, Request
 from xpuruntime.engines.model import ModelInfo
 from xpuruntime.engines.quantization.judge import calibration_digest
 from xpuruntime.errors import ModelError
@@ -24,7 +24,6 @@ from xpuruntime.files.reading import decode_json, open_regular, read_regular
 from xpuruntime.policies import ArtifactPolicy, Policy
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import Engine, Judgement, Request
     from xpuruntime.runtime.machine import Machine
 
 #: Keys that the plan and the session answer themselves: an artifact is the same whatever they say.

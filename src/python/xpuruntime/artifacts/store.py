@@ -30,8 +30,15 @@ from xpuruntime.artifacts.manifest import (
     read_manifest,
     stale_artifact,
 )
-from xpuruntime.engines.accuracy import check_accuracy, check_due, make_reference, write_reference
-from xpuruntime.engines.base import judge
+from xpuruntime.engines.accuracy import (
+    AccuracyCheck,
+    Reference,
+    check_accuracy,
+    check_due,
+    make_reference,
+    write_reference,
+)
+from xpuruntime.engines.base import Compiled, Engine, Recipe, Request, judge
 from xpuruntime.engines.model.external import model_digest
 from xpuruntime.engines.quantization.judge import calibration_digest
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
@@ -41,8 +48,6 @@ from xpuruntime.files.writing import locked, publish_folder, staging
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.accuracy import AccuracyCheck, Reference
-    from xpuruntime.engines.base import Compiled, Engine, Recipe, Request
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.evidence.tolerances import ProbeResult
     from xpuruntime.policies import Policy

@@ -4,15 +4,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from xpuruntime._core import ArrayView, Stream
-from xpuruntime.distributed.nccl import DTYPES, OPS, version_text
+from xpuruntime.distributed.nccl import DTYPES, OPS, Nccl, version_text
 from xpuruntime.distributed.policy import Call, launch
 from xpuruntime.errors import InputError, UnsupportedOperationError
-
-if TYPE_CHECKING:
-    from xpuruntime.distributed.nccl import Nccl
 
 ArrayT = TypeVar("ArrayT")
 

@@ -11,11 +11,11 @@ import time
 import warnings
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xpuruntime._core import DeviceManager, DeviceScope, Event, Stream, Tensor
 from xpuruntime.distributed.collectives import Collectives
-from xpuruntime.distributed.nccl import FIXES, IN_PROGRESS, SUCCESS, open_nccl, run_within, version_text, wait_for
+from xpuruntime.distributed.nccl import FIXES, IN_PROGRESS, SUCCESS, Nccl, open_nccl, run_within, version_text, wait_for
 from xpuruntime.distributed.policy import CollectivePolicy, group, in_group, outer_environment, variables_set
 from xpuruntime.distributed.rendezvous import (
     Member,
@@ -26,9 +26,6 @@ from xpuruntime.distributed.rendezvous import (
     meeting_place,
 )
 from xpuruntime.errors import CudaError, EngineError, InputError
-
-if TYPE_CHECKING:
-    from xpuruntime.distributed.nccl import Nccl
 
 #: Seconds that ending a communicator by force may take before it goes on in the background.
 _ABORT_SECONDS = 10.0

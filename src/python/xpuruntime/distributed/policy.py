@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from xpuruntime.argument_types import PATH, check_types
-from xpuruntime.distributed.nccl import SUCCESS, version_text
+from xpuruntime.distributed.nccl import SUCCESS, Nccl, version_text
 from xpuruntime.errors import EngineError, InputError, UnsupportedOperationError
 from xpuruntime.files.paths import reason_of
 from xpuruntime.files.reading import read_regular
@@ -25,7 +25,6 @@ from xpuruntime.policies.value import PolicyValue, field
 if TYPE_CHECKING:
     from xpuruntime._core import ArrayView, Stream
     from xpuruntime.distributed.communicator import Communicator
-    from xpuruntime.distributed.nccl import Nccl
 
 Algorithm = Literal["ring", "tree", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat"]
 Protocol = Literal["ll", "ll128", "simple"]

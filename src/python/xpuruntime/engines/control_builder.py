@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import PolicyError
-from xpuruntime.evidence.records import Control
+from xpuruntime.evidence.records import Control, Enforceability
 from xpuruntime.policies.document import nearest, question
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
-    from xpuruntime.evidence.records import Enforceability
     from xpuruntime.policies.kernel_rules import KernelRule
 
 #: What a kernel key is resolved to where the policy leaves the choice to the engine.

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.arrays import device_of, kind_of, torch_dtype_name
+from xpuruntime.engines.arrays import Kind, device_of, kind_of, torch_dtype_name
 from xpuruntime.engines.input_binding import fixed_shape
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.arrays import Kind
     from xpuruntime.engines.model import TensorInfo
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xpuruntime.engines.arrays import from_host, kind_of, kind_of_feeds, to_tensor
-from xpuruntime.engines.base import LoadedModel, closed
+from xpuruntime.engines.arrays import Kind, from_host, kind_of, kind_of_feeds, to_tensor
+from xpuruntime.engines.base import LoadedModel, Observed, closed
 from xpuruntime.engines.input_binding import (
     ConversionLog,
     InputValidator,
@@ -24,8 +24,6 @@ from xpuruntime.errors import InputError, XpuRuntimeError
 
 if TYPE_CHECKING:
     from xpuruntime import _core
-    from xpuruntime.engines.arrays import Kind
-    from xpuruntime.engines.base import Observed
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.evidence.records import Conversion
 

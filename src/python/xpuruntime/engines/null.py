@@ -16,19 +16,26 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from xpuruntime.engines.base import Judgement, LoadedModel, Observed, PackagedEngine, Refusal, Request, Resolved
+from xpuruntime.engines.base import (
+    Binding,
+    Judgement,
+    LoadedModel,
+    Observed,
+    PackagedEngine,
+    Refusal,
+    Request,
+    Resolved,
+)
 from xpuruntime.engines.binding import HostBinding, HostBuffers
 from xpuruntime.engines.host_model import HostModel
 from xpuruntime.engines.input_binding import ConversionLog, empty_host_array, is_tensor
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.evidence.records import Control, Time, Unit, VerdictCode
-from xpuruntime.runtime.machine import EngineFacts
+from xpuruntime.runtime.machine import EngineFacts, Machine
 
 if TYPE_CHECKING:
     from xpuruntime import _core
-    from xpuruntime.engines.base import Binding
     from xpuruntime.engines.model import ModelInfo, TensorInfo
-    from xpuruntime.runtime.machine import Machine
 
 
 class NullEngine(PackagedEngine[Any]):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.argument_types import REGISTRY, check_types
 from xpuruntime.engines.base import Engine
-from xpuruntime.engines.model.info import inspect_model
+from xpuruntime.engines.model.info import ModelInfo, inspect_model
 from xpuruntime.errors import EngineError, EngineUnavailable, InputError, warn
 from xpuruntime.policies.device_spec import ENGINE_PATTERN
 from xpuruntime.policies.document import nearest, question
@@ -20,8 +20,6 @@ from xpuruntime.runtime.packages import load_points
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
-
-    from xpuruntime.engines.model.info import ModelInfo
 
 
 class EngineRegistry:

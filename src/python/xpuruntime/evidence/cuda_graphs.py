@@ -5,14 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
-from xpuruntime.evidence.records import BESIDE
-
-if TYPE_CHECKING:
-    from xpuruntime.evidence.records import Boundary, SourceNode, Unit
+from xpuruntime.evidence.records import BESIDE, Boundary, SourceNode, Unit
 
 #: What can prevent a graph.
 BlockerKind = Literal["placement", "copy", "control_flow", "data_dependent", "sync"]

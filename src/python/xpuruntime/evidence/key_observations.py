@@ -7,12 +7,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from xpuruntime.evidence.records import Control, Observation, Status, Unit
-
-if TYPE_CHECKING:
-    from xpuruntime.evidence.records import KeySeen
+from xpuruntime.evidence.records import Control, KeySeen, Observation, Status, Unit
 
 #: Words in an engine's operator name by which a policy key finds its units.
 _FAMILIES = {

@@ -8,12 +8,12 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xpuruntime.argument_types import NUMBER, check_types
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.kernel_records import reported_kernel
-from xpuruntime.evidence.records import Time
+from xpuruntime.evidence.records import Latency, Time, Unit
 from xpuruntime.evidence.report import Report
 from xpuruntime.evidence.report_comparison import (
     BoundaryChange,
@@ -37,9 +37,6 @@ from xpuruntime.evidence.section_comparing import (
     surroundings,
     untold,
 )
-
-if TYPE_CHECKING:
-    from xpuruntime.evidence.records import Latency, Unit
 
 ReportLike = Report | str | os.PathLike[str]
 

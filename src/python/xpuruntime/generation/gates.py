@@ -6,20 +6,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from xpuruntime.errors import InputError
-from xpuruntime.generation.logprobs import greedy_tokens, normalized, read_texts, token_ids
+from xpuruntime.generation.logprobs import LogprobSource, greedy_tokens, normalized, read_texts, token_ids
 from xpuruntime.notebook import one_line
 from xpuruntime.policies.kinds import share_text
 from xpuruntime.policies.verify_policy import VerifyGeneration
 from xpuruntime.printable import printable
-
-if TYPE_CHECKING:
-    from xpuruntime.generation.logprobs import LogprobSource
 
 #: How many tokens may be the most likely one together.
 _ALIKE = 2

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from xpuruntime.argument_types import ARRAYS, COUNT, FLAG, MACHINE, NAMES, check_types
-from xpuruntime.engines.accuracy import limits_of, make_reference
-from xpuruntime.engines.base import judge
+from xpuruntime.engines.accuracy import Reference, limits_of, make_reference
+from xpuruntime.engines.base import Judgement, judge
 from xpuruntime.engines.control_builder import REFERENCE
-from xpuruntime.engines.registry import known_engines
+from xpuruntime.engines.registry import EngineRegistry, known_engines
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
-from xpuruntime.evidence.tolerances import compare_within
-from xpuruntime.inference.comparison import Comparison, EngineRow, measure_drift
+from xpuruntime.evidence.tolerances import ProbeResult, Tolerance, compare_within
+from xpuruntime.inference.comparison import Comparison, DriftReport, EngineRow, measure_drift
 from xpuruntime.inference.explain import measure
-from xpuruntime.inference.intermediates import find_divergence
+from xpuruntime.inference.intermediates import Divergence, find_divergence
 from xpuruntime.inference.loading import reference_of
 from xpuruntime.inference.plan_request import calibration_of, plan_request
 from xpuruntime.inference.session_arguments import SessionArguments
@@ -28,13 +28,7 @@ from xpuruntime.runtime.telemetry import log_step
 if TYPE_CHECKING:
     import os
 
-    from xpuruntime.engines.accuracy import Reference
-    from xpuruntime.engines.base import Judgement
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.registry import EngineRegistry
-    from xpuruntime.evidence.tolerances import ProbeResult, Tolerance
-    from xpuruntime.inference.comparison import DriftReport
-    from xpuruntime.inference.intermediates import Divergence
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.inference.session_arguments import PolicyLike
     from xpuruntime.planning import Plan

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from xpuruntime.argument_types import FLAG, check_types
 from xpuruntime.artifacts.store import build, copy_artifact
 from xpuruntime.engines.base import Recipe
-from xpuruntime.engines.registry import known_engines
+from xpuruntime.engines.registry import EngineRegistry, known_engines
 from xpuruntime.files.paths import user_path
 from xpuruntime.inference.plan_request import plan_session, warn_of
 from xpuruntime.inference.session_arguments import SessionArguments
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import os
 
     from xpuruntime.artifacts.manifest import Artifact
-    from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session_arguments import PolicyAliases, PolicyLike
     from xpuruntime.policies.execution_policy import Precision
     from xpuruntime.runtime.machine import Machine

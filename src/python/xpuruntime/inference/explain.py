@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.accuracy import make_reference
-from xpuruntime.engines.base import Observed
+from xpuruntime.engines.base import LoadedModel, Observed
 from xpuruntime.engines.control_builder import PROBED
 from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.evidence import Latency, SourceNode, build_report
-from xpuruntime.evidence.cuda_graphs import graph_status
+from xpuruntime.evidence.cuda_graphs import GraphStatus, graph_status
 from xpuruntime.evidence.determinism import determinism_seen
 from xpuruntime.evidence.documents import checkpoint, observe_checkpoints
-from xpuruntime.evidence.records import KeySeen
+from xpuruntime.evidence.records import KeySeen, Status, Unit
 from xpuruntime.evidence.report_building import (
     coverage_note,
     environment_facts,
@@ -26,7 +26,7 @@ from xpuruntime.evidence.report_building import (
     machine_facts,
     profiler_overhead_note,
 )
-from xpuruntime.evidence.shape_coverage import shape_coverage
+from xpuruntime.evidence.shape_coverage import ShapeCoverage, shape_coverage
 from xpuruntime.evidence.tolerances import compare_within
 from xpuruntime.inference.profiling import MemoryWatch
 from xpuruntime.inference.session_arguments import compare_kernels
@@ -35,12 +35,8 @@ from xpuruntime.runtime.session_registry import instrumented_method
 from xpuruntime.runtime.telemetry import log_decision, log_step, traced
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import LoadedModel
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.evidence import Report
-    from xpuruntime.evidence.cuda_graphs import GraphStatus
-    from xpuruntime.evidence.records import Status, Unit
-    from xpuruntime.evidence.shape_coverage import ShapeCoverage
     from xpuruntime.inference.session import InferenceSession
 
 _LEVELS = {"honoured": "DEBUG", "substituted": "WARNING", "unsupported": "WARNING"}

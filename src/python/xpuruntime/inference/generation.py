@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from xpuruntime.argument_types import COUNT, FLAG, TEXT, check_types
-from xpuruntime.engines.generation import Generated
+from xpuruntime.engines.generation import Generated, GenerationModel
 from xpuruntime.engines.model.file import GENERATION_CONFIG, GENERATION_FORMATS, MODEL_CONFIG, generation_folder
 from xpuruntime.errors import InputError, ModelError
 from xpuruntime.generation.logprobs import normalized
@@ -22,7 +22,6 @@ from xpuruntime.inference.session import InferenceSession
 if TYPE_CHECKING:
     import os
 
-    from xpuruntime.engines.generation import GenerationModel
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.evidence import Report

@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.base import judge
+from xpuruntime.engines.base import Engine, LoadedModel, Request, judge
 from xpuruntime.engines.model.graph import reads
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
-from xpuruntime.evidence.tolerances import compare_within
+from xpuruntime.evidence.tolerances import OutputFigures, ProbeResult, Tolerance, compare_within
 from xpuruntime.policies.document import nearest, question
 from xpuruntime.printable import error_line
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import Engine, LoadedModel, Request
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.evidence.tolerances import OutputFigures, ProbeResult, Tolerance
     from xpuruntime.runtime.machine import Machine
 
     Answer = Callable[[ModelInfo], Mapping[str, Any]]

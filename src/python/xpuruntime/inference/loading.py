@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.accuracy import check_accuracy, check_due, make_reference, read_reference, unconverted
-from xpuruntime.engines.base import judge
+from xpuruntime.engines.accuracy import (
+    Reference,
+    check_accuracy,
+    check_due,
+    make_reference,
+    read_reference,
+    unconverted,
+)
+from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Recipe, Request, judge
 from xpuruntime.engines.model.external import model_digest
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.records import Conversion
@@ -18,8 +25,6 @@ from xpuruntime.runtime.telemetry import log_decision, traced
 
 if TYPE_CHECKING:
     from xpuruntime.artifacts.manifest import Artifact
-    from xpuruntime.engines.accuracy import Reference
-    from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Recipe, Request
     from xpuruntime.evidence.tolerances import ProbeResult
     from xpuruntime.planning import Plan
     from xpuruntime.runtime.machine import Machine

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.artifacts.manifest import digest_of_files
+from xpuruntime.artifacts.manifest import Artifact, digest_of_files
 from xpuruntime.engines.model.external import part_digests
 from xpuruntime.engines.model.shapes import shape_fits
-from xpuruntime.errors import InputError, LockError, OutOfMemoryError, PolicyError
+from xpuruntime.errors import InputError, LockError, OutOfMemoryError, PolicyError, XpuRuntimeError
 from xpuruntime.evidence.difference import Difference
-from xpuruntime.evidence.records import Control, KeySeen
+from xpuruntime.evidence.records import Control, KeySeen, Unit
 from xpuruntime.evidence.tolerances import samples_agree
 from xpuruntime.files.paths import json_bytes, with_home
 from xpuruntime.lockfile.canonical import load_lock
@@ -32,7 +32,7 @@ from xpuruntime.lockfile.differences import (
 from xpuruntime.lockfile.drift import DriftCode, drift_error, shown
 from xpuruntime.lockfile.entries import call_entries, unit_entries
 from xpuruntime.lockfile.measured import OutputSample
-from xpuruntime.lockfile.records import SHAPES_ID, LockedModel, LockedOutput, LockedPlan
+from xpuruntime.lockfile.records import SHAPES_ID, Identity, Lock, LockedModel, LockedOutput, LockedPlan, LockedShapes
 from xpuruntime.lockfile.rules import PLACES, locked_policy, policy_of, stated_keys
 from xpuruntime.lockfile.validators import Surroundings, compare_libraries, compare_validators
 from xpuruntime.policies import Policy
@@ -40,14 +40,10 @@ from xpuruntime.policies import Policy
 if TYPE_CHECKING:
     import os
 
-    from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.quantization import Calibration
-    from xpuruntime.errors import XpuRuntimeError
     from xpuruntime.evidence.kernel_records import KernelDecision
-    from xpuruntime.evidence.records import Unit
     from xpuruntime.inference.session import InferenceSession
-    from xpuruntime.lockfile.records import Identity, Lock, LockedShapes
     from xpuruntime.planning import Plan
     from xpuruntime.runtime.machine import Machine
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import msgspec
 
 from xpuruntime.argument_types import MACHINE, check_types
-from xpuruntime.engines.registry import known_engines
+from xpuruntime.engines.registry import EngineRegistry, known_engines
 from xpuruntime.errors import InputError, LockError, PolicyError, XpuRuntimeError, warn
 from xpuruntime.files.paths import kind_of, with_home
 from xpuruntime.inference.session_arguments import SessionArguments, settle_policy
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Judgement
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.quantization import Calibration
-    from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.locked import LockInForce
     from xpuruntime.inference.session_arguments import ModelLike, PolicyAliases, PolicyLike
     from xpuruntime.planning import Plan, PlanRequest, Resolution

@@ -19,7 +19,17 @@ from xpuruntime.errors import InputError
 from xpuruntime.evidence.memory_over_time import MemorySample
 from xpuruntime.evidence.profile import Profile, check_trace
 from xpuruntime.runtime.cpu_and_memory import process_memory
-from xpuruntime.runtime.profiler import LIMIT, Mark, Marks, RecordedBlock, profiled, record_marks, tell, warn_beside
+from xpuruntime.runtime.profiler import (
+    LIMIT,
+    DeviceRecording,
+    Mark,
+    Marks,
+    RecordedBlock,
+    profiled,
+    record_marks,
+    tell,
+    warn_beside,
+)
 from xpuruntime.runtime.session_registry import open_bindings, open_sessions, set_call_instrumentation, set_open_hook
 from xpuruntime.shown import Shown
 
@@ -29,7 +39,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from xpuruntime.runtime.profiler import DeviceRecording
 
 _lock = threading.Lock()
 #: One at a time in a process.

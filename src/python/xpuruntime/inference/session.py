@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack, overload
 import msgspec
 
 from xpuruntime.argument_types import COUNT, NAMES, check_types
-from xpuruntime.engines.base import closed
+from xpuruntime.engines.base import Binding, LoadedModel, closed
 from xpuruntime.engines.input_binding import check_call, check_mapping, chosen_outputs
 from xpuruntime.engines.model.shapes import with_open_batch
-from xpuruntime.engines.registry import known_engines
+from xpuruntime.engines.registry import EngineRegistry, known_engines
 from xpuruntime.errors import EngineError, InputError, LockError, XpuRuntimeError
-from xpuruntime.inference.plan_request import plan_session, reopen_plan, warn_of
+from xpuruntime.inference.plan_request import PlannedModel, plan_session, reopen_plan, warn_of
 from xpuruntime.inference.session_arguments import PolicyAliases, SessionArguments
 from xpuruntime.runtime.session_registry import (
     instrumented_method,
@@ -36,15 +36,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from xpuruntime.artifacts.manifest import Artifact
-    from xpuruntime.engines.base import Binding, LoadedModel
     from xpuruntime.engines.model import ModelInfo, TensorInfo
-    from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.engines.run_threads import QueueLimits
     from xpuruntime.evidence import Report
     from xpuruntime.evidence.determinism import DeterminismTests
     from xpuruntime.inference.loading import LoadResult
     from xpuruntime.inference.locked import LockInForce
-    from xpuruntime.inference.plan_request import PlannedModel
     from xpuruntime.inference.session_arguments import ModelLike, PolicyLike
     from xpuruntime.lockfile.records import Lock
     from xpuruntime.planning import Plan

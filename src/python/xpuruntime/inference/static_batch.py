@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from xpuruntime.engines.base import LoadedModel
+from xpuruntime.engines.base import Binding, LoadedModel, Observed
 from xpuruntime.engines.cuda_arrays import host_copies
 from xpuruntime.engines.model.shapes import fixed_axes
 from xpuruntime.engines.precision import probe_feeds, probing
@@ -23,7 +23,6 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.evidence.records import Conversion, KeySeen
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import Binding, Observed
     from xpuruntime.engines.host_model import HostRunner
     from xpuruntime.engines.model import ModelInfo
 

@@ -13,20 +13,20 @@ import msgspec
 
 from xpuruntime.errors import PolicyError
 from xpuruntime.lockfile.drift import ValidatorKind
-from xpuruntime.lockfile.records import stable_id
+from xpuruntime.lockfile.records import (
+    CallEntry,
+    Identity,
+    LockedModel,
+    LockedPlan,
+    LockedPolicy,
+    UnitEntry,
+    Validator,
+    stable_id,
+)
 from xpuruntime.lockfile.rules import rules_of_calls
 
 if TYPE_CHECKING:
     from xpuruntime.lockfile.measured import Measured
-    from xpuruntime.lockfile.records import (
-        CallEntry,
-        Identity,
-        LockedModel,
-        LockedPlan,
-        LockedPolicy,
-        UnitEntry,
-        Validator,
-    )
 
 #: Relations of units that nothing ran for.
 NOTHING_RAN = ("folded",)

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 from xpuruntime.lockfile.consistency import NOTHING_RAN
 from xpuruntime.lockfile.drift import ValidatorKind
 from xpuruntime.lockfile.engine_dependencies import CORE, OWN_KERNELS, of_kernel
-from xpuruntime.lockfile.records import CallEntry, UnitEntry
+from xpuruntime.lockfile.records import CallEntry, UnitEntry, Validator
 
 if TYPE_CHECKING:
     from xpuruntime.evidence.kernel_records import KernelDecision
     from xpuruntime.evidence.records import Unit
-    from xpuruntime.lockfile.records import Validator
 
 #: Names of operators on the host, of which the profiler shows the one that took longest: another one in another run.
 _OPERATORS = ("aten::",)

@@ -8,18 +8,15 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from xpuruntime.errors import LockError, PolicyError
-from xpuruntime.lockfile.records import LockedPolicy
+from xpuruntime.lockfile.records import CallEntry, LockedPolicy
 from xpuruntime.policies import Policy, TuningPolicy
 from xpuruntime.policies.kernel_rules import OPS, KernelRule, RuleMatch
 from xpuruntime.policies.kinds import in_folder, seen_from
-
-if TYPE_CHECKING:
-    from xpuruntime.lockfile.records import CallEntry
 
 #: Keys of files and folders, which are of one machine: no lock holds a plan to them.
 PLACES = frozenset(("execution.lock", "execution.artifacts.cache", "calibration.path"))

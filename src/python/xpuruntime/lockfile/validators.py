@@ -35,7 +35,7 @@ from xpuruntime.lockfile.engine_dependencies import (
     variables_of,
     with_thread_counts,
 )
-from xpuruntime.lockfile.records import Validator, stable_id
+from xpuruntime.lockfile.records import Identity, LockedModel, Validator, stable_id
 from xpuruntime.ops.torch_kernels import (
     CANARY_VARIABLE,
     adapter_facts,
@@ -56,7 +56,6 @@ from xpuruntime.runtime.libraries.loading import (
 from xpuruntime.runtime.packages import distributions
 
 if TYPE_CHECKING:
-    from xpuruntime.lockfile.records import Identity, LockedModel
     from xpuruntime.runtime.machine import Machine
 
 _POLICY_THREADS = "execution.threads"

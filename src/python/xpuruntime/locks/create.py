@@ -25,26 +25,22 @@ from xpuruntime.inference import InferenceSession
 from xpuruntime.inference.calls import host_runner, open_calls, time_batches
 from xpuruntime.inference.locked import locked_plan, observed_outputs, probe_at, shapes_that_fit, surroundings
 from xpuruntime.lockfile.entries import call_entries, unit_entries
-from xpuruntime.lockfile.measured import LatencyFigures, LockedRatio, Measured, OutputSample, SessionMemory
-from xpuruntime.lockfile.records import SHAPES_ID, Identity, Lock, LockedShapes, Provenance
+from xpuruntime.lockfile.measured import BatchTime, LatencyFigures, LockedRatio, Measured, OutputSample, SessionMemory
+from xpuruntime.lockfile.records import SHAPES_ID, CallEntry, Identity, Lock, LockedOutput, LockedShapes, Provenance
 from xpuruntime.lockfile.rules import locked_policy, policy_record, stated_keys, without_lock
 from xpuruntime.lockfile.validators import collect_validators
 from xpuruntime.locks.environments import MODULE, session_worker
 from xpuruntime.locks.verification.speed import SMALLEST, ControlError, open_control, open_reference, time_metric
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.measuring.conditions import between, moment
-from xpuruntime.measuring.rounds import measure, rounds_of, timed
-from xpuruntime.measuring.statistics import Margin, RatioVerdict
+from xpuruntime.measuring.rounds import RoundTimes, measure, rounds_of, timed
+from xpuruntime.measuring.statistics import Margin, RatioComparison, RatioVerdict
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.telemetry import log_step, traced
 from xpuruntime.runtime.worker import WorkerFailure
 
 if TYPE_CHECKING:
     from xpuruntime.evidence.records import Observation
-    from xpuruntime.lockfile.measured import BatchTime
-    from xpuruntime.lockfile.records import CallEntry, LockedOutput
-    from xpuruntime.measuring.rounds import RoundTimes
-    from xpuruntime.measuring.statistics import RatioComparison
     from xpuruntime.policies import VerifyPolicy
     from xpuruntime.policies.verify_policy import Control
 

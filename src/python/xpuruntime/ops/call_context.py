@@ -17,14 +17,13 @@ from xpuruntime.errors import InputError, PolicyError
 from xpuruntime.policies import KernelPolicy, Policy, TuningPolicy, advisories
 from xpuruntime.policies.call_facts import ANY_CALL, bounds_of
 from xpuruntime.policies.document import Refused
-from xpuruntime.policies.kernel_rules import ARRAY_OPS, check_kernel
+from xpuruntime.policies.kernel_rules import ARRAY_OPS, RuleMatch, check_kernel
 from xpuruntime.runtime.libraries.search import search_folders
 
 if TYPE_CHECKING:
     import os
 
     from xpuruntime.policies.compiled_rules import CompiledRule
-    from xpuruntime.policies.kernel_rules import RuleMatch
 
 P = ParamSpec("P")
 R = TypeVar("R")

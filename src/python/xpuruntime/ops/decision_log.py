@@ -14,14 +14,12 @@ from xpuruntime.argument_types import TEXT, check_types
 from xpuruntime.evidence.kernel_records import DecisionSource, KernelCandidate, KernelDecision
 from xpuruntime.ops.call_context import prepare
 from xpuruntime.ops.plugins import plugin_facts
-from xpuruntime.ops.torch_kernels import missing_distributions, registered_torch_kernels
+from xpuruntime.ops.torch_kernels import TorchKernel, missing_distributions, registered_torch_kernels
 from xpuruntime.policies.kernel_rules import TENSOR_OPS
 from xpuruntime.shown import Shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from xpuruntime.ops.torch_kernels import TorchKernel
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpuruntime.engines.base import judge
+from xpuruntime.engines.base import Engine, Request, judge
 from xpuruntime.engines.control_builder import ENGINE_CHOICE, show
 from xpuruntime.errors import (
     CudaError,
@@ -19,14 +19,12 @@ from xpuruntime.errors import (
     UnsupportedOperationError,
     XpuRuntimeError,
 )
-from xpuruntime.evidence.records import Control, VerdictCode
+from xpuruntime.evidence.records import Control, Verdict, VerdictCode
 from xpuruntime.policies.call_facts import NameSet
 from xpuruntime.policies.document import nearest, question
 from xpuruntime.runtime.packages import guarded, reinstall_command
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import Engine, Request
-    from xpuruntime.evidence.records import Verdict
     from xpuruntime.planning.plan import PlanRequest
     from xpuruntime.policies import KernelPolicy, Policy
     from xpuruntime.runtime.machine import Machine

@@ -19,12 +19,11 @@ from xpuruntime.planning.candidates import (
     normal_device,
     refusal,
 )
-from xpuruntime.planning.resolve import decide, judge_candidate, plan_of
+from xpuruntime.planning.resolve import Resolution, decide, judge_candidate, plan_of
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Engine, Judgement
     from xpuruntime.planning.plan import LibraryIdentity, Plan, PlanRequest
-    from xpuruntime.planning.resolve import Resolution
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
 

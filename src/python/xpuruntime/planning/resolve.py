@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from xpuruntime.artifacts.manifest import artifact_controls, foreign_artifact, refuse_compiling, stale_artifact
-from xpuruntime.engines.base import Judgement, Refusal, judge
+from xpuruntime.engines.base import Engine, Judgement, Refusal, judge
 from xpuruntime.engines.known_errors import control_of, not_swept, seen_on_simulator
 from xpuruntime.engines.quantization.judge import calibration_digest
 from xpuruntime.engines.registry import default_registry
@@ -19,6 +19,7 @@ from xpuruntime.evidence.records import Control, Verdict, VerdictCode
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.planning.candidates import (
     KNOWN_EXTRAS,
+    EngineCandidate,
     chooses_among_all_engines,
     control_lines,
     device_fix,
@@ -31,18 +32,14 @@ from xpuruntime.planning.candidates import (
     with_free_choices,
     without_nodes,
 )
-from xpuruntime.planning.plan import ModelFacts, Plan, execution_facts
+from xpuruntime.planning.plan import ModelFacts, Plan, PlanRequest, execution_facts
 from xpuruntime.policies.document import question
-from xpuruntime.runtime.machine import EngineFacts
+from xpuruntime.runtime.machine import EngineFacts, Machine
 from xpuruntime.runtime.packages import install_command
 from xpuruntime.runtime.telemetry import log_decision
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import Engine
-    from xpuruntime.planning.candidates import EngineCandidate
-    from xpuruntime.planning.plan import PlanRequest
     from xpuruntime.policies import Policy
-    from xpuruntime.runtime.machine import Machine
 
 #: A candidate that ``auto`` offered and that was passed over for one of these reasons deserves a warning: the machine
 #: has the device, but it cannot be used until something is fixed.

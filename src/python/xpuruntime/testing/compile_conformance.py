@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.artifacts.manifest import open_artifact
+from xpuruntime.artifacts.manifest import Artifact, open_artifact
 from xpuruntime.engines import default_registry
 from xpuruntime.testing import models
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines import EngineRegistry
 
 _THREADS = 4

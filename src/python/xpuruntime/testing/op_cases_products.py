@@ -6,15 +6,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from xpuruntime.testing import op_references
 from xpuruntime.testing.op_arrays import DTYPES, Draw, OpCall, OpCase
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _LAST = (0, 2, 3, 1)
 

@@ -29,14 +29,12 @@ import numpy as np
 
 from xpuruntime import _core, ops
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.testing.op_arrays import Arrays, Input, NumpyArrays, OpCase, dropout_factors
+from xpuruntime.testing.op_arrays import Arrays, Input, NumpyArrays, OpCall, OpCase, dropout_factors
 from xpuruntime.testing.op_cases_attention import attention_cases, norm_cases
 from xpuruntime.testing.op_cases_products import conv_cases, conv_gradient_cases, matmul_cases
 
 if TYPE_CHECKING:
     import pytest
-
-    from xpuruntime.testing.op_arrays import OpCall
 
 
 def cases_of(kernel: str, arrays: Arrays) -> tuple[OpCase, ...]:

@@ -31,7 +31,7 @@ from xpuruntime.runtime.cpu_and_memory import CpuCores, cpu_cores
 from xpuruntime.runtime.snapshot import probed
 from xpuruntime.tuning.runner import RunnerJob
 from xpuruntime.tuning.space import BATCH, Planner, build_space
-from xpuruntime.tuning.trial import policy_device, trial_devices
+from xpuruntime.tuning.trial import Candidate, policy_device, trial_devices
 
 if TYPE_CHECKING:
     import os
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from xpuruntime.tuning.ray_cluster import RayCluster
     from xpuruntime.tuning.spec.parts import SearchSpace
     from xpuruntime.tuning.spec.tune_spec import TuneSpec
-    from xpuruntime.tuning.trial import Candidate
 
 _PRECISION = "execution.precision"
 

@@ -19,12 +19,11 @@ from xpuruntime.measuring.statistics import (
     growing_rounds,
     paired_ratio,
 )
-from xpuruntime.tuning.space import OPTIONS
+from xpuruntime.tuning.space import OPTIONS, CandidateState, Point, Setting
 from xpuruntime.tuning.trial import CONTROL, CandidateFailed
 from xpuruntime.tuning.tune_result import Ratio
 
 if TYPE_CHECKING:
-    from xpuruntime.tuning.space import CandidateState, Point, Setting
     from xpuruntime.tuning.spec.parts import Decide
 
 

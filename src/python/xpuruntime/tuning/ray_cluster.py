@@ -30,7 +30,15 @@ from xpuruntime.printable import bytes_text
 from xpuruntime.runtime.cpu_and_memory import cpu_cores
 from xpuruntime.runtime.packages import install_command
 from xpuruntime.runtime.snapshot import machine_snapshot
-from xpuruntime.tuning.trial import CandidateFailed, DeviceLost, OutOfTime, Trial, TrialDevice, hardware_difference
+from xpuruntime.tuning.trial import (
+    Candidate,
+    CandidateFailed,
+    DeviceLost,
+    OutOfTime,
+    Trial,
+    TrialDevice,
+    hardware_difference,
+)
 from xpuruntime.tuning.trial_executors import Executor, ProcessExecutor
 
 if TYPE_CHECKING:
@@ -38,7 +46,6 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.machine import Machine
     from xpuruntime.tuning.runner import RunnerJob
     from xpuruntime.tuning.spec.parts import Constraints, RayPlacement
-    from xpuruntime.tuning.trial import Candidate
 
 
 class FileSent(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,15 +25,13 @@ from xpuruntime.engines.arrays import digest_parts
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.evidence.tolerances import Tolerance, compare_within
 from xpuruntime.inference import InferenceSession
-from xpuruntime.inference.calls import open_calls
+from xpuruntime.inference.calls import Calls, open_calls
 from xpuruntime.locks.worker_side.xrt_session_worker import read_arrays
-from xpuruntime.measuring.conditions import open_meter
+from xpuruntime.measuring.conditions import EnergyMeter, open_meter
 from xpuruntime.runtime.cpu_and_memory import process_memory
 
 if TYPE_CHECKING:
     from xpuruntime.engines.registry import EngineRegistry
-    from xpuruntime.inference.calls import Calls
-    from xpuruntime.measuring.conditions import EnergyMeter
 
 #: Seconds of warming before the first turn and before each; of a turn at least.
 _WARM, _AGAIN, _BLOCK = 0.1, 0.002, 0.02

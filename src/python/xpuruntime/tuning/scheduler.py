@@ -18,14 +18,12 @@ from xpuruntime.errors import InputError
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.measuring.statistics import CandidateCode, runs_required
 from xpuruntime.tuning.race import Failure, Race, SettingGains
-from xpuruntime.tuning.space import CandidateState, Rejected, exit_text, gain_from_ratio
-from xpuruntime.tuning.trial import CONTROL, USED_UP, Candidate, CandidateFailed, OutOfTime, Trial
+from xpuruntime.tuning.space import CandidateState, Planned, Point, Rejected, Setting, Space, exit_text, gain_from_ratio
+from xpuruntime.tuning.trial import CONTROL, USED_UP, Candidate, CandidateFailed, Measurements, OutOfTime, Trial
 from xpuruntime.tuning.tune_result import TuneProgress
 
 if TYPE_CHECKING:
-    from xpuruntime.tuning.space import Planned, Point, Setting, Space
     from xpuruntime.tuning.spec.tune_spec import TuneSpec
-    from xpuruntime.tuning.trial import Measurements
     from xpuruntime.tuning.trial_executors import Executor
 
 #: Candidates that are open at once on a device.

@@ -17,13 +17,12 @@ from xpuruntime.engines.quantization import uses_calibration
 from xpuruntime.errors import PolicyError, XpuRuntimeError
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.inference.plan_request import plan_request
-from xpuruntime.measuring.statistics import CandidateCode
+from xpuruntime.measuring.statistics import CandidateCode, Interval
 from xpuruntime.tuning.trial import Candidate, Trial
 from xpuruntime.tuning.tune_result import CandidateResult, Ratio
 
 if TYPE_CHECKING:
     from xpuruntime.engines.registry import EngineRegistry
-    from xpuruntime.measuring.statistics import Interval
     from xpuruntime.planning import Plan, PlanRequest
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.cpu_and_memory import CpuCores

@@ -18,14 +18,12 @@ from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.printable import error_line, first_line
 from xpuruntime.runtime.cpu_and_memory import available_memory
 from xpuruntime.runtime.worker import FailureKind, Worker, WorkerFailure
-from xpuruntime.tuning.runner import Runner
-from xpuruntime.tuning.trial import CandidateFailed, OutOfTime, Trial
+from xpuruntime.tuning.runner import Runner, RunnerJob
+from xpuruntime.tuning.trial import Candidate, CandidateFailed, OutOfTime, Trial, TrialDevice
 
 if TYPE_CHECKING:
     from xpuruntime.engines.registry import EngineRegistry
-    from xpuruntime.tuning.runner import RunnerJob
     from xpuruntime.tuning.spec.parts import Constraints
-    from xpuruntime.tuning.trial import Candidate, TrialDevice
 
 #: Objectives whose figure is that of a process that is started for it.
 FRESH_PROCESS_OBJECTIVES = ("memory", "cold_start")

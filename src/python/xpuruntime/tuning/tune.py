@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.argument_types import CALLABLE, FLAG, MACHINE, NAMES, NUMBER, PATH, TEXT, check_types
-from xpuruntime.engines.registry import known_engines
+from xpuruntime.engines.registry import EngineRegistry, known_engines
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.files.journal import Journal
 from xpuruntime.files.scratch import ScratchFolder
@@ -27,19 +27,15 @@ from xpuruntime.tuning.ray_cluster import RayCluster, job_on_node, search_files
 from xpuruntime.tuning.space import BATCH, Rejected, kernel_values
 from xpuruntime.tuning.spec.parts import Objective, RayPlacement
 from xpuruntime.tuning.spec.tune_spec import TuneSpec
-from xpuruntime.tuning.trial import CONTROL, Candidate, Measurements
-from xpuruntime.tuning.trial_executors import FRESH_PROCESS_OBJECTIVES, LocalExecutor, ProcessExecutor
-from xpuruntime.tuning.tune_result import CandidateResult, TuneResult
+from xpuruntime.tuning.trial import CONTROL, Candidate, Measurements, TrialDevice
+from xpuruntime.tuning.trial_executors import FRESH_PROCESS_OBJECTIVES, Executor, LocalExecutor, ProcessExecutor
+from xpuruntime.tuning.tune_result import CandidateResult, TuneProgress, TuneResult
 from xpuruntime.tuning.tune_search import Search
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session_arguments import PolicyLike
     from xpuruntime.runtime.machine import Machine
     from xpuruntime.tuning.runner import RunnerJob
-    from xpuruntime.tuning.trial import TrialDevice
-    from xpuruntime.tuning.trial_executors import Executor
-    from xpuruntime.tuning.tune_result import TuneProgress
 
 
 def tune(

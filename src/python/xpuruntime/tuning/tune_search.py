@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from xpuruntime.measuring.statistics import CandidateCode, runs_required
-from xpuruntime.tuning.race import Duel
+from xpuruntime.tuning.race import Duel, DuelResult
 from xpuruntime.tuning.scheduler import TAIL_SECONDS, TrialScheduler
-from xpuruntime.tuning.space import FINAL, Rejected, op_share
+from xpuruntime.tuning.space import FINAL, CandidateState, Planned, Point, Rejected, op_share
 from xpuruntime.tuning.trial import CONTROL, CandidateFailed, OutOfTime
 
 if TYPE_CHECKING:
-    from xpuruntime.tuning.race import DuelResult
-    from xpuruntime.tuning.space import CandidateState, Planned, Point
     from xpuruntime.tuning.tune_result import CandidateResult, Ratio
 
 #: Candidates that are planned at most.

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from xpuruntime.engines.model.external import element_count
-from xpuruntime.engines.model.graph import graphs, normal_domain, reads, subgraphs, tensors
+from xpuruntime.engines.model.graph import NamedNode, graphs, normal_domain, reads, subgraphs, tensors
 
 if TYPE_CHECKING:
     import onnx
 
-    from xpuruntime.engines.model.graph import NamedNode
 
 #: Operators of the standard that always draw random numbers; ``Dropout`` does in training mode.
 RANDOM = frozenset(

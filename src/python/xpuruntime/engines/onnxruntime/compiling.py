@@ -12,21 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.base import Compiled
+from xpuruntime.engines.base import Compiled, Request
 from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.onnxruntime.device_arrays import no_capture
 from xpuruntime.engines.onnxruntime.loading import QUANTIZED, SOURCE, model_source, preload_cuda
 from xpuruntime.engines.onnxruntime.observing.unit_attribution import attribute_units
 from xpuruntime.engines.onnxruntime.opening import open_session, session_options
-from xpuruntime.engines.onnxruntime.options import uncompilable
+from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings, uncompilable
 from xpuruntime.errors import EngineError, UnsupportedOperationError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from xpuruntime.engines.base import Request
     from xpuruntime.engines.model_source import ModelSource
-    from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
     from xpuruntime.runtime.machine import Machine
 
 _MODEL = "model.onnx"

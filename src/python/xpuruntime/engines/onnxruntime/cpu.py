@@ -19,7 +19,7 @@ from xpuruntime.engines.onnxruntime._private_api import (
     value_from_dlpack,
 )
 from xpuruntime.engines.onnxruntime.device_arrays import ONNX_TYPES
-from xpuruntime.engines.onnxruntime.opening import translate
+from xpuruntime.engines.onnxruntime.opening import Opened, translate
 from xpuruntime.errors import XpuRuntimeError
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Binding, Observed
     from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.onnxruntime.opening import Opened
 
 
 class CpuModel(HostModel):

@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.arrays import kind_of
-from xpuruntime.engines.base import LoadedModel, closed
+from xpuruntime.engines.arrays import Kind, kind_of
+from xpuruntime.engines.base import Binding, LoadedModel, Observed, closed
 from xpuruntime.engines.cuda_arrays import (
     DeviceArray,
     as_kind,
@@ -37,15 +37,12 @@ from xpuruntime.engines.input_binding import ConversionLog, InputValidator
 from xpuruntime.engines.onnxruntime._private_api import raw_binding, raw_device, raw_session
 from xpuruntime.engines.onnxruntime.cuda_host import CudaHostRunner, HostRuns
 from xpuruntime.engines.onnxruntime.device_arrays import DLPackArray, as_bool, element_type, new_turn, no_capture
-from xpuruntime.engines.onnxruntime.opening import translate
+from xpuruntime.engines.onnxruntime.opening import Opened, translate
 from xpuruntime.errors import InputError, XpuRuntimeError
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.arrays import Kind
-    from xpuruntime.engines.base import Binding, Observed
     from xpuruntime.engines.host_model import HostRunner
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.onnxruntime.opening import Opened
     from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
     from xpuruntime.evidence.records import Conversion
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.arrays import kind_of_feeds
 from xpuruntime.engines.base import Binding
-from xpuruntime.engines.cuda_arrays import DeviceBuffers, device_array
+from xpuruntime.engines.cuda_arrays import DeviceArray, DeviceBuffers, device_array
 from xpuruntime.engines.input_binding import closed_binding, known_outputs
 from xpuruntime.engines.onnxruntime._private_api import raw_binding, raw_session
 from xpuruntime.engines.onnxruntime.cpu import fits
@@ -26,7 +26,6 @@ from xpuruntime.engines.onnxruntime.device_arrays import (
 from xpuruntime.errors import InputError, UnsupportedOperationError
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.cuda_arrays import DeviceArray
     from xpuruntime.engines.model import TensorInfo
     from xpuruntime.engines.onnxruntime.cuda import CudaModel
 

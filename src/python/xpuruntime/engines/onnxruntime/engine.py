@@ -9,8 +9,8 @@ from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from xpuruntime.engines.base import PackagedEngine, Refusal, Request, Resolved
-from xpuruntime.engines.control_builder import own_options
+from xpuruntime.engines.base import Compiled, Judgement, LoadedModel, PackagedEngine, Refusal, Request, Resolved
+from xpuruntime.engines.control_builder import Option, own_options
 from xpuruntime.engines.onnxruntime.controls import resolve_settings
 from xpuruntime.engines.onnxruntime.options import (
     CPU_OPTIONS,
@@ -24,14 +24,11 @@ from xpuruntime.engines.onnxruntime.options import (
 from xpuruntime.engines.onnxruntime.pass_through import PASS_THROUGH, refuse_pass_through, resolve_pass_through
 from xpuruntime.engines.quantization.judge import refuse_int8
 from xpuruntime.evidence.records import VerdictCode
-from xpuruntime.runtime.machine import EngineFacts
+from xpuruntime.runtime.machine import EngineFacts, Machine
 from xpuruntime.runtime.packages import install_command, installed
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import Compiled, Judgement, LoadedModel
-    from xpuruntime.engines.control_builder import Option
     from xpuruntime.engines.native_export.native_config import NativeExporter
-    from xpuruntime.runtime.machine import Machine
 
 #: Wheels that all install the package `onnxruntime`.
 WHEELS = ("onnxruntime-gpu", "onnxruntime", "onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-migraphx")

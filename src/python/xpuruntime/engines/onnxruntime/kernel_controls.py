@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpuruntime.engines.control_builder import ENGINE_CHOICE
-from xpuruntime.engines.onnxruntime.options import ATTENTION_BITS, CONV_SEARCH
+from xpuruntime.engines.control_builder import ENGINE_CHOICE, ControlBuilder
+from xpuruntime.engines.onnxruntime.options import ATTENTION_BITS, CONV_SEARCH, OnnxRuntimeSettings
 from xpuruntime.engines.onnxruntime.rewriting.rules import (
     THREADS,
     FoundRewrites,
@@ -27,8 +27,6 @@ from xpuruntime.policies.kinds import share_text
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.control_builder import ControlBuilder
-    from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
     from xpuruntime.policies import KernelPolicy, KernelRule
 
 _ATTENTION_OPS = frozenset(

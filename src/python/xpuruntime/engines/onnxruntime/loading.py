@@ -16,14 +16,13 @@ from xpuruntime.engines.model_source import ModelSource, prepare_source
 from xpuruntime.engines.onnxruntime._private_api import raw_session
 from xpuruntime.engines.onnxruntime.device_arrays import no_capture
 from xpuruntime.engines.onnxruntime.opening import Opened, open_session, session_options
-from xpuruntime.engines.onnxruntime.options import DISABLED, LAYER_FUSIONS
+from xpuruntime.engines.onnxruntime.options import DISABLED, LAYER_FUSIONS, OnnxRuntimeSettings
 from xpuruntime.errors import EngineError, ModelError, XpuRuntimeError
 from xpuruntime.files.reading import decode_json
 
 if TYPE_CHECKING:
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.base import LoadedModel, Observed, Request
-    from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
     from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
 
 

@@ -15,9 +15,11 @@ from xpuruntime.engines.native_export.native_config import (
     RECORD,
     REQUIREMENTS,
     SCRIPT,
+    KeyOutcome,
     KeyOutcomes,
     NativeConfig,
     NativeExporter,
+    OutcomeWord,
     python_literal,
     script_main,
     write_model,
@@ -31,7 +33,6 @@ from xpuruntime.errors import UnsupportedOperationError
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Observed
     from xpuruntime.engines.model_source import ModelSource
-    from xpuruntime.engines.native_export.native_config import KeyOutcome, OutcomeWord
 
 _TITLE = "ONNX Runtime"
 _CUDA = "CUDAExecutionProvider"

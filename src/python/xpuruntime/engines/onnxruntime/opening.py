@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.onnxruntime.options import AFFINITIES, OPERATOR_LIBRARIES
+from xpuruntime.engines.onnxruntime.options import AFFINITIES, OPERATOR_LIBRARIES, OnnxRuntimeSettings
 from xpuruntime.errors import (
     CudaError,
     EngineError,
@@ -30,7 +30,6 @@ from xpuruntime.runtime.libraries.loading import EXTENSIONS, operator_library
 
 if TYPE_CHECKING:
     from xpuruntime.engines.model_source import ModelSource
-    from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
 
 LEVELS = {
     "disable": "ORT_DISABLE_ALL",

@@ -9,17 +9,14 @@ import re
 import sys
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
-from xpuruntime.engines.base import EngineSettings
+from xpuruntime.engines.base import EngineSettings, Observed, Request
 from xpuruntime.engines.control_builder import BOOL, Option
 from xpuruntime.engines.model.shapes import read_shapes
 from xpuruntime.runtime.libraries.loading import mapped_paths, operator_library
-
-if TYPE_CHECKING:
-    from xpuruntime.engines.base import Observed, Request
 
 #: What a policy may call this engine.
 NAMES = ("onnxruntime", "ort", "onnxrt")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpuruntime.engines.base import Refusal
+from xpuruntime.engines.base import Refusal, Request
 from xpuruntime.engines.control_builder import ControlBuilder, Option, check_options, own_options, show
 from xpuruntime.engines.onnxruntime.options import (
     COREML_OPTIONS,
@@ -24,12 +24,10 @@ from xpuruntime.engines.onnxruntime.options import (
     OnnxRuntimeSettings,
 )
 from xpuruntime.errors import EngineError
-from xpuruntime.evidence.records import VerdictCode
+from xpuruntime.evidence.records import Control, VerdictCode
 from xpuruntime.files.paths import kind_of, not_private, with_home
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import Request
-    from xpuruntime.evidence.records import Control
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.model.graph import graphs
-from xpuruntime.engines.onnxruntime.options import SAFE_LEVEL
+from xpuruntime.engines.onnxruntime.options import SAFE_LEVEL, OnnxRuntimeSettings
 from xpuruntime.engines.onnxruntime.rewriting.rules import DOMAIN
 from xpuruntime.engines.precision import probe_feeds
 from xpuruntime.errors import EngineFailed, XpuRuntimeError
@@ -29,7 +29,6 @@ from xpuruntime.files.scratch import ScratchFolder
 
 if TYPE_CHECKING:
     from xpuruntime.engines.model_source import ModelSource
-    from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
 
 _SECONDS = 600.0
 _ENTRIES = CacheEntries("trials", most=1000, largest=4096)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.base import EngineSettings, Refusal
+from xpuruntime.engines.base import EngineSettings, Refusal, Request
 from xpuruntime.engines.control_builder import (
     BOOL,
     PROBED,
@@ -25,12 +25,10 @@ from xpuruntime.engines.model.file import GENERATION_CONFIG as CONFIG
 from xpuruntime.engines.onnxruntime.options import AFFINITIES, DENORMALS, SESSION_OPTIONS
 from xpuruntime.engines.onnxruntime.precision_controls import integer_nodes, resolve_weights
 from xpuruntime.engines.precision.types import other_floats
-from xpuruntime.evidence.records import VerdictCode
+from xpuruntime.evidence.records import Control, VerdictCode
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import Request
     from xpuruntime.engines.onnxruntime_genai.folder import GenAiFolder
-    from xpuruntime.evidence.records import Control
 
 #: What a policy may call this engine.
 NAMES = ("onnxruntime-genai", "genai")

@@ -9,18 +9,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from xpuruntime.engines.base import PackagedEngine, Refusal, Resolved
+from xpuruntime.engines.base import Judgement, LoadedModel, PackagedEngine, Refusal, Request, Resolved
 from xpuruntime.engines.model.file import generation_folder
 from xpuruntime.engines.onnxruntime.engine import WHEELS
 from xpuruntime.evidence.records import VerdictCode
-from xpuruntime.runtime.machine import EngineFacts
+from xpuruntime.runtime.machine import EngineFacts, Machine
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import Judgement, LoadedModel, Request
     from xpuruntime.engines.control_builder import Option
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.onnxruntime_genai.controls import GenAiSettings
-    from xpuruntime.runtime.machine import Machine
 
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 

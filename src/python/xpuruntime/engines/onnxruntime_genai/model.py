@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from xpuruntime.engines.base import Observed, closed
+from xpuruntime.engines.base import Observed, Request, closed
 from xpuruntime.engines.generation import GenerationModel
 from xpuruntime.engines.observation import effective_of
 from xpuruntime.engines.onnxruntime.observing.kernels import outside
@@ -34,7 +34,6 @@ from xpuruntime.evidence.documents import COLD, COUNTED, LOADED, checkpoint
 from xpuruntime.files.scratch import ScratchFolder
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import Request
     from xpuruntime.engines.onnxruntime_genai.controls import GenAiSettings
     from xpuruntime.engines.onnxruntime_genai.folder import GenAiFolder
     from xpuruntime.evidence.records import Unit

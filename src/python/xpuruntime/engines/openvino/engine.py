@@ -7,18 +7,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from xpuruntime.engines.base import PackagedEngine, Refusal, Request, Resolved
-from xpuruntime.engines.openvino.options import GRAPH_OPTIONS, NAMES, options_of
+from xpuruntime.engines.base import Compiled, Judgement, LoadedModel, PackagedEngine, Refusal, Request, Resolved
+from xpuruntime.engines.openvino.options import GRAPH_OPTIONS, NAMES, OpenVinoSettings, options_of
 from xpuruntime.engines.quantization.judge import refuse_int8
 from xpuruntime.evidence.records import VerdictCode
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from xpuruntime.engines.base import Compiled, Judgement, LoadedModel
     from xpuruntime.engines.control_builder import Option
     from xpuruntime.engines.native_export.native_config import NativeExporter
-    from xpuruntime.engines.openvino.options import OpenVinoSettings
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
 _KINDS = ("cpu", "gpu", "npu")

@@ -12,23 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.base import Compiled
+from xpuruntime.engines.base import Compiled, LoadedModel, Observed, Request
 from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model.external import is_external, load, real_files
 from xpuruntime.engines.model.graph import tensors
 from xpuruntime.engines.model.shapes import with_shapes
 from xpuruntime.engines.model_source import ModelSource, prepare_source
 from xpuruntime.engines.openvino.execution_graph import flatten_softmax, name_operations
-from xpuruntime.engines.openvino.options import read_back, word
+from xpuruntime.engines.openvino.options import OpenVinoSettings, read_back, word
 from xpuruntime.engines.openvino.probing import process_core, translate
 from xpuruntime.errors import EngineError, EngineUnavailable, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.runtime.interruptible_waits import kept_signal_stack
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import LoadedModel, Observed, Request
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.openvino.options import OpenVinoSettings
 
 #: The one file of a compiled artifact.
 BLOB = "model.blob"

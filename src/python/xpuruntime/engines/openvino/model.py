@@ -10,25 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xpuruntime.engines.arrays import from_host
-from xpuruntime.engines.base import closed
+from xpuruntime.engines.arrays import Kind, from_host
+from xpuruntime.engines.base import Binding, Observed, closed
 from xpuruntime.engines.binding import HostBuffers
 from xpuruntime.engines.host_model import HostModel
-from xpuruntime.engines.input_binding import closed_binding, empty_host_array, refuse_stream
+from xpuruntime.engines.input_binding import ConversionLog, closed_binding, empty_host_array, refuse_stream
 from xpuruntime.engines.known_errors import applies_to, inputs_with_errors, known_errors
 from xpuruntime.engines.openvino.probing import translate
-from xpuruntime.engines.openvino.slots import SlotPool, infer_call, passed_on, port_order, share
+from xpuruntime.engines.openvino.slots import Slot, SlotPool, infer_call, passed_on, port_order, share
 from xpuruntime.errors import InputError, XpuRuntimeError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from xpuruntime import _core
-    from xpuruntime.engines.arrays import Kind
-    from xpuruntime.engines.base import Binding, Observed
-    from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.openvino.slots import Slot
     from xpuruntime.engines.run_threads import QueueLimits
 
 #: OpenVINO computes these in 32 bits and wraps what does not fit, so what does not fit is refused.

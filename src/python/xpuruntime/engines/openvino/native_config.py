@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.native_export.native_config import (
+    KeyOutcome,
     KeyOutcomes,
     NativeConfig,
     NativeExporter,
     python_literal,
     script_main,
 )
-from xpuruntime.engines.native_export.triton_config import TRITON_COMMAND, ModelConfig, tensor_configs
+from xpuruntime.engines.native_export.triton_config import TRITON_COMMAND, ModelConfig, TensorConfig, tensor_configs
 from xpuruntime.engines.openvino.execution_graph import executed_nodes
 from xpuruntime.engines.openvino.loading import prepared_graph
 from xpuruntime.engines.openvino.options import NAMES, OpenVinoSettings
@@ -26,8 +27,6 @@ from xpuruntime.errors import EngineFailed
 
 if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo, TensorInfo
-    from xpuruntime.engines.native_export.native_config import KeyOutcome
-    from xpuruntime.engines.native_export.triton_config import TensorConfig
 
 _CONFIG, _GRAPH = "config.json", "model.xml"
 _HINT = "INFERENCE_PRECISION_HINT"

@@ -7,21 +7,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from xpuruntime.engines.base import Observed
+from xpuruntime.engines.base import Observed, Request
 from xpuruntime.engines.observation import CONVERSIONS, UnitIds, folded_unit, listed
 from xpuruntime.engines.openvino.counters import Counted, Shares, count, idle_call_us, requested_precision, share_out
 from xpuruntime.engines.openvino.execution_graph import Executed, name_without_numbers, read_graph
-from xpuruntime.engines.openvino.options import effective
+from xpuruntime.engines.openvino.options import OpenVinoSettings, effective
 from xpuruntime.engines.precision.types import FLOATS, meets, model_precisions, precision_name, precision_of
 from xpuruntime.engines.quantization.style import HEAVY
-from xpuruntime.evidence.memory_over_time import UnitMemory, live_bytes
+from xpuruntime.evidence.memory_over_time import LiveBytes, UnitMemory, live_bytes
 from xpuruntime.evidence.records import Boundary, Time, Unit
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.openvino.options import OpenVinoSettings
-    from xpuruntime.evidence.memory_over_time import LiveBytes
 
 _IDLE = "nothing was done in the runs: a view of its input, or a constant prepared when the model was compiled"
 _ONCE = "it ran in the first run alone: a constant prepared then, and kept"

@@ -16,8 +16,6 @@ from xpuruntime.engines.base import closed
 from xpuruntime.errors import EngineError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from xpuruntime import _core
     from xpuruntime.engines.model import ModelInfo, TensorInfo
 

@@ -8,19 +8,16 @@ from collections.abc import Mapping
 from importlib import util
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from xpuruntime.engines.base import EngineSettings, PackagedEngine, Refusal, Resolved
+from xpuruntime.engines.base import EngineSettings, Judgement, LoadedModel, PackagedEngine, Refusal, Request, Resolved
 from xpuruntime.engines.control_builder import ControlBuilder, Option, check_options, own_options
 from xpuruntime.engines.model.file import MODEL_CONFIG, generation_folder
-from xpuruntime.evidence.records import VerdictCode
+from xpuruntime.evidence.records import Control, VerdictCode
 from xpuruntime.files.paths import kind_of
-from xpuruntime.runtime.machine import EngineFacts
+from xpuruntime.runtime.machine import EngineFacts, Machine
 from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import Judgement, LoadedModel, Request
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.evidence.records import Control
-    from xpuruntime.runtime.machine import Machine
 
 _PACKAGE, _DISTRIBUTION = "openvino_genai", "openvino-genai"
 _GRAPH = "openvino_model.xml"

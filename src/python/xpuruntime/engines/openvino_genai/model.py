@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from xpuruntime.engines.base import Observed, closed
+from xpuruntime.engines.base import Judgement, Observed, Request, closed
 from xpuruntime.engines.generation import (
     TOKENIZER,
     ConfigFile,
@@ -21,17 +21,22 @@ from xpuruntime.engines.generation import (
     files_beside,
 )
 from xpuruntime.engines.model.file import MODEL_CONFIG
-from xpuruntime.errors import EngineFailed, EngineUnavailable, InputError, ModelError, UnsupportedOperationError
+from xpuruntime.errors import (
+    EngineFailed,
+    EngineUnavailable,
+    InputError,
+    ModelError,
+    UnsupportedOperationError,
+    XpuRuntimeError,
+)
 from xpuruntime.evidence.documents import COLD, COUNTED, LOADED, checkpoint
 from xpuruntime.evidence.records import KeySeen
 from xpuruntime.files.paths import kind_of
 from xpuruntime.runtime.interruptible_waits import kept_signal_stack
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import Judgement, Request
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.openvino_genai.engine import PipelineSettings
-    from xpuruntime.errors import XpuRuntimeError
 
 _ENGINE = "openvino-genai"
 _AGAIN = "export the model again: optimum-cli export openvino"

@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.model.external import shown_dims
-from xpuruntime.errors import EngineFailed, InputError, OutOfMemoryError
+from xpuruntime.errors import EngineFailed, InputError, OutOfMemoryError, XpuRuntimeError
 
 if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo, TensorInfo
-    from xpuruntime.errors import XpuRuntimeError
 
 _FIX = "give an array for it"
 #: Bytes that are drawn for one input, in float64.

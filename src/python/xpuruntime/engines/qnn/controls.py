@@ -7,13 +7,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.control_builder import ControlBuilder, check_options, fp32_nodes, own_options, show
-from xpuruntime.engines.qnn.options import GRAPH_OPTIONS, KEYS, NAMES, OPTIONS, TARGET_OPTIONS, QnnSettings
+from xpuruntime.engines.qnn.options import GRAPH_OPTIONS, KEYS, NAMES, OPTIONS, TARGET_OPTIONS, QnnSettings, Target
 from xpuruntime.engines.quantization.judge import quantizes
 from xpuruntime.errors import PolicyError
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.qnn.options import Target
     from xpuruntime.evidence.records import Control
 
 _WHERE = "execution.provider_options.qnn"

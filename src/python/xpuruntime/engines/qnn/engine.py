@@ -6,15 +6,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from xpuruntime.engines.base import PackagedEngine, Refusal, Resolved
-from xpuruntime.engines.qnn.options import NAMES
+from xpuruntime.engines.base import Compiled, Judgement, LoadedModel, PackagedEngine, Refusal, Request, Resolved
+from xpuruntime.engines.qnn.options import NAMES, QnnSettings, Target
 from xpuruntime.evidence.records import VerdictCode
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from xpuruntime.engines.base import Compiled, Judgement, LoadedModel, Request
-    from xpuruntime.engines.qnn.options import QnnSettings, Target
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
 _NO_ARRAYS = ("float8e", "float6e", "float4e", "int4", "uint4", "int2", "uint2", "complex", "string", "bfloat16")

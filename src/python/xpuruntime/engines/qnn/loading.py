@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from xpuruntime.engines.base import Compiled
+from xpuruntime.engines.base import Compiled, LoadedModel, Observed, Request
 from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model.file import parse, read
 from xpuruntime.engines.model_source import ModelSource, prepare_source
@@ -24,7 +24,6 @@ from xpuruntime.errors import EngineError, EngineFailed, ModelError, Unsupported
 from xpuruntime.files.scratch import ScratchFolder
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import LoadedModel, Observed, Request
     from xpuruntime.engines.qnn.options import QnnSettings, Target
 
 T = TypeVar("T")

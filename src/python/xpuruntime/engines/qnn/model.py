@@ -17,7 +17,7 @@ import msgspec
 
 from xpuruntime.engines.onnxruntime.cpu import CopyingBinding, CpuModel
 from xpuruntime.engines.onnxruntime.opening import translate
-from xpuruntime.engines.qnn.opening import decoded, encoded
+from xpuruntime.engines.qnn.opening import Opening, decoded, encoded
 from xpuruntime.errors import EngineError, EngineFailed, InputError, XpuRuntimeError
 from xpuruntime.runtime.worker import FailureKind, Worker, WorkerFailure
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Observed
     from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.qnn.opening import Opening
 
 
 class SessionHandle(NamedTuple):

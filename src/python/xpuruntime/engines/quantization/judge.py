@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.base import Refusal
+from xpuruntime.engines.base import Refusal, Request
 from xpuruntime.evidence.records import VerdictCode
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.policies import Policy
 

@@ -15,14 +15,13 @@ from xpuruntime.engines.model import external as model_external
 from xpuruntime.engines.model.external import inline_functions
 from xpuruntime.engines.model.file import MAX_PROTOBUF, refuse
 from xpuruntime.engines.model.graph import fresh_name, graphs, name_nodes, normal_domain, set_node_names, tensors
-from xpuruntime.engines.quantization.style import HEAVY
+from xpuruntime.engines.quantization.style import HEAVY, Style
 from xpuruntime.printable import bytes_text
 
 if TYPE_CHECKING:
     import onnx
 
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.quantization.style import Style
 
 _SPARE = 64 << 20
 #: From here on DequantizeLinear has an axis, and 16-bit types.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.model.graph import fresh_name, graphs
-from xpuruntime.engines.quantization.style import HEAVY, IMAGE
+from xpuruntime.engines.quantization.style import HEAVY, IMAGE, Style
 from xpuruntime.errors import EngineError
 from xpuruntime.runtime.packages import install_command
 from xpuruntime.runtime.worker import Worker, WorkerFailure
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import onnx
 
     from xpuruntime.engines.quantization.preparing import Prepared
-    from xpuruntime.engines.quantization.style import Style
 
 
 class Aliases:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.model.file import looks_like, parse
-from xpuruntime.engines.model_source import prepare_source
+from xpuruntime.engines.model_source import ModelSource, prepare_source
 from xpuruntime.engines.tensorrt.network import (
     Cancel,
     Listener,
@@ -20,7 +20,7 @@ from xpuruntime.engines.tensorrt.network import (
     parse_network,
     strong_typing,
 )
-from xpuruntime.engines.tensorrt.options import bindings
+from xpuruntime.engines.tensorrt.options import TensorRtProduct, TensorRtSettings, bindings
 from xpuruntime.errors import EngineError, ModelError
 from xpuruntime.files.paths import cache_folder, make_private, not_private, reason_of, with_home
 from xpuruntime.files.reading import read_regular
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.input_binding import ConversionLog
-    from xpuruntime.engines.model_source import ModelSource
-    from xpuruntime.engines.tensorrt.options import TensorRtProduct, TensorRtSettings
 
 #: The form of quantized graph that the parser takes.
 _STYLE = "tensorrt"

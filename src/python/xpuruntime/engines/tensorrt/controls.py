@@ -10,6 +10,7 @@ from xpuruntime.engines.control_builder import ControlBuilder, fp32_nodes, own_o
 from xpuruntime.engines.model.shapes import shape_ranges
 from xpuruntime.engines.tensorrt.options import (
     Profile,
+    TensorRtProduct,
     TensorRtSettings,
     checked_options,
     compute_capabilities,
@@ -20,7 +21,6 @@ from xpuruntime.errors import PolicyError
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.tensorrt.options import TensorRtProduct
     from xpuruntime.evidence.records import Control
     from xpuruntime.runtime.machine import EngineFacts
 

@@ -6,15 +6,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from xpuruntime.engines.base import PackagedEngine, Refusal, Resolved
-from xpuruntime.engines.tensorrt.options import RTX, TENSORRT, TensorRtProduct, runtime_keys
+from xpuruntime.engines.base import Compiled, Judgement, LoadedModel, PackagedEngine, Refusal, Request, Resolved
+from xpuruntime.engines.tensorrt.options import RTX, TENSORRT, TensorRtProduct, TensorRtSettings, runtime_keys
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from xpuruntime.engines.base import Compiled, Judgement, LoadedModel, Request
     from xpuruntime.engines.native_export.native_config import NativeExporter
-    from xpuruntime.engines.tensorrt.options import TensorRtSettings
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
 

@@ -13,7 +13,7 @@ from xpuruntime import _core
 from xpuruntime.engines.base import closed
 from xpuruntime.engines.tensorrt.network import DTYPES, Listener, failure, logger
 from xpuruntime.engines.tensorrt.refusals import Record
-from xpuruntime.errors import EngineError, OutOfMemoryError
+from xpuruntime.errors import EngineError, OutOfMemoryError, XpuRuntimeError
 from xpuruntime.runtime.interruptible_waits import ConditionVariable
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.tensorrt.building import CacheFile
     from xpuruntime.engines.tensorrt.options import TensorRtProduct, TensorRtSettings
-    from xpuruntime.errors import XpuRuntimeError
 
 _api = ctypes.pythonapi
 _api.PyCapsule_New.restype = ctypes.py_object

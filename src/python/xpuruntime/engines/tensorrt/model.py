@@ -13,8 +13,8 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.arrays import kind_of, kind_of_feeds
-from xpuruntime.engines.base import Binding, LoadedModel, closed
+from xpuruntime.engines.arrays import Kind, kind_of, kind_of_feeds
+from xpuruntime.engines.base import Binding, LoadedModel, Observed, Request, closed
 from xpuruntime.engines.cuda_arrays import (
     DeviceArray,
     DeviceBuffers,
@@ -31,15 +31,12 @@ from xpuruntime.engines.model.shapes import with_shapes
 from xpuruntime.engines.tensorrt.building import build, cache_file, prepare
 from xpuruntime.engines.tensorrt.handle import Handle, Slot, Slots, unfit
 from xpuruntime.engines.tensorrt.network import Cancel, interruptible
-from xpuruntime.engines.tensorrt.options import bindings
+from xpuruntime.engines.tensorrt.options import TensorRtProduct, TensorRtSettings, bindings
 from xpuruntime.engines.tensorrt.refusals import Record, SerializedEngine, read_artifact
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.arrays import Kind
-    from xpuruntime.engines.base import Observed, Request
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.tensorrt.options import TensorRtProduct, TensorRtSettings
     from xpuruntime.evidence.records import Conversion
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.native_export.native_config import (
     RECORD,
+    KeyOutcome,
     KeyOutcomes,
     NativeConfig,
     NativeExporter,
@@ -26,7 +27,6 @@ from xpuruntime.engines.tensorrt.options import TENSORRT, TensorRtSettings
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from xpuruntime.engines.native_export.native_config import KeyOutcome
 
 _SCRIPT, _ARGUMENTS = "build.sh", "arguments.json"
 _KIB = 1024

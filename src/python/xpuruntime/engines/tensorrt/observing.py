@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.engines.base import Observed
+from xpuruntime.engines.base import Observed, Request
 from xpuruntime.engines.model.shapes import ShapeRange
 from xpuruntime.engines.observation import CONVERSIONS, folded_unit
 from xpuruntime.engines.precision.types import FLOATS, main_precision, read_and_written
-from xpuruntime.engines.tensorrt.handle import Slot
+from xpuruntime.engines.tensorrt.handle import Handle, Slot
 from xpuruntime.engines.tensorrt.network import layer_nodes
 from xpuruntime.errors import EngineError, ModelError
 from xpuruntime.evidence.documents import COLD, COUNTED, LOADED, checkpoint
 from xpuruntime.evidence.records import Boundary, Time, Unit
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import Request
     from xpuruntime.engines.model.facts import NodeInfo
-    from xpuruntime.engines.tensorrt.handle import Handle
     from xpuruntime.engines.tensorrt.model import TensorRtModel
 
 _UNSEEN = (

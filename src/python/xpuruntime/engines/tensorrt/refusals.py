@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.engines.base import Compiled, Refusal
+from xpuruntime.engines.base import Compiled, Refusal, Request
 from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model.shapes import open_dimensions, shape_ranges
-from xpuruntime.engines.tensorrt.building import build
+from xpuruntime.engines.tensorrt.building import Built, build
 from xpuruntime.engines.tensorrt.network import logger
-from xpuruntime.engines.tensorrt.options import bindings, compute_capabilities
+from xpuruntime.engines.tensorrt.options import TensorRtProduct, TensorRtSettings, bindings, compute_capabilities
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError
 from xpuruntime.evidence.records import VerdictCode
 from xpuruntime.files.reading import decode_json
@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from xpuruntime.artifacts.manifest import Artifact
-    from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.tensorrt.building import Built
-    from xpuruntime.engines.tensorrt.options import TensorRtProduct, TensorRtSettings
     from xpuruntime.runtime.machine import Machine
 
 #: Types of inputs and outputs that both sides have, and that keep their meaning.

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import kind_of, torch_dtype_name
 from xpuruntime.engines.base import Binding
-from xpuruntime.engines.input_binding import closed_binding, fixed_shape, known_outputs
+from xpuruntime.engines.input_binding import ConversionLog, closed_binding, fixed_shape, known_outputs
 from xpuruntime.engines.torch.names import from_numpy, to_numpy, torch_dtype
 from xpuruntime.errors import EngineFailed, InputError
 from xpuruntime.printable import error_line
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.torch.model import TorchModel
     from xpuruntime.engines.torch.program.sources import Call
 

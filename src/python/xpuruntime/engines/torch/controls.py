@@ -11,7 +11,7 @@ from xpuruntime.engines.control_builder import ControlBuilder, check_options, ow
 from xpuruntime.engines.torch.decoder_folder import FORMAT as DECODER
 from xpuruntime.engines.torch.names import NAMES, OPTIONS, DecoderSettings, TorchSettings
 from xpuruntime.engines.torch.pinning import operation_of, placed_rules
-from xpuruntime.engines.torch.uncovered_calls import uncovered_calls
+from xpuruntime.engines.torch.uncovered_calls import UncoveredCalls, uncovered_calls
 from xpuruntime.engines.written_out import absence, written_out
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies.document import question
@@ -20,7 +20,6 @@ from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.torch.uncovered_calls import UncoveredCalls
     from xpuruntime.evidence.records import Control, Enforceability
 
 _WHERE = "execution.provider_options.torch"

@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xpuruntime.engines.base import closed
+from xpuruntime.engines.base import Judgement, Observed, Request, closed
 from xpuruntime.engines.generation import Generated, GenerationModel
 from xpuruntime.engines.model.file import MODEL_CONFIG
-from xpuruntime.engines.torch.names import precision_dtype, torch_precision, translate
+from xpuruntime.engines.torch.names import DecoderSettings, precision_dtype, torch_precision, translate
 from xpuruntime.engines.torch.pinning import Pins, hold
 from xpuruntime.errors import EngineFailed, EngineUnavailable, InputError, ModelError, UnsupportedOperationError
 from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import Judgement, Observed, Request
-    from xpuruntime.engines.torch.names import DecoderSettings
     from xpuruntime.pytorch.switches.shared_switches import SwitchClaim
 
 #: Most prompts of one call that captured steps have a cache for; each is made on first use.

@@ -10,20 +10,17 @@ from collections.abc import Mapping
 from importlib import util
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from xpuruntime.engines.base import PackagedEngine, Refusal, Request, Resolved
+from xpuruntime.engines.base import Judgement, LoadedModel, PackagedEngine, Refusal, Request, Resolved, WorkRecorder
 from xpuruntime.engines.model.file import MODEL_CONFIG, generation_folder
-from xpuruntime.engines.torch.names import NAMES, OPTIONS
+from xpuruntime.engines.torch.names import NAMES, OPTIONS, TorchSettings
 from xpuruntime.evidence.records import VerdictCode
-from xpuruntime.runtime.machine import EngineFacts
+from xpuruntime.runtime.machine import EngineFacts, Machine
 from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import Judgement, LoadedModel, WorkRecorder
     from xpuruntime.engines.control_builder import Option
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.native_export.native_config import NativeExporter
-    from xpuruntime.engines.torch.names import TorchSettings
-    from xpuruntime.runtime.machine import Machine
 
 
 class TorchEngine(PackagedEngine["TorchSettings"]):

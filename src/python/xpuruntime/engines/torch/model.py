@@ -15,16 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import device_of, from_host, kind_of, torch_dtype_name
-from xpuruntime.engines.base import Binding, LoadedModel, Observed, closed
+from xpuruntime.engines.base import Binding, Judgement, LoadedModel, Observed, Request, closed
 from xpuruntime.engines.input_binding import ConversionLog, InputValidator, refuse_stream, type_name
 from xpuruntime.engines.torch.binding import GuardedCall
-from xpuruntime.engines.torch.names import from_numpy, to_numpy, translate
+from xpuruntime.engines.torch.names import TorchSettings, from_numpy, to_numpy, translate
 from xpuruntime.engines.torch.pinning import Pins, hold
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import Judgement, Request
-    from xpuruntime.engines.torch.names import TorchSettings
     from xpuruntime.engines.torch.program.sources import Call
     from xpuruntime.evidence.records import Conversion
     from xpuruntime.pytorch.switches.shared_switches import SwitchClaim

@@ -7,10 +7,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.native_export.native_config import (
+    KeyOutcome,
     KeyOutcomes,
     NativeConfig,
     NativeExporter,
@@ -20,9 +21,6 @@ from xpuruntime.engines.torch.controls import PYTORCH_CHOICE
 from xpuruntime.engines.torch.names import NAMES, TorchSettings, multiplies_integers
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.evidence.records import Unit
-
-if TYPE_CHECKING:
-    from xpuruntime.engines.native_export.native_config import KeyOutcome
 
 _PROGRAM = "model.pt2"
 _OPTIONS = ("mode", "compile_mode", "fullgraph", "dynamic")

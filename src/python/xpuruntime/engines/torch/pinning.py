@@ -11,7 +11,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.torch.names import CELLS, RECURRENT, RECURRENT_KERNELS
+from xpuruntime.engines.torch.names import CELLS, RECURRENT, RECURRENT_KERNELS, TorchSettings
 from xpuruntime.errors import EngineError
 from xpuruntime.evidence.metadata import OP_OF_TORCH, module_of_node
 from xpuruntime.policies import KernelPolicy, Policy
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from xpuruntime import _core
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import NodeInfo
-    from xpuruntime.engines.torch.names import TorchSettings
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.dispatch.context import thread_policy
     from xpuruntime.pytorch.switches.shared_switches import SwitchClaim

@@ -13,12 +13,11 @@ from xpuruntime.engines.torch.names import RECURRENT, RECURRENT_KERNELS
 from xpuruntime.engines.torch.pinning import facts_of_program_node, placed_rules
 from xpuruntime.policies import KernelPolicy
 from xpuruntime.policies.call_facts import UNKNOWN
-from xpuruntime.policies.kernel_rules import OPS
+from xpuruntime.policies.kernel_rules import OPS, KernelRule
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import NodeInfo
-    from xpuruntime.policies.kernel_rules import KernelRule
 
 #: Kernels that a policy may ask for there, by operation. Those of attention are as
 #: `xpuruntime.pytorch.attention.call.WITH_WEIGHTS` has them, which needs PyTorch.

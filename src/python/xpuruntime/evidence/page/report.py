@@ -15,7 +15,7 @@ import msgspec
 
 from xpuruntime.evidence.cuda_graphs import status_text
 from xpuruntime.evidence.determinism import determinism_rows
-from xpuruntime.evidence.kernel_records import summed, tensor_cores_text
+from xpuruntime.evidence.kernel_records import KernelDecision, summed, tensor_cores_text
 from xpuruntime.evidence.memory_over_time import most_by_owner
 from xpuruntime.evidence.page.document import assemble
 from xpuruntime.evidence.render_text.changes import outside_text
@@ -23,7 +23,6 @@ from xpuruntime.evidence.render_text.sections import graph_rows, live_text, memo
 from xpuruntime.notebook import Badge, escaped, fragment, fragment_table
 
 if TYPE_CHECKING:
-    from xpuruntime.evidence.kernel_records import KernelDecision
     from xpuruntime.evidence.records import Boundary, Observation, Time, Unit
     from xpuruntime.evidence.report import Report
 

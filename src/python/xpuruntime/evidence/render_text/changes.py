@@ -7,15 +7,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.evidence.difference import difference_rows, listed
+from xpuruntime.evidence.difference import Difference, difference_rows, listed
 from xpuruntime.evidence.render_text.sections import changed_decisions, changed_memory
 from xpuruntime.printable import bytes_text
-from xpuruntime.tables import rows_table
+from xpuruntime.tables import Cell, rows_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from xpuruntime.evidence.difference import Difference
     from xpuruntime.evidence.records import Time
     from xpuruntime.evidence.report_comparison import (
         BoundaryChange,
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
         UnitSide,
         What,
     )
-    from xpuruntime.tables import Cell
 
 _HEADS = {"reason": "why", "restore": "restored by"}
 #: Characters of a value that a table shows.

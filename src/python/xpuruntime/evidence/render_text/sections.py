@@ -7,21 +7,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from xpuruntime.evidence.cuda_graphs import status_text
+from xpuruntime.evidence.cuda_graphs import GraphStatus, status_text
 from xpuruntime.evidence.memory_over_time import most_by_owner, most_live
-from xpuruntime.evidence.shape_coverage import covered_text
+from xpuruntime.evidence.shape_coverage import ShapeCoverage, covered_text
 from xpuruntime.printable import bytes_text
 from xpuruntime.tables import ROWS, rows_table, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from xpuruntime.evidence.cuda_graphs import GraphStatus
     from xpuruntime.evidence.kernel_records import KernelDecision
     from xpuruntime.evidence.records import Unit
     from xpuruntime.evidence.report import Report
     from xpuruntime.evidence.report_comparison import DecisionChange, MemoryChange
-    from xpuruntime.evidence.shape_coverage import ShapeCoverage
 
 _OWN = "the engine's own"
 _SOURCE_STYLE = {"fallback": "bold red"}

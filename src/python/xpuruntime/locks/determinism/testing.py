@@ -26,7 +26,7 @@ from xpuruntime.locks.determinism.grades import (
     run_fresh,
     why_not_fresh,
 )
-from xpuruntime.policies.execution_policy import DETERMINISM_GRADES
+from xpuruntime.policies.execution_policy import DETERMINISM_GRADES, Determinism
 from xpuruntime.printable import error_line
 from xpuruntime.runtime.telemetry import log_step
 from xpuruntime.runtime.worker import FailureKind, WorkerFailure
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from xpuruntime.inference.session_arguments import ModelLike, PolicyLike
     from xpuruntime.locks.determinism.grades import Mismatch, Run, TrialResult
     from xpuruntime.policies import ExecutionPolicy
-    from xpuruntime.policies.execution_policy import Determinism
     from xpuruntime.runtime.machine import Machine
 
     Array = np.ndarray[Any, Any]

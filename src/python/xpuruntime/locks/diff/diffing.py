@@ -25,12 +25,11 @@ from xpuruntime.locks.diff.locked import compare_with_lock
 from xpuruntime.locks.diff.result import Diff, Level, environment_rows, plan_rows, possible_causes, restoring
 from xpuruntime.locks.environments import MODULE, FileSide, LockSide, PythonSide, call, read_side, start_worker
 from xpuruntime.locks.worker_side.xrt_session_worker import read_array, write_arrays
-from xpuruntime.measuring.rounds import in_worker, measure
+from xpuruntime.measuring.rounds import Progress, RoundTimes, in_worker, measure
 from xpuruntime.measuring.statistics import Margin, RatioVerdict
 
 if TYPE_CHECKING:
     from xpuruntime.evidence.report_comparison import ReportComparison, UnitSide, What
-    from xpuruntime.measuring.rounds import Progress, RoundTimes
     from xpuruntime.runtime.worker import Worker
 
 _PLACEMENT: tuple[What, ...] = ("placement", "grouping", "folding", "inserted")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -20,16 +20,11 @@ from xpuruntime.inference.locked import shapes_that_fit
 from xpuruntime.lockfile.differences import compare_identities, compare_stated
 from xpuruntime.lockfile.drift import DriftCode
 from xpuruntime.lockfile.engine_dependencies import of_kernel
-from xpuruntime.lockfile.records import Lock
+from xpuruntime.lockfile.records import Identity, Lock, LockedOutput, UnitEntry
 from xpuruntime.lockfile.rules import policy_of
-from xpuruntime.locks.diff.result import Diff, Level, narrowed, of_lock, of_report, restoring
-from xpuruntime.locks.environments import FileSide, LockSide, call, start_worker
+from xpuruntime.locks.diff.result import Diff, Level, RecordedSide, narrowed, of_lock, of_report, restoring
+from xpuruntime.locks.environments import FileSide, LockSide, PythonSide, call, start_worker
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
-
-if TYPE_CHECKING:
-    from xpuruntime.lockfile.records import Identity, LockedOutput, UnitEntry
-    from xpuruntime.locks.diff.result import RecordedSide
-    from xpuruntime.locks.environments import PythonSide
 
 _PLACEMENT = (DriftCode.PLACEMENT, DriftCode.FUSION, DriftCode.GONE, DriftCode.NEW)
 _KERNELS = (

@@ -19,7 +19,7 @@ from xpuruntime.evidence.report_comparison import ReportComparison
 from xpuruntime.lockfile.drift import ValidatorKind
 from xpuruntime.lockfile.engine_dependencies import CORE, compilers_of, packages_of, variables_of
 from xpuruntime.lockfile.entries import call_entries, unit_entries
-from xpuruntime.lockfile.records import SHAPES_ID, Identity, Lock, LockedPlan, LockedShapes, Validator
+from xpuruntime.lockfile.records import SHAPES_ID, CallEntry, Identity, Lock, LockedPlan, LockedShapes, Validator
 from xpuruntime.lockfile.rules import PLACES, policy_record
 from xpuruntime.measuring.conditions import Conditions
 from xpuruntime.measuring.statistics import RatioComparison
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from xpuruntime.evidence import Report
-    from xpuruntime.lockfile.records import CallEntry
 
 #: Settings whose texts name the policy's keys; a lock's plan has rules instead of these.
 _NAMING_KEYS = ("rewrites", "left", "tune")

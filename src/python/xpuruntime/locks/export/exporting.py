@@ -13,8 +13,8 @@ import msgspec
 
 from xpuruntime.argument_types import TEXT, check_types
 from xpuruntime.engines.base import Request
-from xpuruntime.engines.native_export.native_config import RECORD, ExportJob, NativeExporter
-from xpuruntime.engines.registry import known_engines
+from xpuruntime.engines.native_export.native_config import RECORD, ExportJob, KeyOutcome, NativeExporter
+from xpuruntime.engines.registry import EngineRegistry, known_engines
 from xpuruntime.errors import InputError, LockError, UnsupportedOperationError
 from xpuruntime.files.digests import file_digest
 from xpuruntime.files.paths import json_bytes, kind_of, reason_of, user_path
@@ -32,8 +32,6 @@ from xpuruntime.policies.document import did_you_mean
 from xpuruntime.runtime.snapshot import machine_snapshot
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.native_export.native_config import KeyOutcome
-    from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.lockfile.records import Lock
 
 _SCHEMA = "xpuruntime.export/2"

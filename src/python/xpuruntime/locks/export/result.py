@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from xpuruntime.engines.native_export.native_config import KeyOutcome
+from xpuruntime.engines.native_export.native_config import KeyOutcome, NativeExporter, NativeRun
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.documents import Document
 from xpuruntime.inference.locked import compare_observed, compare_results, probe_at
 from xpuruntime.lockfile.drift import DriftCode, shown
-from xpuruntime.lockfile.records import utc_now
+from xpuruntime.lockfile.records import Identity, Lock, LockedShapes, utc_now
 from xpuruntime.locks.verification.claims import Claim, ClaimCode
 from xpuruntime.locks.verification.result import VerificationResult
 from xpuruntime.tables import rows_table
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.native_export.native_config import NativeExporter, NativeRun
     from xpuruntime.evidence.difference import Difference
-    from xpuruntime.lockfile.records import Identity, Lock, LockedShapes
 
 SCHEMA = "xpuruntime.export.result/1"
 

@@ -9,16 +9,19 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from xpuruntime.engines.native_export.native_config import KeyOutcomes, NativeConfig, NativeExporter, free_place
+from xpuruntime.engines.native_export.native_config import (
+    KeyOutcome,
+    KeyOutcomes,
+    NativeConfig,
+    NativeExporter,
+    free_place,
+)
 from xpuruntime.engines.native_export.triton_config import ModelConfig, tensor_configs
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.files.digests import file_digest
 from xpuruntime.policies.files import dumps
-
-if TYPE_CHECKING:
-    from xpuruntime.engines.native_export.native_config import KeyOutcome
 
 #: The lock in an export.
 LOCK = "session.lock"

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpuruntime.errors import XpuRuntimeError
-from xpuruntime.evidence.tolerances import RANDOM_FIX
+from xpuruntime.evidence.tolerances import RANDOM_FIX, OutputFigures, Tolerance
 from xpuruntime.generation import SessionLogprobs, check_gates
 from xpuruntime.inference.comparing import compare_session
 from xpuruntime.inference.loading import reference_model_of
 from xpuruntime.locks.create import START_MARGIN, peak_of_process, time_start
 from xpuruntime.locks.determinism import session_determinism
-from xpuruntime.locks.verification.claims import Claim, ClaimCode, ClaimVerdict, elsewhere, not_locked
+from xpuruntime.locks.verification.claims import Claim, ClaimCode, ClaimVerdict, Subject, elsewhere, not_locked
 from xpuruntime.locks.verification.metrics import metric_claim, metric_not_given
 from xpuruntime.measuring.statistics import RatioVerdict
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES
@@ -27,10 +27,8 @@ from xpuruntime.runtime.cpu_and_memory import process_memory
 
 if TYPE_CHECKING:
     from xpuruntime.evidence.determinism import GradeTest
-    from xpuruntime.evidence.tolerances import OutputFigures, Tolerance
     from xpuruntime.generation import Gate
     from xpuruntime.lockfile.records import Lock
-    from xpuruntime.locks.verification.claims import Subject
 
 _FIX = "find the node with `xrt compare`, keep it in fp32 by a rule in kernels.rules, or widen `accuracy` in the policy"
 _OTHER_INPUTS = "give inputs with --input for which the output has other values"

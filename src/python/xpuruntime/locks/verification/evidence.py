@@ -20,8 +20,8 @@ from xpuruntime.evidence.tolerances import RANDOM_FIX, compare_within
 from xpuruntime.inference.comparing import tolerance_of
 from xpuruntime.lockfile.drift import DriftCode, accept_command, shown
 from xpuruntime.locks.relock import lock
-from xpuruntime.locks.verification.claims import MACHINE, Claim, ClaimCode, ClaimVerdict
-from xpuruntime.measuring.statistics import Margin, RatioVerdict, compare
+from xpuruntime.locks.verification.claims import MACHINE, Claim, ClaimCode, ClaimVerdict, Subject
+from xpuruntime.measuring.statistics import Margin, RatioComparison, RatioVerdict, compare
 from xpuruntime.policies.call_facts import Glob
 from xpuruntime.policies.kinds import share_text
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from xpuruntime.evidence import Report
     from xpuruntime.evidence.difference import Difference
     from xpuruntime.evidence.records import Observation, Unit
-    from xpuruntime.locks.verification.claims import Subject
-    from xpuruntime.measuring.statistics import RatioComparison
 
 #: Pairs of new and repeated inputs after which the times are compared, seconds for them, and what counts: less than ten
 #: microseconds come from the caches and branch predictors of processors, too.

@@ -20,12 +20,11 @@ from xpuruntime.evidence.page.document import assemble
 from xpuruntime.files.paths import reason_of, user_path
 from xpuruntime.files.writing import write_whole
 from xpuruntime.lockfile.canonical import descriptor, statement_text
-from xpuruntime.locks.verification.claims import SECTIONS, VERDICTS, place_text, worst_first
+from xpuruntime.locks.verification.claims import SECTIONS, VERDICTS, Claim, ClaimCode, place_text, worst_first
 from xpuruntime.notebook import Badge, escaped, fragment, fragment_table
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
-    from xpuruntime.locks.verification.claims import Claim, ClaimCode
     from xpuruntime.locks.verification.result import VerificationResult
 
     Place = tuple[str | os.PathLike[str], int] | tuple[str | os.PathLike[str], int, int]

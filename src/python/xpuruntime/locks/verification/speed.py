@@ -20,10 +20,18 @@ import numpy as np
 from xpuruntime.errors import InputError, XpuRuntimeError, XpuRuntimeWarning
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.locks.environments import MODULE, session_worker
-from xpuruntime.locks.verification.claims import Claim, ClaimCode, elsewhere, expected_ratio
+from xpuruntime.locks.verification.claims import Claim, ClaimCode, Subject, elsewhere, expected_ratio
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.measuring.rounds import in_worker, measure, timed
-from xpuruntime.measuring.statistics import Margin, RatioVerdict, compare, holm, require_runs, runs_required
+from xpuruntime.measuring.statistics import (
+    Margin,
+    RatioComparison,
+    RatioVerdict,
+    compare,
+    holm,
+    require_runs,
+    runs_required,
+)
 from xpuruntime.policies import Policy, VerifySpeed
 from xpuruntime.policies.kinds import share_text
 from xpuruntime.runtime.worker import WorkerFailure
@@ -31,9 +39,7 @@ from xpuruntime.runtime.worker import WorkerFailure
 if TYPE_CHECKING:
     from xpuruntime.inference import InferenceSession
     from xpuruntime.lockfile.measured import LockedRatio
-    from xpuruntime.locks.verification.claims import Subject
     from xpuruntime.measuring.rounds import RoundTimes, Sampler
-    from xpuruntime.measuring.statistics import RatioComparison
     from xpuruntime.policies import VerifySpeed
     from xpuruntime.policies.verify_policy import Control
 

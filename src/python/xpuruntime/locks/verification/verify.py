@@ -30,7 +30,7 @@ from xpuruntime.errors import (
 )
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.lockfile.canonical import load_lock
-from xpuruntime.lockfile.records import utc_now
+from xpuruntime.lockfile.records import Lock, utc_now
 from xpuruntime.lockfile.rules import policy_of
 from xpuruntime.locks.environments import MODULE, session_worker
 from xpuruntime.locks.verification.accuracy import (
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference import InferenceSession
     from xpuruntime.inference.session_arguments import ModelLike, PolicyLike
-    from xpuruntime.lockfile.records import Lock
     from xpuruntime.policies.execution_policy import Precision
     from xpuruntime.runtime.machine import Machine
 

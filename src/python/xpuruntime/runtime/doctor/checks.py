@@ -8,11 +8,10 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from xpuruntime.runtime.doctor.facts import Finding, FindingCode
+from xpuruntime.runtime.doctor.facts import Facts, Finding, FindingCode, Package
 from xpuruntime.runtime.packages import install_command, reinstall_command
 
 if TYPE_CHECKING:
-    from xpuruntime.runtime.doctor.facts import Facts, Package
     from xpuruntime.runtime.machine import Library
 
 PIP = "python -m pip"

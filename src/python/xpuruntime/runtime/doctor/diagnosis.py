@@ -10,20 +10,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.files.paths import json_text
-from xpuruntime.policies.advisories import Platform, holding
+from xpuruntime.policies.advisories import Advisory, Platform, holding
 from xpuruntime.printable import printable
 from xpuruntime.runtime.doctor import checks
-from xpuruntime.runtime.doctor.facts import Facts, Finding, FindingCode, gather
-from xpuruntime.runtime.snapshot import core_problem, machine_snapshot
+from xpuruntime.runtime.doctor.facts import BuildFacts, Facts, Finding, FindingCode, TorchFacts, gather
+from xpuruntime.runtime.snapshot import Probed, core_problem, machine_snapshot
 from xpuruntime.shown import Shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from xpuruntime.policies.advisories import Advisory
-    from xpuruntime.runtime.doctor.facts import BuildFacts, TorchFacts
     from xpuruntime.runtime.machine import EngineFacts
-    from xpuruntime.runtime.snapshot import Probed
 
 _ORDER = {"error": 0, "warning": 1, "info": 2}
 _COLOUR = {"error": "bold red", "warning": "yellow", "info": "dim"}

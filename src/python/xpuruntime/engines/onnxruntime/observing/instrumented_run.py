@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.observation import effective_of
-from xpuruntime.engines.onnxruntime.observing.kernels import outside
+from xpuruntime.engines.onnxruntime.observing.kernels import DeviceTimes, NodeKey, outside
 from xpuruntime.engines.onnxruntime.observing.profile import Devices, NodeProfile, read_profile
 from xpuruntime.engines.onnxruntime.observing.unit_attribution import attribute_units
 from xpuruntime.engines.onnxruntime.opening import assignment
@@ -22,9 +22,6 @@ from xpuruntime.evidence.records import Span, Timeline
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.printable import error_line
 from xpuruntime.runtime.profiler import tell
-
-if TYPE_CHECKING:
-    from xpuruntime.engines.onnxruntime.observing.kernels import DeviceTimes, NodeKey
 
 _IDLE = "a run executes no node: all of them were computed or removed when the session was made"
 

@@ -16,20 +16,20 @@ from xpuruntime import _core
 from xpuruntime.engines.onnxruntime.observing.unit_facts import rewrite_decisions
 from xpuruntime.engines.onnxruntime.rewriting.rules import (
     THREADS,
+    Rewrite,
+    UnrewrittenNode,
     by_key,
     facts_of_decision,
     kernels_of,
     xpuruntime_threads,
 )
 from xpuruntime.evidence.kernel_records import parse_kernel_name
-from xpuruntime.evidence.records import BESIDE, Boundary, DeviceKernel, KeySeen, Time
+from xpuruntime.evidence.records import BESIDE, Boundary, DeviceKernel, KeySeen, Time, Unit
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Observed
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, NodeProfile, NodeSpan
     from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
-    from xpuruntime.engines.onnxruntime.rewriting.rules import Rewrite, UnrewrittenNode
-    from xpuruntime.evidence.records import Unit
     from xpuruntime.ops.decision_log import Decision
     from xpuruntime.runtime.profiler import DeviceRecording, DeviceWork, HostCall
 

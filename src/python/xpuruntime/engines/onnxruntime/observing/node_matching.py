@@ -16,13 +16,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from xpuruntime.engines.model.facts import RANDOM
-from xpuruntime.engines.onnxruntime.observing.graph import settled_order
-
-if TYPE_CHECKING:
-    from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView
+from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView, settled_order
 
 #: What ONNX Runtime inserts to move a value between devices.
 COPIES = frozenset({"MemcpyFromHost", "MemcpyToHost"})

@@ -20,12 +20,11 @@ from xpuruntime.engines.observation import DeviceRecorder
 from xpuruntime.engines.onnxruntime.observing.kernels import DeviceTimes, with_device_times
 from xpuruntime.errors import EngineError, XpuRuntimeError
 from xpuruntime.evidence.records import DeviceKernel, Time
-from xpuruntime.runtime.profiler import Mark
+from xpuruntime.runtime.profiler import DeviceRecording, Mark
 
 if TYPE_CHECKING:
     import os
 
-    from xpuruntime.runtime.profiler import DeviceRecording
 
 _SUFFIX = "_kernel_time"
 #: ONNX Runtime drops what comes after this many events.

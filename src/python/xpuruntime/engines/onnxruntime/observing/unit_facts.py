@@ -11,22 +11,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from xpuruntime.engines.observation import CONVERSIONS, is_product
-from xpuruntime.engines.onnxruntime.observing.graph import provider_device
+from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView, provider_device
 from xpuruntime.engines.onnxruntime.observing.node_matching import COPIES
 from xpuruntime.engines.onnxruntime.precision_controls import OPERATORS, quantizes_activations
 from xpuruntime.engines.precision.types import FLOATS, model_precisions, precision_name
-from xpuruntime.evidence.kernel_records import KernelCandidate, KernelDecision, merged
-from xpuruntime.evidence.memory_over_time import UnitMemory, live_bytes
+from xpuruntime.evidence.kernel_records import DecisionSource, KernelCandidate, KernelDecision, merged
+from xpuruntime.evidence.memory_over_time import LiveBytes, UnitMemory, live_bytes
 from xpuruntime.evidence.records import Boundary, Time
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent
     from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
     from xpuruntime.engines.onnxruntime.rewriting.loading import Timed
     from xpuruntime.engines.onnxruntime.rewriting.rules import Rewrite, UnrewrittenNode
-    from xpuruntime.evidence.kernel_records import DecisionSource
-    from xpuruntime.evidence.memory_over_time import LiveBytes
     from xpuruntime.ops.decision_log import Decision
 
 _LAYOUT = frozenset({"ReorderInput", "ReorderOutput", "Transpose"})

@@ -14,9 +14,9 @@ from xpuruntime.engines.onnxruntime._private_api import raw_session
 from xpuruntime.engines.onnxruntime.opening import open_session, translate
 from xpuruntime.engines.onnxruntime.rewriting.graph import Scope, number, rewrite, scopes
 from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting, begin
-from xpuruntime.engines.onnxruntime.rewriting.rules import session_rules
+from xpuruntime.engines.onnxruntime.rewriting.rules import Rewrite, session_rules
 from xpuruntime.errors import AccuracyError, InputError, XpuRuntimeError
-from xpuruntime.measuring.rounds import choose, timed
+from xpuruntime.measuring.rounds import KernelTiming, Replacement, choose, timed
 from xpuruntime.measuring.tuning_watch import TuningStep
 from xpuruntime.ops import tuned_records
 from xpuruntime.printable import error_line
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
-    from xpuruntime.engines.onnxruntime.rewriting.rules import Rewrite
     from xpuruntime.evidence.tolerances import ProbeResult, Tolerance
-    from xpuruntime.measuring.rounds import KernelTiming, Replacement
     from xpuruntime.policies import TuningPolicy
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xpuruntime.engines.model.graph import normal_domain
 from xpuruntime.engines.onnxruntime.rewriting.graph import (
     DTYPES,
+    Dim,
     Scope,
     Shape,
     Terms,
@@ -26,7 +27,6 @@ from xpuruntime.engines.onnxruntime.rewriting.rules import Form, RewriteCandidat
 if TYPE_CHECKING:
     import onnx
 
-    from xpuruntime.engines.onnxruntime.rewriting.graph import Dim
 
 _NO_FORM = {
     "MatMulNBits": "its weights are packed integers",

@@ -15,13 +15,12 @@ import msgspec
 from xpuruntime.engines.onnxruntime.options import by_option
 from xpuruntime.policies.call_facts import ANY_CALL, UNKNOWN, CallFacts, unknown_sizes
 from xpuruntime.policies.compiled_rules import certainty_of, conditions_of
-from xpuruntime.policies.kernel_rules import OPS
+from xpuruntime.policies.kernel_rules import OPS, RuleMatch
 
 if TYPE_CHECKING:
     from xpuruntime import _core
     from xpuruntime.ops.decision_log import Decision
     from xpuruntime.policies import KernelPolicy
-    from xpuruntime.policies.kernel_rules import RuleMatch
 
 #: How many threads the kernels of the CPU share; see the reference of environment variables.
 THREADS = "XPURUNTIME_CPU_THREADS"

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from xpuruntime.engines.base import Observed
+from xpuruntime.engines.base import Observed, Request
 from xpuruntime.engines.observation import effective_of
 from xpuruntime.engines.onnxruntime.observing.graph import computed_precision
-from xpuruntime.engines.onnxruntime.observing.profile import read_profile
+from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, read_profile
 from xpuruntime.engines.precision.types import read_and_written
 from xpuruntime.engines.qnn.model import SessionWorker, WorkerFailed
 from xpuruntime.engines.qnn.observing.units import INSERTED_CASTS, units_of
-from xpuruntime.engines.qnn.opening import PROVIDER, Placed
+from xpuruntime.engines.qnn.opening import PROVIDER, Opening, Placed
 from xpuruntime.errors import ModelError, XpuRuntimeError
 from xpuruntime.evidence.documents import COLD, COUNTED, LOADED, checkpoint
 from xpuruntime.evidence.records import Boundary, Time, Unit
@@ -31,10 +31,7 @@ from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.printable import error_line
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import Request
     from xpuruntime.engines.model_source import ModelSource
-    from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent
-    from xpuruntime.engines.qnn.opening import Opening
     from xpuruntime.engines.qnn.options import QnnSettings
 
 _TRACE, _PROFILE, _ORT, _INPUT, _COMPILED = "qnn_op_trace.json", "profile.csv", "ort", "input", "compiled"

@@ -13,18 +13,16 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.observation import CONVERSIONS, UnitIds, check_complete, folded_unit, is_product
-from xpuruntime.engines.onnxruntime.observing.graph import view
+from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView, view
 from xpuruntime.engines.onnxruntime.observing.node_matching import LOST, Shares, match, share_out, source_facts
 from xpuruntime.engines.precision.types import FLOATS, meets, model_precisions
-from xpuruntime.engines.qnn.opening import PROVIDER
+from xpuruntime.engines.qnn.opening import PROVIDER, Placed
 from xpuruntime.evidence.records import Unit
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model_source import ModelSource
-    from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView
     from xpuruntime.engines.qnn.observing.records import SessionTrace
-    from xpuruntime.engines.qnn.opening import Placed
 
 #: QNN's operators that change a type and no value.
 INSERTED_CASTS = frozenset({"Cast", "Convert", "Quantize", "Dequantize"})

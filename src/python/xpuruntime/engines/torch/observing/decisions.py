@@ -15,12 +15,11 @@ import msgspec
 from xpuruntime.engines.torch.controls import why_not
 from xpuruntime.engines.torch.pinning import kernel_names_of
 from xpuruntime.engines.torch.uncovered_calls import MULTI_HEAD
-from xpuruntime.evidence.kernel_records import KernelCandidate, KernelDecision, merged
+from xpuruntime.evidence.kernel_records import DecisionSource, KernelCandidate, KernelDecision, merged
 from xpuruntime.evidence.metadata import module_of_node
 
 if TYPE_CHECKING:
     from xpuruntime import _core
-    from xpuruntime.evidence.kernel_records import DecisionSource
     from xpuruntime.evidence.records import Control
     from xpuruntime.ops.decision_log import Decision
     from xpuruntime.policies import KernelPolicy

@@ -22,13 +22,12 @@ from xpuruntime.engines.torch.program.recording import ProgramRecorder
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.documents import COLD, COUNTED, checkpoint
 from xpuruntime.evidence.kernel_records import parse_kernel_name
-from xpuruntime.evidence.memory_over_time import UnitMemory, live_bytes
+from xpuruntime.evidence.memory_over_time import LiveBytes, UnitMemory, live_bytes
 from xpuruntime.evidence.records import DeviceKernel, Span, Time, Timeline, Unit
 
 if TYPE_CHECKING:
     from xpuruntime.engines.model import NodeInfo
     from xpuruntime.engines.torch.model import TorchModel
-    from xpuruntime.evidence.memory_over_time import LiveBytes
 
     Around = Callable[[str, Callable[[], Any]], Any]
 

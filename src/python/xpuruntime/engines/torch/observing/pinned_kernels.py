@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING
 
 from xpuruntime import _core
 from xpuruntime.engines.torch.controls import ABSENT
-from xpuruntime.engines.torch.observing.decisions import CallDecisions, SeenCalls
-from xpuruntime.engines.torch.pinning import kernel_names_of
+from xpuruntime.engines.torch.observing.decisions import CallDecisions, SeenCall, SeenCalls
+from xpuruntime.engines.torch.pinning import Pins, kernel_names_of
 from xpuruntime.evidence.metadata import module_of_node
-from xpuruntime.evidence.records import KeySeen
+from xpuruntime.evidence.records import Control, KeySeen
 from xpuruntime.ops.call_context import kernel_ids
 
 if TYPE_CHECKING:
     from xpuruntime.engines.model import NodeInfo
-    from xpuruntime.engines.torch.observing.decisions import SeenCall
-    from xpuruntime.engines.torch.pinning import Pins
     from xpuruntime.evidence.kernel_records import KernelDecision
-    from xpuruntime.evidence.records import Control
     from xpuruntime.policies import KernelPolicy
     from xpuruntime.pytorch.dispatch.route import Route
 
