@@ -35,11 +35,6 @@ if TYPE_CHECKING:
     from xpuruntime.ops.call_context import CallContext
 
 
-def call_native(call: AttentionCall, run: Callable[[], Tensor]) -> None:
-    """Do a call by `run`, PyTorch's own choice."""
-    call_by_backend(call, None, run)
-
-
 def call_by_backend(call: AttentionCall, kernel: str | None, run: Callable[[], Tensor]) -> None:
     """Do a call by `run`, where PyTorch can choose nothing but one of its kernels; ``None``: what it has enabled."""
 
