@@ -8,6 +8,7 @@ import contextlib
 import copy
 import importlib
 import inspect
+import os
 import pickle
 import re
 import sys
@@ -18,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.errors import PolicyError, UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
@@ -33,22 +34,6 @@ pytestmark = [
     pytest.mark.torch,
     pytest.mark.usefixtures("nothing_is_watched_afterwards", "own_tuning_cache", "package"),
 ]
-
-
-@pytest.mark.parametrize(
-    ("op", "operands", "plain"),
-    [
-        ("swiglu", (torch.randn(3, 8), torch.randn(3, 8)), lambda g, u: torch.nn.functional.silu(g) * u),
-        ("geglu", (torch.randn(3, 8), torch.randn(3, 8)), lambda g, u: torch.nn.functional.gelu(g) * u),
-        ("cross_entropy", (torch.randn(4, 9), torch.tensor([1, 8, -100, 0])), torch.nn.functional.cross_entropy),
-    ],
-)
-def test_the_definitions_are_those_of_pytorch_in_float64(op, operands, plain):
-    wide = [x.double() if x.is_floating_point() else x for x in operands]
-    assert torch.equal(REFERENCES[op](*wide), plain(*wide))
-    assert torch.equal(REFERENCES[op](*operands), plain(*operands))
-    inputs = [x.requires_grad_(x.is_floating_point()) for x in wide]
-    assert torch.autograd.gradcheck(REFERENCES[op], inputs)
 
 
 class Unit(torch.nn.Module):
@@ -264,15 +249,6 @@ def test_cross_entropy_of_rows():
         assert torch.equal(torch.nn.functional.cross_entropy(logits, target), plain)
 
 
-def test_words_that_are_none():
-    with pytest.raises(PolicyError, match="is a kernel of matmul"):
-        xrt.KernelPolicy(swiglu="cuda_raw")
-    with pytest.raises(PolicyError, match=r"cpu\.reference"):
-        xrt.KernelPolicy(rope="cpu.reference")
-    with pytest.raises(PolicyError, match="log_softmax"):
-        xrt.Policy(kernels={"log_softmax": "torch"})
-
-
 @pytest.mark.parametrize("family", ["Llama", "Gemma", "Qwen3", "Phi3", "GraniteMoeShared"])
 def test_models_of_transformers(monkeypatch, family):
     monkeypatch.setitem(sys.modules, "torchvision", None)
@@ -357,12 +333,16 @@ def test_gated_units_inside_of_more_are_refused(monkeypatch, compiled):
         assert torch.equal(run(x), plain)
 
 
+#: A part of the files of transformers: XPURUNTIME_ALL_PATTERNS=1 looks at all of them.
+EVERY = 1 if os.environ.get("XPURUNTIME_ALL_PATTERNS") else 4
+
+
 def test_the_gated_units_of_transformers_are_served_or_refused(monkeypatch):
-    """Each product by an activation, in all classes of models: those left are gates of norms and of other functions."""
+    """Each product by an activation, in classes of models: those left are gates of norms and of other functions."""
     monkeypatch.setitem(sys.modules, "torchvision", None)
     folder = Path(pytest.importorskip("transformers").models.__file__).parent
     left = set()
-    for path in sorted(folder.glob("*/modeling_*.py")):
+    for path in sorted(folder.glob("*/modeling_*.py"))[::EVERY]:
         text = path.read_text()
         if not re.search(
             r"(act\w*|silu|gelu)\([^\n]*\) \* |\* (self\.|F\.|nn\.functional\.)\w*(act|silu|gelu)\w*\(", text
@@ -508,16 +488,6 @@ def test_gates_beside_their_inputs():
     assert {row.status for row in rows_of(report, "swiglu")} == {"honoured"}
     with xt.kernel_policy(strict("swiglu")), pytest.raises(UnsupportedOperationError, match="no product of SiLU"):
         Swapped()(x)
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_rules_without_an_operation_are_not_for_them(compiled):
-    model, x = torch.nn.Sequential(Unit(torch.nn.SiLU())), torch.randn(4, 8)
-    plain = model(x)
-    run = torch.compile(model, fullgraph=True) if compiled else model
-    rule = {"match": {"module": "0.*"}, "use": "cpu.reference"}
-    with xt.kernel_policy(xrt.Policy(mode="strict", kernels={"rules": [rule]}), root=model):
-        torch.testing.assert_close(run(x), plain)
 
 
 def test_engines_say_that_a_model_has_none(tmp_path):

@@ -8,6 +8,7 @@ import contextlib
 import copy
 import importlib
 import inspect
+import os
 import pickle
 import re
 import sys
@@ -270,24 +271,6 @@ def test_another_library_that_replaces_the_forward_meanwhile_keeps_it():
     assert Own.__dict__["forward"] is theirs
 
 
-def test_threads_share_classes():
-    norm, x = Llama(), torch.randn(2, 16)
-    plain, wrong = norm(x), []
-
-    def run():
-        for _ in range(20):
-            if not torch.allclose(norm(x), plain, atol=1e-5):
-                wrong.append(1)
-
-    with xt.kernel_policy(NORMS):
-        threads = [threading.Thread(target=run) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not wrong
-
-
 def test_an_unknown_formula_is_a_gap_and_refused():
     model, x = torch.nn.Sequential(torch.nn.Linear(16, 16), Unknown()), torch.randn(2, 16)
     (gap,) = xt.coverage_gaps(NORMS, module=model)
@@ -423,14 +406,6 @@ def test_the_form_of_a_gradient_is_checked_without_memory_for_it():
     assert 0 < alone <= served < alone + x.nbytes
 
 
-@pytest.mark.usefixtures("package")
-def test_a_kernel_of_another_package_that_lacks_the_formula_is_refused():
-    x = torch.randn(2, 16)
-    with pytest.raises(UnsupportedOperationError, match="no such formula"):  # noqa: SIM117
-        with xt.kernel_policy(strict(rms_norm="package.rms_norm")):
-            Inside()(x)
-
-
 class Graphs:
     def __init__(self):
         self.names = []
@@ -462,8 +437,9 @@ def test_compiled_code_has_the_choice_built_in():
         torch.compile(Unknown(), backend=graphs)(x)
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma", "Mixtral"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("Llama", torch.bfloat16), ("Qwen3", torch.float32), ("Gemma", torch.bfloat16)]
+)
 def test_models_of_transformers(monkeypatch, family, dtype):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     hf = pytest.importorskip("transformers")
@@ -493,9 +469,14 @@ def test_models_of_transformers(monkeypatch, family, dtype):
         assert torch.equal(model(ids).logits, plain.logits)
 
 
+#: A part of the files of transformers: XPURUNTIME_ALL_PATTERNS=1 looks at all of them.
+EVERY = 1 if os.environ.get("XPURUNTIME_ALL_PATTERNS") else 4
+
+
 def norms_of_transformers():
-    """Yield an instance of each class of transformers that may be a norm, in all its files that compute a root."""
-    for path in sorted(Path(importlib.import_module("transformers.models").__file__).parent.glob("*/modeling_*.py")):
+    """Yield an instance of each class of transformers that may be a norm, in its files that compute a root."""
+    folder = Path(importlib.import_module("transformers.models").__file__).parent
+    for path in sorted(folder.glob("*/modeling_*.py"))[::EVERY]:
         if re.search(r"sqrt|-0\.5", path.read_text(encoding="utf-8")) is None:
             continue
         try:
@@ -533,8 +514,25 @@ def test_the_classes_of_transformers(monkeypatch):
         if formula is not None and formula.op == "rms_norm":
             gate = f"gate {formula.gate}" if formula.gate else ""
             found[", ".join(filter(None, (formula.scale, gate, "groups" if formula.group_size else "")))] += 1
-    if transformers.__version__ in COUNTS:
+    if EVERY == 1 and transformers.__version__ in COUNTS:
         assert dict(found) == COUNTS[transformers.__version__]
-    assert found["after"] > 10 * found["none"] > 0
-    assert found["inside"] >= 3
-    assert found["plus_one"] >= 3
+    assert found["after"] > 10 * found["none"]
+    assert min(found["inside"], found["plus_one"]) > 0
+
+
+def test_threads_share_classes():
+    norm, x = Llama(), torch.randn(2, 16)
+    plain, wrong = norm(x), []
+
+    def run():
+        for _ in range(20):
+            if not torch.allclose(norm(x), plain, atol=1e-5):
+                wrong.append(1)
+
+    with xt.kernel_policy(NORMS):
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
