@@ -340,21 +340,14 @@ def test_replays_have_the_rows_of_their_capture(llama: Any) -> None:
     assert rows() == []
 
 
-@pytest.mark.parametrize(
-    ("penalties", "options", "graphs"),
-    [((1.0, 1.3), {}, 2), ((1.3,), {"compile": {"backend": "eager"}, "extents": (48,)}, 1)],
-    ids=["eager", "compiled"],
-)
-def test_gates_judge_the_captured_steps(
-    llama: Any, penalties: tuple[float, ...], options: dict[str, Any], graphs: int
-) -> None:
+def test_gates_judge_the_captured_steps(llama: Any) -> None:
     from xpuruntime.generation import check_gates
 
     texts = torch.randint(2, 64, (3, 24), generator=torch.Generator().manual_seed(3)).tolist()
     plain = copy.deepcopy(llama)
     limits = {"kl": 1e-9, "top1": 0.9}
-    captured = on_stand_in(llama, **options)
-    for penalty in penalties:
+    captured = on_stand_in(llama)
+    for penalty in (1.0, 1.3):
         for model in (plain, llama):
             model.generation_config.repetition_penalty = penalty
         before = captured.report
@@ -363,7 +356,7 @@ def test_gates_judge_the_captured_steps(
         assert report.verdict == "pass", report
         assert captured.report.reasons == {}
         assert captured.report.replays - before.replays == 3 * 11
-        assert captured.report.captures - before.captures == graphs, "the graphs of all ranges serve all texts"
+        assert captured.report.captures - before.captures == 2, "the graphs of all ranges serve all texts"
     captures = captured.report.captures
     with torch.no_grad():
         llama.model.layers[1].mlp.down_proj.weight.mul_(1.05)

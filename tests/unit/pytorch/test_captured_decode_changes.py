@@ -271,18 +271,6 @@ class TestChanges:
         handle.remove()
         self.same(captured, llama)
 
-    def test_policies_have_graphs_of_their_own(self, llama: Any) -> None:
-        captured = on_stand_in(llama)
-        with captured.attached():
-            self.same(captured, llama)
-            captures = captured.report.captures
-            for _ in range(2):
-                with xt.kernel_policy(matmul="cpu.reference"):
-                    llama.generate(PROMPT, max_new_tokens=10, do_sample=False)
-            assert captured.report.captures == 2 * captures
-            self.same(captured, llama)
-            assert captured.report.captures == 2 * captures
-
     def test_graphs_give_way(self, llama: Any) -> None:
         captured = on_stand_in(llama, max_graphs=2)
         for _ in range(2):
@@ -337,15 +325,6 @@ class TestEndsOfCalls:
             with xt.explain(root=llama) as report:
                 llama.generate(PROMPT[:1], **self.OPTIONS)
             assert {row.source for row in report.rows} == {"default"}
-
-    def test_the_first_token_ends_the_text(self, llama: Any) -> None:
-        captured = on_stand_in(llama)
-        first = int(llama.generate(PROMPT[:1], max_new_tokens=1, do_sample=False)[0, -1])
-        options = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": first}
-        want = llama.generate(PROMPT[:1], **options)
-        assert want.shape[1] == PROMPT.shape[1] + 1
-        assert torch.equal(captured.generate(PROMPT[:1], **options), want)
-        assert captured.report.captures == captured.report.replays == 0
 
     def test_a_batch_that_grows_and_a_prompt_that_is_too_long(self, llama: Any) -> None:
         captured = on_stand_in(llama)

@@ -133,11 +133,11 @@ def test_phase_of_compiled_code_under_no_grad_and_without_required_gradients():
 
 
 def test_a_backward_under_autocast_has_the_types_it_was_compiled_for():
-    model, x = torch.nn.Sequential(Block(), Block()), torch.randn(8, 8, requires_grad=True)
+    model, x = torch.nn.Sequential(Block()), torch.randn(8, 8, requires_grad=True)
     run = torch.compile(model, fullgraph=True)
     leaves = [x, *model.parameters()]
     expected = torch.autograd.grad(model(x).square().mean(), leaves)
-    with xt.kernel_policy(strict(rule(module="1.*"))):
+    with xt.kernel_policy(strict(rule(module="0.*"))):
         for _ in range(2):
             loss = run(x).square().mean()
             with torch.autocast("cpu", torch.bfloat16):
@@ -240,19 +240,6 @@ def test_a_module_that_runs_the_backward_itself_is_not_what_it_is_of():
         ("addmm", "model.0"): "cpu.reference",
         ("mm", "model.0"): "cpu.reference",
     }
-
-
-def test_inference_mode_and_a_compiled_function():
-    model, x = torch.nn.Sequential(Block(), Block()), torch.randn(8, 8)
-
-    @torch.compile(fullgraph=True)
-    def run(x):
-        return model(x) @ x.T
-
-    with xt.kernel_policy(strict(rule(module="1.inner", phase="infer"))), torch.inference_mode():
-        torch.testing.assert_close(run(x), model(x) @ x.T)
-        found = served(lambda: run(x))
-    assert {call for call, kernel in found.items() if kernel == "cpu.reference"} == {("addmm", "1.inner", "infer")}
 
 
 @pytest.mark.parametrize("change", ["enter", "exit", "lose", "set", "clear"])

@@ -119,10 +119,17 @@ DEVIATIONS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lock of the plain model."""
+    made = tmp_path_factory.mktemp("locks") / "generation.lock"
+    xt.lock(explained(model_of()), made)
+    return made
+
+
 @pytest.mark.parametrize("name", DEVIATIONS)
-def test_it_breaks_for_what_computes_other_tokens(name: str, tmp_path: Path) -> None:
-    model, path = model_of(), tmp_path / "generation.lock"
-    xt.lock(explained(model), path)
+def test_it_breaks_for_what_computes_other_tokens(name: str, path: Path) -> None:
+    model = model_of()
     change, generation = DEVIATIONS[name]
     with pytest.raises(xrt.LockError):
         xt.lock(explained(change(model), **generation), path)
@@ -142,7 +149,7 @@ def captured(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("taken", [taken_before, captured])
-@pytest.mark.parametrize("name", ["sampling", "penalty", "eos", "eps", "one layer"])
+@pytest.mark.parametrize("name", ["sampling", "eps"])
 def test_it_breaks_however_generate_was_taken_before_the_policy(taken: Any, name: str, tmp_path: Path) -> None:
     path = tmp_path / "generation.lock"
 
@@ -165,11 +172,9 @@ def test_it_breaks_however_generate_was_taken_before_the_policy(taken: Any, name
         run("under the lock", **generation)
 
 
-def test_it_breaks_for_another_kernel(tmp_path: Path) -> None:
-    model, path = model_of(), tmp_path / "generation.lock"
-    xt.lock(explained(model), path)
+def test_it_breaks_for_another_kernel(path: Path) -> None:
     with pytest.raises(xrt.LockError, match=r"kernel matmul.*cpu\.blas"):
-        xt.lock(explained(model, {**KERNELS, "matmul": "cpu.reference"}), path)
+        xt.lock(explained(model_of(), {**KERNELS, "matmul": "cpu.reference"}), path)
 
 
 def test_it_breaks_for_other_experts(tmp_path: Path) -> None:
@@ -185,17 +190,15 @@ def test_it_breaks_for_other_experts(tmp_path: Path) -> None:
         generate(model)
 
 
-def test_it_breaks_for_another_version_of_transformers(tmp_path: Path) -> None:
-    path = tmp_path / "generation.lock"
-    xt.lock(explained(model_of()), path)
-    lock = load_lock(path)
+def test_it_breaks_for_another_version_of_transformers(path: Path, tmp_path: Path) -> None:
+    lock, other = load_lock(path), tmp_path / "generation.lock"
     validators = tuple(
         msgspec.structs.replace(validator, expect="4.0.0") if validator.key == "transformers" else validator
         for validator in lock.identity.validators
     )
     assert validators != lock.identity.validators
-    save_lock(Lock.of(msgspec.structs.replace(lock.identity, validators=validators)), path)
-    with pytest.raises(xrt.LockError, match=r"package transformers: expected 4\.0\.0"), xt.kernel_policy(lock=path):
+    save_lock(Lock.of(msgspec.structs.replace(lock.identity, validators=validators)), other)
+    with pytest.raises(xrt.LockError, match=r"package transformers: expected 4\.0\.0"), xt.kernel_policy(lock=other):
         pass
 
 

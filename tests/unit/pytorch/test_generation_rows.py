@@ -146,10 +146,10 @@ def test_nothing_is_left_in_transformers(llama: Any) -> None:
 
 
 def test_evidence_of_many_tokens_is_bounded(llama: Any) -> None:
-    rows = {tokens: len(generated(llama, tokens, policy=xrt.KernelPolicy(**KERNELS)).rows) for tokens in (16, 112)}
+    rows = {tokens: len(generated(llama, tokens, policy=xrt.KernelPolicy(**KERNELS)).rows) for tokens in (16, 48)}
     # one more range for each doubling: of the attention of a layer, and of the products that it is made of
-    assert rows[112] - rows[16] <= 3 * 2 * 3
-    assert rows[112] <= 150 - 4 * 2 * 3  # 2,000 tokens have four ranges more
+    assert rows[48] - rows[16] <= 1 * 2 * 3
+    assert rows[48] <= 150 - 5 * 2 * 3  # 2,000 tokens have five ranges more
 
 
 CALLS = {
@@ -183,7 +183,6 @@ def test_a_lock_counts_no_tokens(llama: Any, tmp_path: Path) -> None:
     path = tmp_path / "generate.lock"
     first = xt.lock(generated(llama, 8, **KERNELS), path)
     for tokens, prompt in ((24, 16), (8, 41)):
-        assert xt.lock(generated(llama, tokens, prompt, **KERNELS)).digest == first.digest
         assert xt.lock(generated(llama, tokens, prompt, lock=path), path).digest == first.digest
     with pytest.raises(xrt.LockError):
         xt.lock(generated(llama, 8, matmul="cpu.reference", attention="torch.math"), path)

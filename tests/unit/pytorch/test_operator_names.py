@@ -76,9 +76,8 @@ def test_flops_of_attention_are_those_of_the_fused_kernels_of_pytorch(kv_heads, 
 
 
 COUNTER_FIRST = """
-import torch, xpuruntime.pytorch as xt
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode
+import torch, xpuruntime.pytorch as xt
 q = torch.ones(1, 2, 8, 16)
 with FlopCounterMode(display=False) as counter, xt.kernel_policy(attention="cpu.reference"):
     torch.nn.functional.scaled_dot_product_attention(q, q, q)
@@ -86,10 +85,10 @@ print(counter.get_total_flops())
 """
 
 
-@pytest.mark.parametrize("first", ["xpuruntime.pytorch", "torch.utils.flop_counter"])
-def test_a_counter_that_is_made_before_the_first_policy_counts_too(first):
-    code = f"import {first}\n{COUNTER_FIRST}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+def test_a_counter_that_is_made_before_the_first_policy_counts_too():
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTER_FIRST], capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.stdout.splitlines() == [str(2 * 2 * 2 * 8 * 8 * 16)], done.stderr
 
 

@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import io
 import multiprocessing
 import os
 import subprocess
@@ -133,21 +131,6 @@ def test_an_interruption_while_it_is_compared_gives_no_verdict(site):
         torch.testing.assert_close(norm(x, weight), F.rms_norm(x, (8,), weight, 1e-6))
 
 
-def test_models_are_copied_and_pickled_under_a_policy(site):
-    register()
-    x = operands()[0]
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.RMSNorm(8))
-    with xt.kernel_policy(STRICT):
-        expected = model(x)
-        file = io.BytesIO()
-        torch.save(model, file)
-        copied = copy.deepcopy(model)
-        torch.testing.assert_close(copied(x), expected)
-    loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
-    for other in (copied, loaded):
-        torch.testing.assert_close(other(x), model(x))
-
-
 def _in_child(queue, x, weight):
     with xt.explain() as found:
         norm(x, weight)
@@ -170,17 +153,6 @@ def test_a_forked_process_follows_the_policy(site):
     assert child.exitcode == 0
 
 
-@pytest.mark.parametrize("columns", [1, 2, 3])
-def test_norms_of_few_columns_are_compared_and_served(site, columns):
-    register()
-    x, weight = operands(columns)
-    x.requires_grad_(True)
-    plain = torch.autograd.grad(norm(x, weight).sum(), x)
-    with xt.kernel_policy(STRICT):
-        torch.testing.assert_close(torch.autograd.grad(norm(x, weight).sum(), x), plain)
-
-
-@pytest.mark.parametrize("compared", [True, False])
 @pytest.mark.parametrize(
     ("line", "what"),
     [
@@ -199,9 +171,9 @@ def test_norms_of_few_columns_are_compared_and_served(site, columns):
         ("import warnings; warnings.simplefilter('ignore', ImportWarning)", "the filters of warnings"),
     ],
 )
-def test_what_an_import_changes_in_the_process_is_restored_and_said(site, monkeypatch, line, what, compared):
+def test_what_an_import_changes_in_the_process_is_restored_and_said(site, monkeypatch, line, what):
     monkeypatch.delenv("FOREIGN_STATE", raising=False)
-    if not compared:
+    if "deterministic" in what:  # as well where nothing is compared before
         monkeypatch.setenv("XPURUNTIME_CANARY", "off")
     package = site / "foreign_norms.py"
     package.write_text(package.read_text().replace("import torch\n", f"import torch\n\n{line}\n", 1))
@@ -337,8 +309,9 @@ def test_processes_that_compare_a_kernel_at_once_both_serve(site, tmp_path):
     assert [run.communicate(timeout=120)[0] for run in runs] == ["served\n"] * 2
 
 
-def test_a_corrupt_cache_of_verdicts_is_no_obstacle(site, tmp_path):
-    place = tmp_path / "corrupt.json"
-    place.write_text('{"schema": "xpuruntime.tuning/1", "entries": []}')
-    out, error = start(site, XPURUNTIME_TUNING_CACHE=str(place)).communicate(timeout=120)
-    assert out == "served\n", out + error
+def test_a_corrupt_cache_of_verdicts_is_no_obstacle(site, own_tuning_cache):
+    own_tuning_cache.write_text('{"schema": "xpuruntime.tuning/1", "entries": []}')
+    kernel = register()
+    with xt.kernel_policy(STRICT):
+        norm(*operands())
+    assert kernel.calls

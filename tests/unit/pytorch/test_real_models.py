@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 
 import pytest
@@ -144,35 +143,3 @@ def test_adapters_that_are_put_in_between_two_steps():
     assert {row.status for row in report.rows if row.op == "matmul"} == {"honoured"}
     used = {row.resolved for row in report.rows if row.module == "model.layers.1.self_attn.q_proj"}
     assert used == {"cpu.reference"}
-
-
-def test_compiled():
-    expected, _ = losses("llama")
-    xrt.clear_decisions()
-    with xt.kernel_policy(matmul="cpu.blas", rms_norm="cpu.vectorised"):
-        found, _ = losses("llama", functools.partial(torch.compile, backend="aot_eager"))
-        assert "cpu.blas" in {decision.chosen for decision in xrt.decisions()}
-    close(found, expected)
-
-
-def _distributed(rank, file, name, result):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-    try:
-        warnings.simplefilter("ignore")
-        torch.set_num_threads(1)
-        with xt.kernel_policy(policy(name)):
-            found, _ = losses(name, torch.nn.parallel.DistributedDataParallel)
-        if rank == 0:
-            torch.save((found, sorted({decision.chosen for decision in xrt.decisions()})), result)
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch has no torch.distributed")
-def test_two_processes(tmp_path):
-    expected, _ = losses("gpt2")
-    args = (str(tmp_path / "meet"), "gpt2", str(tmp_path / "losses.pt"))
-    torch.multiprocessing.spawn(_distributed, args, nprocs=2)
-    found, chosen = torch.load(args[2])
-    close(found, expected)
-    assert {"cpu.blas", "cpu.reference"} <= set(chosen)

@@ -85,15 +85,6 @@ def test_another_kernel_for_products_compiles_nothing_again():
     assert len(compiles) == 2
 
 
-def test_dynamic_shapes():
-    step = torch.compile(lambda a, b: a @ b, fullgraph=True, dynamic=True)
-    with xt.kernel_policy(REFERENCE):
-        for rows in (3, 5, 9):
-            a, b = torch.randn(rows, 8), torch.randn(8, 4)
-            torch.testing.assert_close(step(a, b), a @ b)
-    assert served() == {"cpu.reference": 6}
-
-
 def test_the_key_of_the_cache_is_the_policys_and_keeps_what_was_there():
     config = torch.compiler.config
     config.cache_key_tag = "mine"
@@ -295,14 +286,6 @@ def test_convolutions_without_a_kernel_escape():
     rules = [{"match": {"module": "[12]"}, "use": "torch"}]
     assert xt.coverage_gaps(policy.replace(rules=rules), module=model) == ()
     assert xt.coverage_gaps(xrt.KernelPolicy(matmul="cpu.blas"), module=model) == ()
-
-
-def test_lstm_escapes_as_is_said():
-    """What is said of it holds: no product of it is decided by the policy."""
-    lstm = torch.nn.LSTM(4, 4)
-    with xt.kernel_policy(matmul="cpu.reference"), torch.no_grad(), pytest.warns(XpuRuntimeWarning, match="recurrent"):
-        lstm(torch.randn(3, 1, 4))
-    assert served() == {}
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported:UserWarning")  # by oneDNN, says PyTorch
