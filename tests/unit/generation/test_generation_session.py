@@ -145,19 +145,6 @@ def test_a_graph_that_gives_the_last_logits_alone(tmp_path: Path, session: Any):
         assert pruned.explain(PROMPT, runs=1).honoured
 
 
-def test_gates_compare_two_folders(session: Any, int4_folder: Path, folder: Path, copy_of: Callable[[Path], Path]):
-    from xpuruntime.generation import LogprobSource, check_gates
-
-    assert isinstance(session, LogprobSource)
-    texts = [PROMPT, "hello, world", list(range(20))]
-    limits = {"kl": 1e-6, "top1": 0.999, "tokens": 8}
-    with xrt.GenerationSession(copy_of(folder)) as same, xrt.GenerationSession(int4_folder) as other:
-        verdicts = {gate.name: gate.verdict for gate in check_gates(session, same, limits, texts=texts).gates}
-        assert verdicts["kl"] == "pass", verdicts
-        report = check_gates(session, other, limits, texts=texts)
-        assert report.verdict == "fail", report
-
-
 def test_sampling_of_the_folder_holds_where_a_temperature_is_stated(
     session: Any, folder: Path, copy_of: Callable[[Path], Path]
 ):
@@ -222,12 +209,6 @@ def test_types_of_arguments_are_checked(session: Any):
             session.generate(PROMPT, max_new_tokens=wrong)
     with pytest.raises(TypeError):
         session.generate(PROMPT)
-
-
-def test_no_new_tokens(session: Any):
-    result = session.generate(PROMPT, max_new_tokens=0)
-    assert (result.tokens, result.finish, result.first_token_us) == ((), "length", 0.0)
-    assert list(session.stream(PROMPT, max_new_tokens=0)) == []
 
 
 def test_the_context_can_be_filled(session: Any):
@@ -368,3 +349,9 @@ def test_without_a_tokenizer_text_is_refused(folder: Path, copy_of: Callable[[Pa
         assert len(session.generate(PROMPT, max_new_tokens=2).tokens) == 2
         with pytest.raises(xrt.InputError, match=r"tokenizer.*Fix: pass token ids"):
             session.generate("hi", max_new_tokens=2)
+
+
+def test_no_new_tokens(session: Any):
+    result = session.generate(PROMPT, max_new_tokens=0)
+    assert (result.tokens, result.finish, result.first_token_us) == ((), "length", 0.0)
+    assert list(session.stream(PROMPT, max_new_tokens=0)) == []

@@ -101,18 +101,6 @@ def test_a_policy_reaches_both_phases_and_the_report_says_so(llama_folder: Path,
     assert {one.status for one in report.observations} == {"honoured"}
 
 
-def test_rules_of_one_phase(llama_folder: Path):
-    rule = {"match": {"op": "matmul", "phase": "decode"}, "use": "cpu.reference"}
-    with xrt.GenerationSession(llama_folder, {"kernels": {"rules": [rule]}}) as session:
-        report = session.explain(PROMPT, runs=1)
-    ran = {unit.phase: set() for unit in report.units}
-    for unit in report.units:
-        if unit.op == "matmul":
-            ran[unit.phase].add(unit.kernel)
-    assert ran["decode"] == {"cpu.reference"}
-    assert "cpu.reference" not in ran["prefill"]
-
-
 def test_types_of_the_weights(llama_folder: Path):
     with xrt.GenerationSession(llama_folder, {"execution": {"precision": "bf16"}}) as session:
         report = session.explain(PROMPT, runs=1)

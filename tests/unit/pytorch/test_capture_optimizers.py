@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 
 import pytest
 
@@ -143,16 +142,6 @@ def test_random_numbers_are_where_they_were():
     assert (random.random(), np.random.rand()) == wanted[1:]
 
 
-def test_dropout_trains_as_eager_code_does():
-    theirs, their_optimizer = make(dropout=0.5)
-    torch.manual_seed(3)
-    wanted = train_eagerly(theirs, their_optimizer, batches(4))
-    net, own = make(dropout=0.5)
-    step, _ = captured(loss_of(net), optimizer=own)
-    torch.manual_seed(3)
-    assert [step(*batch).item() for batch in batches(4)] == pytest.approx(wanted, rel=1e-5)
-
-
 def test_a_scaler_inside_of_the_graph():
     def made():
         net, optimizer = make("sgd momentum")
@@ -248,14 +237,3 @@ def test_a_function_that_does_the_whole_step_itself():
     same_weights(net, theirs)
     assert recorder.records == 1
     assert step.report.optimizer == "in fn"
-
-
-def test_no_warning_is_left_to_the_user():
-    net, own = make()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        step, _ = captured(loss_of(net), optimizer=own)
-        scheduler = torch.optim.lr_scheduler.StepLR(own, 2)
-        for batch in batches(3):
-            step(*batch)
-            scheduler.step()

@@ -28,67 +28,22 @@ _numbers = itertools.count(1000)
 
 
 class Event:
-    """One record."""
+    """One record, with the methods that kineto's have."""
 
     def __init__(
         self, name: str, start: int, duration: int, *, device: Any = DeviceType.CPU, thread: int = 1, number: int = 0,
         linked: int = 0, sequence: int = -1, forward: int = 0, annotation: bool = False, resource: int = 77,
     ) -> None:  # fmt: skip
-        self._name, self._start, self._duration = name, start, duration
-        self._device, self._thread, self._linked = device, thread, linked
-        self._number = number or next(_numbers)
-        self._sequence, self._forward, self._annotation, self._resource = sequence, forward, annotation, resource
+        self._values = {
+            "name": name, "start_ns": start, "duration_ns": duration, "device_type": device, "device_index": 0,
+            "device_resource_id": resource, "start_thread_id": thread, "end_thread_id": thread,
+            "correlation_id": number or next(_numbers), "linked_correlation_id": linked, "sequence_nr": sequence,
+            "fwd_thread_id": forward, "is_user_annotation": annotation, "is_hidden_event": False, "is_async": False,
+            "shapes": [], "dtypes": [],
+        }  # fmt: skip
 
-    def name(self) -> str:
-        return self._name
-
-    def start_ns(self) -> int:
-        return self._start
-
-    def duration_ns(self) -> int:
-        return self._duration
-
-    def device_type(self) -> Any:
-        return self._device
-
-    def device_index(self) -> int:
-        return 0
-
-    def device_resource_id(self) -> int:
-        return self._resource
-
-    def start_thread_id(self) -> int:
-        return self._thread
-
-    def end_thread_id(self) -> int:
-        return self._thread
-
-    def correlation_id(self) -> int:
-        return self._number
-
-    def linked_correlation_id(self) -> int:
-        return self._linked
-
-    def sequence_nr(self) -> int:
-        return self._sequence
-
-    def fwd_thread_id(self) -> int:
-        return self._forward
-
-    def is_user_annotation(self) -> bool:
-        return self._annotation
-
-    def is_hidden_event(self) -> bool:
-        return False
-
-    def is_async(self) -> bool:
-        return False
-
-    def shapes(self) -> list[Any]:
-        return []
-
-    def dtypes(self) -> list[str]:
-        return []
+    def __getattr__(self, name: str) -> Any:
+        return lambda: self._values[name]
 
 
 def kernel(name: str, start: int, duration: int, number: int, linked: int = 0) -> Event:

@@ -5,6 +5,9 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +18,12 @@ torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
 
 from explained_block import Block, of, step  # noqa: E402 - it needs PyTorch
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap  # noqa: E402 - it needs PyTorch
+from torch.nn import functional as F  # noqa: E402, N812 - it needs PyTorch
+from torch.utils import _pytree  # noqa: E402 - it needs PyTorch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards")]
 
@@ -136,8 +145,8 @@ def test_results_and_gradients_do_not_change():
     model.zero_grad()
     with xt.explain():
         step(model, x)
-    for parameter, grad in zip(model.parameters(), expected, strict=True):
-        assert torch.equal(parameter.grad, grad)
+    for parameter, wanted in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(parameter.grad, wanted)
 
 
 def test_attention_of_pytorch_has_a_row_of_its_forward_and_one_of_its_gradient():
@@ -176,3 +185,87 @@ def test_a_switch_that_the_program_changes_is_a_deviation() -> None:
     assert (setting.status, "deterministic_algorithms False" in setting.observed) == ("substituted", True)
     with pytest.raises(UnsupportedOperationError, match=r"execution\.determinism run_to_run: substituted"):
         found.require()
+
+
+#: Operators that compute a product, and those that a policy can speak of besides.
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+
+
+_KNOWN = (*_PRODUCTS, "aten::dot", "aten::mv", "aten::convolution", "aten::native_layer_norm")
+
+
+def _cases() -> dict[str, Callable[[], Any]]:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
+    weights = dict(net.named_parameters())
+    x, w, pile = torch.randn(5, 8), torch.randn(8, 8), torch.randn(4, 5, 8)
+
+    def loss(p: Any, x: torch.Tensor) -> torch.Tensor:
+        return functional_call(net, p, (x,)).square().sum()
+
+    def many(p: Any, x: torch.Tensor) -> Any:
+        return functional_call(net, p, (x,))
+
+    return {
+        "functional_call": lambda: functional_call(net, weights, (x,)),
+        "grad": lambda: grad(loss)(weights, x),
+        "gradients of each sample": lambda: vmap(grad(loss), (None, 0))(weights, x),
+        "grad of grad": lambda: grad(lambda x: grad(lambda y: net(y).square().sum())(x).sum())(x),
+        "jvp": lambda: jvp(net, (x,), (torch.ones_like(x),)),
+        "vjp": lambda: vjp(net, x)[1](torch.ones(5, 8)),
+        "jacrev": lambda: jacrev(net)(x[0]),
+        "jacfwd": lambda: jacfwd(net)(x[0]),
+        "hessian": lambda: hessian(lambda x: net(x).sum())(x[0]),
+        "vmap": lambda: vmap(lambda a: a @ w)(pile),
+        "vmap of both": lambda: vmap(torch.mm)(pile, torch.randn(4, 8, 5)),
+        "vmap of vmap": lambda: vmap(vmap(lambda v: v @ w))(pile),
+        "vmap of bmm": lambda: vmap(torch.bmm)(torch.randn(2, 4, 5, 8), torch.randn(2, 4, 8, 5)),
+        "vmap of addmm": lambda: vmap(lambda a: torch.addmm(torch.ones(8), a, w))(pile),
+        "vmap of mv": lambda: vmap(lambda v: w @ v)(x),
+        "vmap of dot": lambda: vmap(torch.dot)(x, x),
+        "vmap in chunks": lambda: vmap(lambda a: a @ w, chunk_size=2)(pile),
+        "an ensemble": lambda: vmap(many, (0, None))({k: torch.stack([v, v]) for k, v in weights.items()}, x),
+        "functionalize": lambda: torch.func.functionalize(net)(x),
+        "vmap of a convolution": lambda: vmap(lambda q: F.conv2d(q, torch.ones(3, 2, 3, 3)))(torch.ones(3, 1, 2, 8, 8)),
+        "grad of a norm": lambda: grad(lambda q: F.layer_norm(q, (8,)).square().sum())(x),
+        "vmap of a norm": lambda: vmap(lambda q: F.layer_norm(q, (8,)))(pile),
+    }
+
+
+_CASES = _cases()
+
+
+def _ran(call: Callable[[], Any]) -> Counter[str]:
+    """Return the products that PyTorch's own kernels compute: the innermost operators, as its profiler has them."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
+        call()
+    events = [event for event in prof.events() if event.name in _PRODUCTS]
+    return Counter(event.name for event in events if not _leads(event))
+
+
+def _leads(event: Any) -> bool:
+    return any(child.name in _PRODUCTS or _leads(child) for child in event.cpu_children)
+
+
+@pytest.mark.parametrize("case", _CASES)
+def test_each_product_that_ran_is_a_row(case: str) -> None:
+    call = _CASES[case]
+    torch.manual_seed(1)
+    want = _pytree.tree_leaves(call())
+    ran = _ran(call)
+    with xt.explain() as plain:
+        call()
+    with xt.kernel_policy(matmul="cpu.blas"), xt.explain() as report:
+        torch.manual_seed(1)
+        got = _pytree.tree_leaves(call())
+    for ours, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    for explained, state in ((plain, ("torch.mm", "default")), (report, ("cpu.blas", "honoured"))):
+        rows = [row for row in explained.rows if row.op == "matmul"]
+        counts: Counter[str] = Counter()
+        for row in rows:
+            counts[row.operator] += row.count
+        assert counts == ran
+        assert {(row.resolved, row.status) for row in rows} <= {state}
+        assert not [row for row in explained.rows if row.status == "other" and row.operator in _KNOWN]
+        assert not re.search(r"aten::(mm|addmm|bmm|dot)\b", str(explained).partition("no policy can affect")[2])

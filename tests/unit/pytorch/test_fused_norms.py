@@ -156,15 +156,6 @@ def test_gradients_of_gradients(residual, kernel):
         assert torch.autograd.gradgradcheck(function, operands, fast_mode=True)
 
 
-def test_forward_mode():
-    x = leaf(2, 5)
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(x.detach(), torch.ones_like(x))
-        found = torch.autograd.forward_ad.unpack_dual(fused_layernorm(dual, [5])).tangent
-        expected = torch.autograd.forward_ad.unpack_dual(F.layer_norm(dual, [5])).tangent
-    close(found, expected)
-
-
 @pytest.mark.parametrize("kernel", [None, "cpu.reference"])
 def test_transforms(kernel):
     x, weight = torch.randn(4, 3, 8), torch.randn(8)
@@ -188,13 +179,6 @@ def test_transforms(kernel):
             ]
 
         close(derived(ours), derived(theirs), 1e-4)
-
-
-def test_forward_mode_with_a_kernel_named():
-    x = torch.randn(3, 8)
-    assert torch.func.jvp(lambda one: fused_layernorm(one, [8]), (x,), (x,))[1].shape == (3, 8)
-    with pytest.raises(UnsupportedOperationError, match="leave kernel= out"):
-        torch.func.jvp(lambda one: fused_layernorm(one, [8], kernel="cpu.reference"), (x,), (x,))
 
 
 @pytest.mark.parametrize("recorded", [False, True], ids=["inferring", "training"])
@@ -241,14 +225,6 @@ def test_transforms_in_compiled_code(fused, kernel):
         torch._dynamo.reset()
         with pytest.raises(torch._dynamo.exc.Unsupported, match="leave kernel= out"):
             torch.compile(derived, backend="aot_eager", fullgraph=True)(x)
-
-
-def test_vmap_of_a_backward():
-    x, weight, grads = leaf(3, 8), leaf(8), torch.randn(5, 3, 8)
-    out = fused_layernorm(x, [8], weight, kernel="cpu.reference")
-    grad = torch.autograd.grad(out, (x, weight), grads, is_grads_batched=True)
-    expected = torch.autograd.grad(F.layer_norm(x, [8], weight), (x, weight), grads, is_grads_batched=True)
-    close(grad, expected, 1e-4)
 
 
 def samples():
@@ -309,18 +285,6 @@ def test_compiled(dynamic, held):
         assert sum(decision.count for decision in xrt.decisions()) == 4
         more = (leaf(7, 8), leaf(7, 8), *operands[2:])
         close(function(*more), fused_both(*more), 1e-4)
-
-
-@pytest.mark.usefixtures("compiled_anew")
-@pytest.mark.slow
-def test_inductor():
-    torch._dynamo.reset()
-    operands = (leaf(3, 8), leaf(3, 8), leaf(8), leaf(8))
-    expected = torch.autograd.grad(fused_both(*operands), operands)
-    xrt.clear_decisions()
-    grad = torch.autograd.grad(torch.compile(fused_both, fullgraph=True)(*operands), operands)
-    close(grad, expected, 1e-4)
-    assert sum(decision.count for decision in xrt.decisions()) == 4
 
 
 def test_export_keeps_them():

@@ -78,13 +78,6 @@ def test_of_what_is_written_into():
     assert differences(out_calls(), xrt.Policy(kernels=KERNELS)) == []
 
 
-@pytest.mark.parametrize("shapes", [((2, 3, 4), (2, 4, 5)), ((3,), (3,))])
-def test_mm_takes_matrices(shapes):
-    a, b = map(torch.ones, shapes)
-    with xt.kernel_policy(matmul="cpu.blas"), pytest.raises(RuntimeError, match="must be a matrix"):
-        torch.mm(a, b)
-
-
 def test_a_refused_call_leaves_no_route_behind():
     q = torch.rand(1, 2, 3, 4)
     mask = torch.zeros(3, 3, requires_grad=True)

@@ -125,41 +125,6 @@ def test_layouts_of_one_pixel_are_those_of_pytorch(of_x):
         alike([found], [expected], **CLOSE[torch.float32])
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 9), (3, 9)], ids=str)
-@pytest.mark.parametrize("flipped", [False, True])
-def test_one_dimension(shape, flipped):
-    x = torch.randn(shape[::-1] if flipped else shape)
-    x = x.permute(*reversed(range(x.dim()))) if flipped else x
-    weight, bias = torch.randn(4, 3, 3), torch.randn(4)
-    if x.dim() == 3 and flipped:
-        assert x.shape == shape
-    expected = F.conv1d(x, weight, bias, stride=2, padding=1)
-    with xt.kernel_policy(conv="cpu.gemm_conv"):
-        found = F.conv1d(x, weight, bias, stride=2, padding=1)
-    alike([found], [expected], **CLOSE[torch.float32])
-    assert served() == [("conv", "cpu.gemm_conv", 1)]
-
-
-def test_modules_autocast_and_derivatives_of_derivatives():
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.SiLU(), torch.nn.Conv2d(4, 2, 3)).double()
-    x = torch.randn(1, 3, 6, 6, dtype=torch.float64, requires_grad=True)
-    with xt.kernel_policy(conv="cpu.reference"):
-        assert torch.autograd.gradcheck(model, x, fast_mode=True, check_forward_ad=True)
-        assert torch.autograd.gradgradcheck(model, x, fast_mode=True)
-    assert {(op, kernel) for op, kernel, _ in served()} == {
-        (op, "cpu.reference") for op in ("conv", "conv_input_gradient")
-    }
-    model, x = model.float(), x.detach().float()
-    with torch.autocast("cpu", torch.bfloat16):
-        expected = model(x)
-        xrt.clear_decisions()
-        with xt.kernel_policy(conv="cpu.reference"):
-            found = model(x)
-    alike([found], [expected], **CLOSE[torch.bfloat16])
-    assert found.dtype == torch.bfloat16
-    assert sum(count for _, _, count in served()) == 2
-
-
 OTHERS = {
     "three dimensions": lambda: F.conv3d(torch.ones(1, 2, 4, 4, 4), torch.ones(2, 2, 2, 2, 2)),
     "transposed": lambda: F.conv_transpose2d(torch.ones(1, 2, 4, 4), torch.ones(2, 2, 2, 2)),
@@ -178,43 +143,6 @@ def test_what_ours_cannot_do_is_said_or_refused(name):
     allowed = {**strict, "kernels": {"conv": ["cpu.gemm_conv", "torch"]}}
     with xt.kernel_policy(allowed):
         assert torch.equal(OTHERS[name](), expected)
-
-
-def test_the_kernel_of_a_device_that_is_not_there():
-    x, weight = torch.randn(1, 2, 4, 4), torch.randn(2, 2, 2, 2)
-    with xt.kernel_policy(conv="cudnn"), pytest.warns(XpuRuntimeWarning, match=r"runs by torch\.conv"):
-        F.conv2d(x, weight)
-
-
-WRONG = {
-    "channels": lambda: F.conv2d(torch.ones(1, 3, 4, 4), torch.ones(2, 2, 2, 2)),
-    "groups": lambda: F.conv2d(torch.ones(1, 4, 4, 4), torch.ones(3, 2, 2, 2), groups=2),
-    "bias": lambda: F.conv2d(torch.ones(1, 2, 4, 4), torch.ones(2, 2, 2, 2), torch.ones(3)),
-    "too small": lambda: F.conv2d(torch.ones(1, 2, 2, 2), torch.ones(2, 2, 3, 3)),
-    "dtype": lambda: F.conv2d(torch.ones(1, 2, 4, 4), torch.ones(2, 2, 2, 2, dtype=torch.float64)),
-    "stride": lambda: F.conv2d(torch.ones(1, 2, 4, 4), torch.ones(2, 2, 2, 2), stride=0),
-    "padding": lambda: F.conv2d(torch.ones(1, 2, 4, 4), torch.ones(2, 2, 2, 2), padding=-1),
-    "dilation": lambda: F.conv2d(torch.ones(1, 2, 4, 4), torch.ones(2, 2, 2, 2), dilation=0),
-    "dimensions": lambda: F.conv2d(torch.ones(2, 4), torch.ones(2, 2, 2, 2)),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_errors_are_those_of_pytorch(name):
-    with pytest.raises((RuntimeError, TypeError)) as expected:
-        WRONG[name]()
-    with xt.kernel_policy(conv="cpu.reference"), pytest.raises((RuntimeError, TypeError)) as found:
-        WRONG[name]()
-    assert (type(found.value), str(found.value)) == (type(expected.value), str(expected.value))
-
-
-@pytest.mark.parametrize("size", [(0, 2, 4, 4), (1, 0, 4, 4)], ids=str)
-def test_nothing_to_convolve(size):
-    x, weight = torch.ones(size), torch.ones(3, size[1], 2, 2)
-    expected = F.conv2d(x, weight)
-    with xt.kernel_policy(conv="cpu.reference"):
-        alike([F.conv2d(x, weight)], [expected])
-    assert served() == []
 
 
 def test_complex_numbers_are_convolved_by_parts():
@@ -249,3 +177,134 @@ def test_inductor_calls_the_kernel(training):
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
     gradients = ["conv_weight_gradient"] if training else []  # no input wants one
     assert served() == [(op, "cpu.gemm_conv", 1) for op in ("conv", *gradients)]
+
+
+INPUT, WEIGHT = "conv_input_gradient", "conv_weight_gradient"
+
+
+STRICT = {"schema": "xpuruntime.policy/1", "mode": "strict"}
+
+
+def arguments(dtype=torch.float64, bias=True):
+    shapes = [(2, 4, 7, 8), (6, 2, 3, 2), (6,)][: 3 if bias else 2]
+    return [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("kernel", ["cpu.reference", "cpu.gemm_conv"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"groups": 2},
+        {"groups": 2, "stride": (2, 3), "padding": (1, 2)},
+        {"groups": 2, "dilation": (2, 1), "padding": 1},
+    ],
+    ids=str,
+)
+def test_finite_differences_once_and_twice(kernel, options):
+    wanted = arguments()
+    with xt.kernel_policy({**STRICT, "kernels": {"conv": [kernel, "torch"]}}):
+        assert torch.autograd.gradcheck(lambda *given: F.conv2d(*given, **options), wanted)
+        ops = {op for op, _, _ in served()}
+        assert torch.autograd.gradgradcheck(lambda *given: F.conv2d(*given, **options), wanted, fast_mode=True)
+    assert ops == {"conv", INPUT, WEIGHT}
+    assert {chosen for _, chosen, _ in served()} == {kernel}
+
+
+@pytest.mark.parametrize("mask", [m for m in itertools.product((True, False), repeat=3) if any(m)], ids=str)
+def test_only_what_is_asked_for_is_computed(mask):
+    x, weight, _ = arguments()
+    out = F.conv2d(x, weight, groups=2).detach()
+    args = (out, x.detach(), weight.detach(), [6], [1, 1], [0, 0], [1, 1], False, [0, 0], 2, list(mask))
+    expected = torch.ops.aten.convolution_backward(*args)
+    with xt.kernel_policy(conv="cpu.gemm_conv"):
+        found = torch.ops.aten.convolution_backward(*args)
+    for one, other, wanted in zip(found, expected, mask, strict=True):
+        assert (one is not None) is wanted
+        if wanted:
+            torch.testing.assert_close(one, other)
+    assert [op for op, _, _ in served()] == [op for op, wanted in zip((INPUT, WEIGHT), mask, strict=False) if wanted]
+
+
+def test_a_rule_for_the_backward_alone():
+    wanted = arguments(bias=False)
+    rules = [{"match": {"op": "conv", "phase": "backward"}, "use": "cpu.gemm_conv"}]
+    expected = torch.autograd.grad(F.conv2d(*wanted, groups=2).sum(), wanted)
+    with xt.kernel_policy({**STRICT, "kernels": {"rules": rules}}):
+        grad = torch.autograd.grad(F.conv2d(*wanted, groups=2).sum(), wanted)
+    torch.testing.assert_close(grad, expected)
+    assert served() == [(INPUT, "cpu.gemm_conv", 1), (WEIGHT, "cpu.gemm_conv", 1)]
+
+
+def test_a_gradient_that_a_kernel_cannot_compute_is_said_or_refused():
+    wanted = arguments(torch.bfloat16, bias=False)
+    rules = [
+        {"match": {"op": "conv", "phase": "backward"}, "use": "cpu.gemm_conv"},
+        {"match": {"op": "conv"}, "use": "torch"},
+    ]
+    out = F.conv2d(*wanted, groups=2)
+    expected = torch.autograd.grad(out.sum(), wanted, retain_graph=True)
+    said = r"aten::convolution_backward .*runs by torch\.conv.*rules\[0\].*multiplies fp32 and fp64"
+    with xt.kernel_policy(rules=rules), pytest.warns(XpuRuntimeWarning, match=said):
+        grad = torch.autograd.grad(out.sum(), wanted, retain_graph=True)
+    assert all(map(torch.equal, grad, expected))
+    refused = pytest.raises(UnsupportedOperationError, match=r"convolution_backward.*kernels\.rules\[0\] asks for")
+    with xt.kernel_policy({**STRICT, "kernels": {"rules": rules}}), refused:
+        torch.autograd.grad(out.sum(), wanted)
+
+
+@pytest.mark.parametrize("size", [(0, 2, 4, 4), (2, 2, 4, 4)], ids=["no image", "images"])
+def test_an_empty_batch_and_gradients_that_are_one_number(size):
+    """The gradient of a sum is one number, seen at every place; of nothing, it is nothing."""
+    x, weight = torch.randn(size, requires_grad=True), torch.randn(3, 2, 2, 2, requires_grad=True)
+    expected = torch.autograd.grad(F.conv2d(x, weight).sum(), (x, weight))
+    with xt.kernel_policy(conv="cpu.gemm_conv"):
+        grad = torch.autograd.grad(F.conv2d(x, weight).sum(), (x, weight))
+    torch.testing.assert_close(grad, expected)
+    assert len(served()) == (3 if size[0] else 0)
+
+
+def test_autocast_and_channels_last():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3))
+    model = model.to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+
+    def run():
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            model(x).square().mean().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    expected = run()
+    with xt.kernel_policy(conv="cpu.reference"):
+        found = run()
+    for one, other in zip(found, expected, strict=True):
+        assert (one.dtype, one.stride()) == (other.dtype, other.stride())
+        torch.testing.assert_close(one, other, rtol=3e-2, atol=3e-2)
+    counts: dict[str, int] = {}
+    for op, chosen, count in served():
+        assert chosen == "cpu.reference"
+        counts[op] = counts.get(op, 0) + count
+    assert counts == {"conv": 2, INPUT: 1, WEIGHT: 2}
+
+
+def test_bits_repeat_where_pytorch_is_asked_for_that():
+    wanted = [torch.randn(s, requires_grad=True) for s in ((8, 16, 20, 20), (16, 16, 3, 3))]
+    torch.use_deterministic_algorithms(True)
+    try:
+        with xt.kernel_policy({**STRICT, "kernels": {"conv": "cpu.gemm_conv"}}):
+            runs = [torch.autograd.grad(F.conv2d(*wanted).square().sum(), wanted) for _ in range(2)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(map(torch.equal, *runs))
+    assert all("deterministic" in decision.description for decision in xrt.decisions())
+
+
+def test_a_free_choice_by_measuring_takes_what_is_right():
+    wanted = [torch.randn(s, requires_grad=True) for s in ((2, 8, 12, 12), (8, 8, 3, 3))]
+    expected = torch.autograd.grad(F.conv2d(*wanted).square().sum(), wanted)
+    policy = xrt.KernelPolicy(conv="auto", auto_strategy="best_performance")
+    with xt.kernel_policy(policy), xt.explain() as report:
+        gradients = torch.autograd.grad(F.conv2d(*wanted).square().sum(), wanted)
+    torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-4)
+    (row,) = (row for row in report.rows if row.operator == "aten::convolution_backward")
+    assert (row.requested, row.count, row.phase) == (("auto",), 1, "backward")

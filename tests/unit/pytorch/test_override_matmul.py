@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The matmul family under a policy: every operator and form, compared with PyTorch's own on the same arguments."""
+"""Products under a policy, in every form, in place and in recurrent layers, compared with PyTorch's own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ pytestmark = pytest.mark.torch
 
 aten = torch.ops.aten
 OURS = ["cpu.reference", "cpu.blas"]
-STRICT = {"schema": "xpuruntime.policy/1", "mode": "strict"}
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +30,8 @@ def _no_policy_is_left():
     xt.clear_kernel_policy()
 
 
-def strict(kernel):
-    return {**STRICT, "kernels": {"matmul": kernel}}
+def strict(**kernels):
+    return xrt.Policy(mode="strict", kernels=kernels)
 
 
 def served() -> set[str]:
@@ -104,118 +103,27 @@ FORMS = {
 def test_every_form_is_served_and_equals_pytorchs(form, kernel):
     op, args, more = FORMS[form]()
     expected = op(*args, **more)
-    with xt.kernel_policy(strict(kernel)):
+    with xt.kernel_policy(strict(matmul=kernel)):
         same(op(*args, **more), expected)
         same(op(*args, **more), expected)  # by the route that is known now
     assert served() == {kernel}
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_passes_through_where_no_rule_matches(form):
-    op, args, more = FORMS[form]()
-    expected = op(*args, **more)
-    with xt.kernel_policy(rules=[{"match": {"op": "matmul", "m": 4096}, "use": "cpu.reference"}]):
-        assert torch.equal(op(*args, **more), expected)
-    assert served() == set()
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_out_is_written_and_resized_as_pytorch_does(form):
-    op, args, more = FORMS[form]()
-    into = getattr(aten, op._schema.name.removeprefix("aten::")).out
-    expected = op(*args, **more)
-    shape, last = expected.shape, expected.shape[-1]
-    wide = {"dtype": expected.dtype}
-    with xt.kernel_policy(strict("cpu.reference")):
-        for out in (
-            torch.empty(shape, **wide),
-            torch.empty(0, **wide),
-            torch.empty(shape[::-1], **wide).permute(*reversed(range(len(shape)))),
-            torch.empty(*shape[:-1], 8, **wide)[..., :last],
-        ):
-            strides = into(*args, **more, out=out.clone(memory_format=torch.preserve_format)).stride()
-            assert into(*args, **more, out=out) is out
-            torch.testing.assert_close(out, expected)
-            assert out.stride() == (strides if out.is_contiguous() else out.stride())
-    assert served() == {"cpu.reference"}
-
-
 def test_an_out_of_another_shape_warns_as_pytorch_does():
     a, b = matrices()
     with (
-        xt.kernel_policy(strict("cpu.reference")),
+        xt.kernel_policy(strict(matmul="cpu.reference")),
         pytest.warns(UserWarning, match="was resized since it had shape"),
     ):
         found = torch.mm(a, b, out=torch.empty(2, 2))
     torch.testing.assert_close(found, a @ b)
 
 
-@pytest.mark.parametrize("name", ["addmm", "baddbmm"])
-def test_in_place(name):
-    a, b = matrices() if name == "addmm" else batches()
-    c = torch.randn(*a.shape[:-1], 3)
-    expected = getattr(torch, name)(c, a, b, beta=0.5, alpha=2)
-    with xt.kernel_policy(strict("cpu.reference")):
-        found = getattr(c, f"{name}_")(a, b, beta=0.5, alpha=2)
-    assert found is c
-    torch.testing.assert_close(c, expected)
-    assert served() == {"cpu.reference"}
-
-
-def test_out_that_is_an_operand_gets_the_product():
-    a, b = torch.randn(3, 3), torch.randn(3, 3)
-    expected = a @ b
-    with xt.kernel_policy(strict("cpu.reference")):
-        torch.mm(a, b, out=a)
-    torch.testing.assert_close(a, expected)
-
-
-@pytest.mark.parametrize(
-    ("call", "error"),
-    [
-        (lambda: torch.mm(torch.ones(2, 3), torch.ones(2, 3)), "cannot be multiplied"),
-        (lambda: torch.mm(torch.ones(2, 3), torch.ones(3, 2, dtype=torch.float64)), "dtype"),
-        (lambda: torch.mm(torch.ones(2, 3), torch.ones(3, 2), out=torch.ones(2, 2, dtype=torch.float64)), "dtype"),
-        (lambda: torch.mm(torch.ones(2, 3), torch.ones(3, 2), out=torch.ones(1, 2).expand(2, 2)), "single memory"),
-        (lambda: torch.bmm(torch.ones(2, 2, 3), torch.ones(1, 3, 2)), "batch"),
-        (lambda: torch.addmm(torch.ones(5), torch.ones(2, 3), torch.ones(3, 2)), "expanded size"),
-        (lambda: torch.addmm(torch.ones(5), torch.ones(2, 3), torch.ones(3, 2), beta=0), "expanded size"),
-        (lambda: torch.addmm(torch.ones(2, dtype=torch.float64), torch.ones(2, 3), torch.ones(3, 2)), "dtype"),
-        (lambda: torch.addmm(torch.ones(2), torch.ones(2, 3), torch.ones(3, 2), beta=1j), "converted"),
-    ],
-)
-def test_what_pytorch_refuses_is_refused_in_its_words(call, error):
-    with pytest.raises(RuntimeError, match=error) as native:
-        call()
-    with xt.kernel_policy(strict("cpu.reference")), pytest.raises(RuntimeError, match=error) as found:
-        call()
-    assert str(found.value).splitlines()[0] == str(native.value).splitlines()[0]
-
-
-@pytest.mark.parametrize(("m", "k", "n"), [(0, 3, 2), (2, 0, 3), (2, 3, 0)])
-def test_empty_products_are_pytorchs_own(m, k, n):
-    a, b = torch.ones(m, k), torch.ones(k, n)
-    with xt.kernel_policy(strict("cpu.blas")):
-        same(a @ b, torch.zeros(m, n))
-        same(torch.addmm(torch.ones(n), a, b), torch.ones(m, n))
-        same(torch.bmm(a[None], b[None]), torch.zeros(1, m, n))
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.complex64])
-def test_products_of_other_than_floats_are_no_matmul_of_a_policy(dtype):
-    a = torch.ones(2, 3).to(dtype)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with xt.kernel_policy(strict("cpu.blas")):
-            assert torch.equal(torch.mm(a, a.t()), torch.full((2, 2), 3).to(dtype))
-    assert served() == set()
-
-
 def test_half_precision_is_rounded_once():
     a, b = torch.randn(16, 512).bfloat16(), torch.randn(512, 16).bfloat16()
     c = torch.randn(16, 16).bfloat16()
     exact = (c.double() + 0.25 * (a.double() @ b.double())).bfloat16()
-    with xt.kernel_policy(strict("cpu.reference")):
+    with xt.kernel_policy(strict(matmul="cpu.reference")):
         found = torch.addmm(c, a, b, alpha=0.25)
     assert found.dtype == torch.bfloat16
     assert (found == exact).double().mean() > 0.98
@@ -236,57 +144,18 @@ def test_the_reason_names_only_the_kernel_that_was_asked_for():
 
 def test_strict_refuses_with_that_reason():
     a = torch.ones(2, 2).bfloat16()
-    with xt.kernel_policy(strict("cpu.blas")), pytest.raises(UnsupportedOperationError, match="OpenBLAS multiplies"):
+    with (
+        xt.kernel_policy(strict(matmul="cpu.blas")),
+        pytest.raises(UnsupportedOperationError, match="OpenBLAS multiplies"),
+    ):
         torch.mm(a, a)
 
 
 def test_the_next_word_serves_what_the_first_cannot():
-    with xt.kernel_policy(strict(["cublas.cublasLt", "cpu.blas", "cpu.reference"])):
+    with xt.kernel_policy(strict(matmul=["cublas.cublasLt", "cpu.blas", "cpu.reference"])):
         torch.mm(torch.ones(2, 2), torch.ones(2, 2))
         torch.mm(torch.ones(2, 2).bfloat16(), torch.ones(2, 2).bfloat16())
     assert served() == {"cpu.blas", "cpu.reference"}
-
-
-@pytest.mark.parametrize(
-    "run",
-    [
-        lambda x, w: torch.nn.functional.linear(x, w),
-        lambda x, w: torch.nn.functional.linear(x, w, w[:, 0]),
-        lambda x, w: torch.matmul(x[None, None], w.t()),
-        lambda x, w: torch.einsum("ik,jk->ij", x, w),
-        lambda x, w: (x @ w.t()).sum(),
-        lambda x, w: torch.baddbmm(x[None, :, :3], x[None], w.t()[None], beta=0.5, alpha=2),
-        lambda x, w: torch.addmm(x[:, :3], x, w.t(), beta=2.0),
-    ],
-)
-def test_gradients_are_those_of_pytorch(run):
-    x, w = torch.randn(4, 5, requires_grad=True), torch.randn(3, 5, requires_grad=True)
-    expected = torch.autograd.grad(run(x, w).square().sum(), (x, w))
-    with xt.kernel_policy(strict("cpu.reference")):
-        grad = torch.autograd.grad(run(x, w).square().sum(), (x, w))
-    torch.testing.assert_close(grad, expected)
-    assert served() == {"cpu.reference"}
-
-
-def test_second_derivatives():
-    x = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
-    w = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
-    bias = torch.randn(3, dtype=torch.float64, requires_grad=True)
-    with xt.kernel_policy(strict("cpu.reference")):
-        assert torch.autograd.gradgradcheck(torch.addmm, (bias, x, w))
-
-
-def test_switching_determinism_on_reaches_our_kernels():
-    a = torch.randn(4, 4)
-    with xt.kernel_policy(strict("cpu.blas")):
-        torch.mm(a, a)
-        torch.use_deterministic_algorithms(True)
-        try:
-            torch.mm(a, a)
-        finally:
-            torch.use_deterministic_algorithms(False)
-    assert served() == {"cpu.blas"}
-    assert len(xrt.decisions()) == 2
 
 
 @pytest.mark.parametrize("case", ["scalar", "rows"])
@@ -310,7 +179,7 @@ def test_scaled_mm(case):
         ):
             assert torch.equal(torch._scaled_mm(a, b, *scales, out_dtype=torch.bfloat16), expected)
         return
-    with xt.kernel_policy(strict("cpu.reference")):
+    with xt.kernel_policy(strict(matmul="cpu.reference")):
         found = torch._scaled_mm(a, b, *scales, out_dtype=torch.bfloat16)
         into = torch.empty(16, 16, dtype=torch.bfloat16)
         torch._scaled_mm(a, b, *scales, out_dtype=torch.bfloat16, out=into)
@@ -319,51 +188,218 @@ def test_scaled_mm(case):
     assert served() == {"cpu.reference"}
 
 
-@pytest.mark.parametrize("form", ["mm", "mm.out", "addmm", "addmm.out", "bmm", "in place"])
-def test_known_native_calls_do_not_come_to_python(form, monkeypatch):
-    from xpuruntime.pytorch.dispatch import compiled_policy, context
-    from xpuruntime.pytorch.dispatch.context import CONTEXT
-    from xpuruntime.pytorch.dispatch.overrides import matmul
+IN_PLACE = {
+    "addmm_": lambda: (torch.randn(3, 5), torch.randn(3, 4), torch.randn(4, 5)),
+    "baddbmm_": lambda: (torch.randn(2, 3, 5), torch.randn(2, 3, 4), torch.randn(2, 4, 5)),
+}
 
-    a, b, c, out = torch.randn(3, 4), torch.randn(4, 2), torch.randn(2), torch.empty(3, 2)
-    run = {
-        "mm": lambda: torch.mm(a, b),
-        "mm.out": lambda: torch.mm(a, b, out=out),
-        "addmm": lambda: torch.addmm(c, a, b),
-        "addmm.out": lambda: torch.addmm(c, a, b, out=out),
-        "bmm": lambda: torch.bmm(a[None], b[None]),
-        "in place": lambda: torch.zeros(3, 2).addmm_(a, b),
-    }[form]
-    asked = []
-    real = matmul._run
 
-    def count(*args):
-        asked.append(1)
-        return real(*args)
+def calls():
+    return [(decision.chosen, decision.phase, decision.count) for decision in xrt.decisions()]
 
-    monkeypatch.setattr(matmul, "_run", count)
-    with xt.kernel_policy(rules=[{"match": {"op": "matmul", "m": 4096}, "use": "cpu.reference"}]):
-        expected = run().clone()
-        assert len(asked) == 1
-        for _ in range(3):
-            assert torch.equal(run(), expected)
-        assert len(asked) == 1
-        with context.thread_policy(compiled_policy.CompiledPolicy(context.active_policy().policy)):
-            run()
-        assert len(asked) == 2  # a thread's own policy has routes of its own
-        run()
-        assert len(asked) == 2
 
-        class Watching:
-            def call(self, name, op, route, run, args, kwargs):
-                assert route is not None
-                return run(*args, **kwargs)
+@pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.parametrize("numbers", [{}, {"beta": 0.5, "alpha": -2}, {"beta": 0}])
+def test_in_place_it_is_the_tensor_itself_that_has_the_result(name, numbers):
+    c, a, b = IN_PLACE[name]()
+    expected = getattr(c.clone(), name)(a, b, **numbers)
+    view = torch.empty(*c.shape[:-1], 2 * c.shape[-1])[..., ::2].copy_(c)  # with gaps
+    with xt.kernel_policy(strict(matmul="cpu.reference")):
+        for into in (c, view):
+            version = into._version
+            assert getattr(into, name)(a, b, **numbers) is into
+            assert into._version == version + 1
+            torch.testing.assert_close(into, expected)
+    assert {kernel for kernel, *_ in calls()} == {"cpu.reference"}
 
-        before = CONTEXT.watch(Watching())
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_gradients_of_products_in_place(name):
+    def gradients():
+        c, a, b = (x.clone().requires_grad_() for x in tensors)
+        getattr(c * 1, name)(a, b, beta=0.5, alpha=2).square().sum().backward()
+        return c.grad, a.grad, b.grad
+
+    tensors = IN_PLACE[name]()
+    expected = gradients()
+    rules = [{"match": {"op": "matmul", "phase": "backward"}, "use": "cpu.blas"}]
+    with xt.kernel_policy(strict(matmul="cpu.reference", rules=rules)):
+        found = gradients()
+    torch.testing.assert_close(found, expected)
+    phases = {(kernel, phase) for kernel, phase, _ in calls()}
+    assert phases == {("cpu.reference", "train"), ("cpu.blas", "backward")}
+
+
+@pytest.fixture
+def typed():
+    """PyTorch has products with a type for the result on CUDA alone: these stand for its own on the CPU."""
+    library = torch.library.Library("aten", "IMPL")
+
+    def product(a, b, dtype):
+        return a.to(dtype) @ b.to(dtype)
+
+    def sum_of(c, a, b, dtype, *, beta=1, alpha=1):
+        return beta * c.to(dtype) + alpha * product(a, b, dtype)
+
+    for name in ("mm", "bmm"):
+        library.impl(f"{name}.dtype", product, "CPU")
+    for name in ("addmm", "baddbmm"):
+        library.impl(f"{name}.dtype", sum_of, "CPU")
+    yield
+    xt.clear_kernel_policy()
+    library._destroy()
+
+
+def forms(half):
+    a, b = torch.randn(3, 4).to(half), torch.randn(4, 5).to(half)
+    c = torch.randn(3, 5)
+    return {
+        "mm": lambda: torch.mm(a, b, out_dtype=torch.float32),
+        "mm of its own type": lambda: torch.mm(a, b, out_dtype=half),
+        "bmm": lambda: torch.bmm(a[None], b[None], out_dtype=torch.float32),
+        "addmm": lambda: torch.addmm(c, a, b, out_dtype=torch.float32, beta=0.5, alpha=2),
+        "addmm of halves": lambda: torch.addmm(c.to(half), a, b, out_dtype=torch.float32),
+        "addmm of a row": lambda: torch.addmm(c[0], a, b, out_dtype=torch.float32),
+        "baddbmm": lambda: torch.baddbmm(c[None], a[None], b[None], out_dtype=torch.float32, beta=2),
+    }
+
+
+@pytest.mark.usefixtures("typed")
+@pytest.mark.parametrize(("half", "word"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16")])
+def test_the_result_has_the_type_that_is_stated(half, word):
+    made = forms(half)
+    expected = {name: call() for name, call in made.items()}
+    with xt.kernel_policy(strict(matmul="cpu.reference")):
+        found = {name: call() for name, call in made.items()}
+    torch.testing.assert_close(found, expected)  # which compares types, too
+    assert sum(count for _, _, count in calls()) == len(made)
+    rules = [{"match": {"op": "matmul", "dtype": word}, "use": "cpu.reference"}]
+    xrt.clear_decisions()
+    with xt.kernel_policy(strict(matmul="cpu.blas", rules=rules)):
+        made["mm"]()
+    assert [kernel for kernel, *_ in calls()] == ["cpu.reference"]
+    message = r"aten::mm.dtype of \[3, 4\] and \[4, 5\].* asks for cpu.blas"
+    with xt.kernel_policy(strict(matmul="cpu.blas")), pytest.raises(UnsupportedOperationError, match=message):
+        made["mm"]()
+
+
+@pytest.mark.usefixtures("typed")
+def test_pytorch_has_no_gradient_for_them_and_so_it_stays():
+    x = torch.randn(3, 4, dtype=torch.bfloat16, requires_grad=True)
+    with xt.kernel_policy(strict(matmul="cpu.reference")):
+        out = torch.mm(x, torch.ones(4, 5, dtype=torch.bfloat16), out_dtype=torch.float32)
+        with pytest.raises(RuntimeError, match="derivative for aten::mm is not implemented"):
+            out.sum().backward()
+
+
+def lstm():
+    return torch.nn.Sequential(torch.nn.LSTM(8, 8)), torch.randn(3, 2, 8)
+
+
+def test_it_is_said_once_and_runs_as_ever():
+    model, x = lstm()
+    expected = model(x)[0]
+    with xt.kernel_policy(matmul="cpu.blas"):
+        with pytest.warns(XpuRuntimeWarning, match=r"mkldnn_rnn_layer of \[3, 2, 8\] fp32 on cpu runs by torch.rnn"):
+            found = model(x)[0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model(x)[0].sum().backward()
+    torch.testing.assert_close(found, expected)
+
+
+def test_strict_refuses_it_and_a_rule_allows_it():
+    model, x = lstm()
+    with xt.kernel_policy(strict(matmul="cpu.blas")), pytest.raises(UnsupportedOperationError, match="use: torch"):
+        model(x)
+    rules = [{"match": {"module": "0"}, "use": "torch"}]
+    with xt.kernel_policy(strict(matmul="cpu.blas", rules=rules)):
+        model(x)[0].sum().backward()
+    assert model[0].weight_ih_l0.grad is not None
+
+
+def test_a_rule_for_the_backward_alone_is_not_met_either():
+    model, x = lstm()
+    rules = [{"match": {"op": "matmul", "phase": "backward"}, "use": "cpu.blas"}]
+    with xt.kernel_policy(strict(rules=rules)):
+        loss = model(x)[0].sum()
+        with pytest.raises(UnsupportedOperationError, match=r"mkldnn_rnn_layer_backward .* kernels.rules\[0\]"):
+            loss.backward()
+
+
+def test_compiled_code_that_has_one_is_refused_too():
+    model, x = lstm()
+    torch._dynamo.reset()
+    with xt.kernel_policy(strict(matmul="cpu.blas")), pytest.raises(UnsupportedOperationError, match="recurrent layer"):
+        torch.compile(model, backend="eager")(x)
+    torch._dynamo.reset()
+
+
+def test_layers_that_multiply_step_by_step_obey():
+    layer, x = torch.nn.GRU(8, 8), torch.randn(3, 2, 8)
+    with xt.kernel_policy(strict(matmul="cpu.reference")):
+        layer(x)[0].sum().backward()
+    assert {decision.chosen for decision in xrt.decisions()} == {"cpu.reference"}
+    assert xt.coverage_gaps(strict(matmul="cpu.reference"), module=layer) == ()
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported:UserWarning")  # by oneDNN, says PyTorch
+@pytest.mark.parametrize("kind", ["plain", "projecting", "fp64", "fp16", "bf16"])
+def test_what_is_said_before_is_what_runs(kind):
+    """An LSTM of a type that oneDNN has no kernel for, or with projections, multiplies step by step."""
+    dtype = {"fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}.get(kind, torch.float32)
+    layer = torch.nn.LSTM(8, 8, proj_size=4 if kind == "projecting" else 0, dtype=dtype)
+    said = [gap.what for gap in xt.coverage_gaps(xrt.KernelPolicy(matmul="cpu.reference"), module=layer)]
+    with warnings.catch_warnings(record=True) as seen, torch.no_grad(), xt.kernel_policy(matmul="cpu.reference"):
+        warnings.simplefilter("always")
+        layer(torch.randn(3, 2, 8, dtype=dtype))
+    assert said == ["LSTM"] * sum("recurrent layer" in str(one.message) for one in seen)
+
+
+def test_dynamo_does_not_follow_what_stands_behind_an_operator():
+    """An LSTM breaks the graph, and what it calls in Python is no code of the user's to be compiled."""
+    model, x = lstm()
+    torch._dynamo.reset()
+    with xt.kernel_policy(matmul="cpu.blas"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", category=XpuRuntimeWarning)
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        torch.compile(model, backend="eager")(x)[0].sum().backward()
+    torch._dynamo.reset()
+
+
+def test_switching_determinism_on_reaches_our_kernels():
+    a = torch.randn(4, 4)
+    with xt.kernel_policy(strict(matmul="cpu.blas")):
+        torch.mm(a, a)
+        torch.use_deterministic_algorithms(True)
         try:
-            assert torch.equal(run(), expected)
+            torch.mm(a, a)
         finally:
-            CONTEXT.watch(before)
-        assert len(asked) == 3
-        run()
-        assert len(asked) == 3
+            torch.use_deterministic_algorithms(False)
+    assert served() == {"cpu.blas"}
+    assert len(xrt.decisions()) == 2
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.mm(torch.ones(2, 3), torch.ones(2, 3)),
+        lambda: torch.mm(torch.ones(2, 3), torch.ones(3, 2, dtype=torch.float64)),
+        lambda: torch.mm(torch.ones(2, 3), torch.ones(3, 2), out=torch.ones(2, 2, dtype=torch.float64)),
+        lambda: torch.mm(torch.ones(2, 3), torch.ones(3, 2), out=torch.ones(1, 2).expand(2, 2)),
+        lambda: torch.bmm(torch.ones(2, 2, 3), torch.ones(1, 3, 2)),
+        lambda: torch.addmm(torch.ones(5), torch.ones(2, 3), torch.ones(3, 2)),
+        lambda: torch.addmm(torch.ones(2, dtype=torch.float64), torch.ones(2, 3), torch.ones(3, 2)),
+        lambda: torch.addmm(torch.ones(2), torch.ones(2, 3), torch.ones(3, 2), beta=1j),
+        lambda: torch.zeros(5).addmm_(torch.ones(3, 4), torch.ones(4, 5)),  # what addmm would expand
+        lambda: torch.zeros(1, 3, 5).baddbmm_(torch.ones(2, 3, 4), torch.ones(2, 4, 5)),
+        lambda: torch.zeros(3, 5, requires_grad=True).addmm_(torch.ones(3, 4), torch.ones(4, 5)),
+    ],
+)
+def test_what_pytorch_refuses_is_refused_in_its_words(call):
+    with pytest.raises(RuntimeError) as native:
+        call()
+    with xt.kernel_policy(strict(matmul="cpu.reference")), pytest.raises(RuntimeError) as found:
+        call()
+    assert str(found.value).splitlines()[0] == str(native.value).splitlines()[0]

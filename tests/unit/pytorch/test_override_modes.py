@@ -4,11 +4,9 @@
 
 from __future__ import annotations
 
-import copy
 import multiprocessing
 import subprocess
 import sys
-import threading
 import warnings
 
 import pytest
@@ -49,31 +47,6 @@ def plainly(run, *args):
         return run(*args)
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_grad_modes(mode):
-    layer = torch.nn.Linear(4, 3)
-    x = torch.randn(2, 4)
-    with mode():
-        found = layer(x)
-        torch.testing.assert_close(found, plainly(layer, x))
-        assert found.is_inference() is (mode is torch.inference_mode)
-    assert served() == 1
-
-
-def test_backward_runs_in_other_threads():
-    w = torch.randn(4, 4, requires_grad=True)
-
-    def work():
-        (torch.randn(2, 4) @ w).sum().backward()
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert served() == 8
-
-
 @pytest.mark.parametrize("name", ["vmap", "grad", "jvp", "jacrev", "jacfwd", "hessian", "vmap_of_grad", "functional"])
 def test_transforms(name):
     from torch import func
@@ -96,17 +69,6 @@ def test_transforms(name):
     found = runs[name]()
     assert served() > 0
     torch.testing.assert_close(found, plainly(runs[name]))
-
-
-def test_forward_mode_derivatives():
-    from torch.autograd import forward_ad
-
-    x, tangent, w = torch.randn(2, 4), torch.randn(2, 4), torch.randn(4, 3)
-    with forward_ad.dual_level():
-        value, derivative = forward_ad.unpack_dual(forward_ad.make_dual(x, tangent) @ w)
-    assert served() >= 2  # the value and the derivative
-    torch.testing.assert_close(derivative, plainly(torch.mm, tangent, w))
-    torch.testing.assert_close(value, plainly(torch.mm, x, w))
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -169,17 +131,6 @@ def test_dispatch_modes_see_what_they_saw():
     with xt.kernel_policy(), Seen() as native:
         layer(x)
     assert ours.ops == native.ops
-
-
-def test_models_copy_and_pickle_as_ever():
-    import pickle
-
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-    x = torch.randn(3, 4)
-    expected = model(x)
-    assert torch.equal(copy.deepcopy(model)(x), expected)
-    assert torch.equal(pickle.loads(pickle.dumps(model))(x), expected)
-    assert served() == 6
 
 
 def test_traced_and_exported_programs_run_by_it():

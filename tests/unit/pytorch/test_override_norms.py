@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 import xpuruntime.pytorch as xt  # noqa: E402 - it needs PyTorch
-from xpuruntime.pytorch.dispatch.overrides import registry  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_policy_is_left")]
 
@@ -50,12 +49,7 @@ def usable(kernel, dtype):
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
     ("shape", "given"),
-    [
-        ((8,), "both"),
-        ((1,), "both"),
-        ((33,), "both"),
-        *(((2, 3), given) for given in ("both", "weight", "bias", "none")),
-    ],
+    [((1,), "both"), ((33,), "both"), ((2, 3), "weight"), ((2, 3), "none")],
     ids=str,
 )
 def test_layer_norm_and_its_gradient_are_those_of_pytorch(kernel, dtype, shape, given):
@@ -135,49 +129,6 @@ def test_kernels_by_phase_understand_each_other():
         assert [kernel for _, kernel, _ in served()] == [side for side in (forward, backward) if side != "torch"]
 
 
-def layouts():
-    whole = torch.randn(4, 6, 16)
-    return {
-        "transposed": whole.transpose(0, 1)[..., :8],
-        "sliced": whole[:, ::2, 4:12],
-        "columns apart": whole[..., ::2],
-        "expanded": torch.randn(1, 1, 8).expand(4, 6, 8),
-    }
-
-
-@pytest.mark.parametrize("name", layouts())
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_operands_that_are_not_contiguous(kernel, name):
-    x = layouts()[name]
-    weight, bias = torch.randn(16)[::2], torch.randn(8, 2)[:, 1]
-    grad = torch.ones(()).expand(x.shape)
-
-    def run():
-        norm = aten.native_layer_norm(x, [8], weight, bias, 1e-5)
-        return [*norm, *aten.native_layer_norm_backward(grad, x, [8], *norm[1:], weight, bias, ALL)]
-
-    expected = run()
-    with xt.kernel_policy(layer_norm=kernel):
-        found = run()
-    alike(found, expected, rtol=1e-5, atol=1e-5)
-    assert len(served()) == 2
-
-
-@pytest.mark.parametrize("size", [(0, 8), (3, 0, 8), (2, 0)], ids=str)
-def test_nothing_to_normalize(size):
-    x = torch.randn(size, requires_grad=True)
-    weight = torch.ones(size[-1], requires_grad=True)
-
-    def run():
-        out = F.layer_norm(x, size[-1:], weight)
-        return [out, *torch.autograd.grad(out.sum(), (x, weight))]
-
-    expected = run()
-    with xt.kernel_policy(layer_norm="cpu.reference"):
-        alike(run(), expected, equal_nan=True)
-    assert served() == []
-
-
 def test_out_overloads():
     x, weight = torch.randn(3, 8), torch.randn(8)
     expected = aten.native_layer_norm(x, [8], weight, None, 1e-5)
@@ -186,28 +137,6 @@ def test_out_overloads():
         aten.native_layer_norm.out(x, [8], weight, None, 1e-5, out0=out[0], out1=out[1], out2=out[2])
     alike(out, expected, rtol=1e-5, atol=1e-5)
     assert served() == [("layer_norm", "cpu.reference", 1)]
-
-
-WRONG = {
-    "shape": lambda: F.layer_norm(torch.ones(2, 3), [4]),
-    "weight": lambda: F.layer_norm(torch.ones(2, 6), [6], torch.ones(5)),
-    "weight of other dimensions": lambda: F.layer_norm(torch.ones(2, 2, 3), [2, 3], torch.ones(6)),
-    "no shape": lambda: F.layer_norm(torch.ones(2, 3), []),
-    "integers": lambda: F.layer_norm(torch.ones(2, 3, dtype=torch.int64), [3]),
-    "dtype": lambda: F.layer_norm(torch.ones(2, 3), [3], torch.ones(3, dtype=torch.bfloat16)),
-    "double": lambda: F.layer_norm(torch.ones(2, 3, dtype=torch.float64), [3], torch.ones(3)),
-    "rms shape": lambda: F.rms_norm(torch.ones(2, 3), [4]),
-    "rms weight": lambda: F.rms_norm(torch.ones(2, 3), [3], torch.ones(2)),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_errors_are_those_of_pytorch(name):
-    with pytest.raises(RuntimeError) as expected:
-        WRONG[name]()
-    with xt.kernel_policy(layer_norm="cpu.reference", rms_norm="cpu.reference"), pytest.raises(RuntimeError) as found:
-        WRONG[name]()
-    assert str(found.value) == str(expected.value)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -253,21 +182,6 @@ def test_rms_norm_of_complex_numbers_stays_pytorchs():
 
 
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
-def test_derivatives_of_derivatives_and_forward_mode(name):
-    norm = getattr(F, name)
-    x = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(5, dtype=torch.float64, requires_grad=True)
-
-    def function(x, weight):
-        return norm(x, [5], weight)
-
-    with xt.kernel_policy(**{name: "cpu.reference"}):
-        assert torch.autograd.gradcheck(function, (x, weight), check_forward_ad=True)
-        assert torch.autograd.gradgradcheck(function, (x, weight))
-    assert {kernel for _, kernel, _ in served()} == {"cpu.reference"}
-
-
-@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
 def test_transforms(name):
     norm = getattr(F, name)
     x, weight = torch.randn(4, 3, 8), torch.randn(8)
@@ -282,22 +196,6 @@ def test_transforms(name):
     expected = run()
     with xt.kernel_policy(**{name: "cpu.reference"}):
         alike(run(), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_no_grad_inference_mode_and_checkpoints():
-    model = torch.nn.LayerNorm(8)
-    x = torch.randn(3, 8, requires_grad=True)
-    expected = model(x)
-    gradient = torch.autograd.grad(expected.square().sum(), x)[0]
-    with xt.kernel_policy(layer_norm="cpu.vectorised"):
-        with torch.no_grad():
-            torch.testing.assert_close(model(x), expected)
-        with torch.inference_mode():
-            torch.testing.assert_close(model(x), expected)
-        assert sum(count for *_, count in served()) == 2
-        out = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
-        torch.testing.assert_close(torch.autograd.grad(out.square().sum(), x)[0], gradient)
-        assert sum(count for *_, count in served()) == 5  # twice forward, once backward
 
 
 def test_what_ours_cannot_do_is_said_or_refused():
@@ -316,15 +214,6 @@ def test_what_ours_cannot_do_is_said_or_refused():
     with xt.kernel_policy(rules=[{"match": {"op": "layer_norm"}, "use": ["cpu.vectorised", "cpu.reference"]}]):
         F.layer_norm(x, [8])
     assert served() == [("layer_norm", "cpu.reference", 1)]
-
-
-def test_rules_by_module_forward_and_backward():
-    model = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.LayerNorm(8))
-    x = torch.randn(3, 8, requires_grad=True)
-    with xt.kernel_policy(rules=[{"match": {"op": "layer_norm", "module": "1"}, "use": "cpu.reference"}]):
-        model(x).square().sum().backward()
-    assert served() == [("layer_norm", "cpu.reference", 1), ("layer_norm_backward", "cpu.reference", 1)]
-    assert {decision.module for decision in xrt.decisions()} == {"1"}
 
 
 def compiled_norms(x, weight, bias):
@@ -386,19 +275,3 @@ def test_a_policy_that_leaves_norms_alone_leaves_them_to_the_compiler():
         function(torch.randn(3, 8).bfloat16())
     assert "native_layer_norm" in graphs[0]
     assert "xpuruntime.layer_norm" in graphs[1]
-
-
-def test_export_keeps_pytorchs_operators():
-    with xt.kernel_policy(layer_norm="cpu.reference"):
-        program = torch.export.export(torch.nn.LayerNorm(8), (torch.randn(3, 8),))
-    assert "aten.layer_norm" in str(program.graph)
-    assert "xpuruntime" not in str(program.graph)
-
-
-def test_clearing_leaves_nothing_behind():
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    with xt.kernel_policy(layer_norm="cpu.reference", rms_norm="cpu.reference"):
-        assert key in aten.layer_norm.default.py_kernels
-        assert "aten::native_layer_norm [CPU]" in registry.installed()
-    assert key not in aten.layer_norm.default.py_kernels
-    assert key not in aten.rms_norm.default.py_kernels

@@ -8,6 +8,7 @@ Runs alone against any PyTorch: ``pytest tests/unit/pytorch/test_private_api.py`
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import warnings
 from pathlib import Path
@@ -22,6 +23,8 @@ import xpuruntime  # noqa: E402
 from xpuruntime.errors import UnsupportedOperationError  # noqa: E402
 from xpuruntime.pytorch import _private_api as private  # noqa: E402
 from xpuruntime.pytorch._private_api import lookup  # noqa: E402
+
+pytest.importorskip("torch")
 
 pytestmark = pytest.mark.torch
 
@@ -287,3 +290,16 @@ def attributes_of_pytorch() -> set[str]:
         torch.compiler.disable(len), torch.nn.modules.module, torch.utils.checkpoint,
     )  # fmt: skip
     return {name for obj in objects for name in dir(obj) if name.startswith("_") and not name.startswith("__")}
+
+
+_SOURCES = Path(__file__).parents[3] / "src/cpp/torch"
+
+
+_IMPORT = re.compile(r'imported\(\s*"([\w.]+)",\s*"(\w+)"\)')
+
+
+def test_what_the_addon_imports_is_there() -> None:
+    found = {match for path in _SOURCES.rglob("*.cpp") for match in _IMPORT.findall(path.read_text())}
+    assert len(found) > 3, "the pattern finds none of them"
+    for module, name in sorted(found):
+        assert callable(getattr(importlib.import_module(module), name, None)), f"{module} has no {name}"

@@ -75,13 +75,6 @@ def in_python(monkeypatch):
     return shapes
 
 
-def test_one_alone_is_enabled_inside_and_all_as_before_afterwards():
-    before = enabled()
-    with by_backend("torch.math"):
-        assert enabled() == ONLY_MATH
-    assert enabled() == before
-
-
 def test_blocks_inside_each_other():
     before = enabled()
     with by_backend("torch.flash"):

@@ -65,17 +65,6 @@ def test_calls_of_one_kind_are_counted_in_one_row():
     ]
 
 
-def test_a_rule_for_one_module_is_named_where_it_holds():
-    model, x = Block(), torch.randn(4, 8)
-    rules = [{"match": {"op": "matmul", "module": "down", "phase": "backward"}, "use": "cpu.reference"}]
-    with xt.kernel_policy(rules=rules), xt.explain() as report:
-        step(model, x)
-    ruled = [row for row in report.rows if row.requested]
-    assert {(row.module, row.phase, row.source) for row in ruled} == {("down", "backward", "kernels.rules[0]")}
-    assert sum(row.count for row in ruled) == 2
-    assert {row.status for row in of(report, "matmul") if row not in ruled} == {"default"}
-
-
 def test_what_cannot_serve_is_a_substitution_with_its_reason():
     a = torch.randn(4, 4)
     with (
@@ -129,16 +118,6 @@ def test_the_fast_path_of_attention_is_seen_and_not_changed():
     assert of(report, "matmul")
 
 
-def test_what_a_policy_measures_is_told_apart():
-    a = torch.randn(48, 48)
-    policy = xrt.KernelPolicy(matmul="auto", auto_strategy="best_performance")
-    with xt.kernel_policy(policy), xt.explain() as report:
-        torch.mm(a, a)
-    (row,) = of(report, "matmul")
-    assert (row.requested, row.count) == (("auto",), 1)
-    assert row.resolved
-
-
 def test_a_convolution_and_its_gradient_have_a_row_each():
     conv, x = torch.nn.Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8)
     with xt.kernel_policy(conv="cpu.reference"), xt.explain() as report:
@@ -149,30 +128,6 @@ def test_a_convolution_and_its_gradient_have_a_row_each():
         ("aten::convolution_backward", "backward", ("cpu.reference",), "cpu.reference", "honoured"),
     ]
     assert report.coverage.bypassed == 0
-
-
-def test_a_gradient_that_no_kernel_of_ours_computes_is_substituted():
-    conv, x = torch.nn.Conv3d(3, 4, 3), torch.randn(2, 3, 8, 8, 8)
-    rules = [{"match": {"op": "conv", "phase": "backward"}, "use": "cpu.reference"}]
-    with (
-        xt.kernel_policy(rules=rules),
-        xt.explain() as report,
-        pytest.warns(XpuRuntimeWarning, match="in one and two dimensions"),
-    ):
-        step(conv, x)
-    (row,) = of(report, "conv", phase="backward")
-    assert (row.status, row.resolved, row.requested) == ("substituted", "torch.conv", ("cpu.reference",))
-    assert "in one and two dimensions" in row.reason
-
-
-def test_a_checkpoint_computes_its_forward_twice_and_bypasses_nothing():
-    from torch.utils.checkpoint import checkpoint
-
-    model, x = Block(), torch.randn(4, 8, requires_grad=True)
-    with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as report:
-        checkpoint(model, x, use_reentrant=False).square().sum().backward()
-    assert {row.status for row in of(report, "matmul")} == {"honoured"}
-    assert report.require() is report
 
 
 def test_operations_that_are_called_by_name():
@@ -213,17 +168,6 @@ def test_products_inside_unfused_attention_belong_to_it():
     assert any("bmm" in name or "softmax" in name for name in row.observed)
 
 
-def test_attention_by_a_kernel_of_ours_tells_forward_and_backward():
-    q = torch.randn(1, 2, 8, 4, requires_grad=True)
-    with xt.kernel_policy(attention="cpu.reference"), xt.explain() as report:
-        torch.nn.functional.scaled_dot_product_attention(q, q, q).square().sum().backward()
-    rows = of(report, "attention")
-    assert {(row.phase, row.status, row.resolved) for row in rows} == {
-        ("train", "honoured", "cpu.reference"),
-        ("backward", "honoured", "cpu.reference"),
-    }
-
-
 def test_threads_of_the_program_are_watched():
     model, x = Block(), torch.randn(4, 8)
     may_begin = threading.Event()
@@ -248,17 +192,6 @@ def test_threads_of_the_program_are_watched():
     for row in rows:
         assert (row.resolved, row.status, row.reason) == ("cpu.reference", "honoured", "")
         assert row.time_us > 0
-
-
-def test_a_compiled_function_is_seen_operator_by_operator():
-    model, x = Block(), torch.randn(4, 8)
-    compiled = torch.compile(model, backend="aot_eager")
-    with xt.kernel_policy(matmul="cpu.reference"):
-        step(compiled, x)
-        with xt.explain() as report:
-            step(compiled, x)
-    assert {row.status for row in of(report, "matmul")} == {"honoured"}
-    assert sum(row.count for row in of(report, "matmul")) == 5
 
 
 def test_compiling_inside_the_block_counts_no_traced_operator():

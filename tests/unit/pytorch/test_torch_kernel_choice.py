@@ -234,15 +234,6 @@ def test_kernels_that_hold_less_are_chosen_where_memory_is_the_objective(objecti
         assert {name: peak for name, _, peak in row.measured} == peaks
 
 
-def test_attention_without_a_gradient_is_measured_too(measured):
-    q, k, v = (torch.randn(1, heads, 8, 16) for heads in (2, 1, 1))
-    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    with xt.kernel_policy(fastest(attention="auto")):
-        found = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    torch.testing.assert_close(found, expected)
-    assert [names[-1] for names in measured] == [ATTENTION]
-
-
 @pytest.mark.parametrize(("work", "op", "word"), CASES)
 def test_a_package_that_is_not_installed_is_neither_measured_nor_imported(work, op, word, measured, site):
     package.install(site, version="9.0")  # which does not fit

@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import pickle
 import py_compile
 import shutil
 import subprocess
@@ -186,13 +184,6 @@ def test_providers_that_are_not_installed_name_their_extra(word, command):
     assert f'pip install "xpuruntime[{command}]"' in str(refused.value)
 
 
-def test_flash_attention_4_names_its_extra():
-    q = torch.ones(1, 2, 8, 16)
-    policy = xrt.Policy(mode="strict", kernels={"attention": "fa4"})
-    with xt.kernel_policy(policy), pytest.raises(UnsupportedOperationError, match=r'pip install "xpuruntime\[fa4\]"'):
-        F.scaled_dot_product_attention(q, q, q)
-
-
 class _Fault(package.ForeignNorm):
     distributions = ()
 
@@ -246,16 +237,6 @@ def test_error_of_its_gradient_names_the_kernel_and_the_call(faulty):
     with xt.kernel_policy(strict()), pytest.raises(ValueError, match="no gradient today") as raised:
         norm(x, weight).sum().backward()
     assert any("foreign.rms_norm in the backward of rms_norm" in note for note in raised.value.__notes__)
-
-
-@pytest.mark.parametrize("form", ["copy", "pickle"])
-def test_policy_that_names_it_can_be_copied(site, form):
-    policy = strict()
-    again = copy.deepcopy(policy) if form == "copy" else pickle.loads(pickle.dumps(policy))
-    x, weight = operands()
-    with xt.kernel_policy(again), xt.explain() as report:
-        norm(x, weight)
-    assert {row.resolved for row in report.rows if row.op} == {WORD}
 
 
 def test_registered_operator_by_its_module(site):
@@ -444,13 +425,6 @@ def test_they_multiply_nothing(site, word):
     policy = xrt.Policy(mode="strict", kernels={"rules": rules})
     with xt.kernel_policy(policy), pytest.raises(UnsupportedOperationError, match="it has no kernel for matmul"):
         torch.mm(torch.ones(2, 3), torch.ones(3, 2))
-
-
-def test_inductor_means_pytorch_outside_of_compiled_code():
-    x, weight = operands()
-    with xt.kernel_policy(strict("inductor")), xt.explain() as report:
-        norm(x, weight)
-    assert {row.resolved for row in report.rows if row.op} <= {"torch.rms_norm"}
 
 
 @pytest.mark.parametrize(

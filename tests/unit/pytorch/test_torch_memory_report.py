@@ -58,17 +58,6 @@ def test_the_holders_are_sorted_and_the_text_has_them():
     assert len(buffers) == 3
 
 
-def test_what_is_absent_is_said():
-    report = xt.memory_report()
-    if torch.version.cuda is None:
-        assert any("built without CUDA" in reason for reason in report.absent)
-    if not torch.cuda.is_available():
-        assert [device.device for device in report.devices] == ["cpu"]
-        assert any("CUDA devices" in reason for reason in report.absent)
-    for reason in report.absent:
-        assert f"absent: {reason}" in str(report)
-
-
 def digits_sessions():
     """Return the open sessions of the demo's model, without those that nobody refers to any more."""
     gc.collect()

@@ -21,22 +21,6 @@ def policy(mode="prefer", kernels=None, **execution):
     return {"schema": "xpuruntime.policy/1", "mode": mode, "execution": execution, "kernels": kernels or {}}
 
 
-def precisions():
-    """Everything that PyTorch says of TF32, in both of its ways."""
-    try:
-        old = torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32
-    except RuntimeError:
-        old = None
-    return (
-        old,
-        torch.backends.cuda.matmul.fp32_precision,
-        torch.backends.mkldnn.matmul.fp32_precision,
-        torch.backends.cudnn.allow_tf32,
-        torch.backends.cudnn.conv.fp32_precision,
-        torch.backends.cudnn.rnn.fp32_precision,
-    )
-
-
 @pytest.fixture(autouse=True)
 def _switches_are_as_they_were():
     from xpuruntime.pytorch.switches.shared_switches import SWITCHES
@@ -50,24 +34,6 @@ def _switches_are_as_they_were():
         SWITCHES[name].restore(before[name], SWITCHES[name].save())
 
 
-@pytest.mark.parametrize("tf32", [True, False])
-@pytest.mark.parametrize("start", ["highest", "high", "medium", "new", "untouched"])
-def test_tf32_is_set_and_given_back(start, tf32):
-    if start == "new":
-        torch.backends.cuda.matmul.fp32_precision = "tf32"
-    elif start != "untouched":
-        torch.set_float32_matmul_precision(start)
-    before = precisions()
-    with xt.kernel_policy(policy(tf32=tf32)):
-        assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if tf32 else "ieee") or not tf32
-        assert (torch.backends.cuda.matmul.fp32_precision == "tf32") is tf32
-        assert (torch.backends.cudnn.conv.fp32_precision == "tf32") is tf32
-        assert torch.backends.cudnn.allow_tf32 is tf32
-        if start != "new":  # PyTorch itself cannot read one way where the other was set
-            assert torch.backends.cuda.matmul.allow_tf32 is tf32
-    assert precisions() == before
-
-
 @pytest.mark.parametrize(("precision", "tf32"), [("tf32", True), ("fp32", False)])
 def test_precision_says_tf32_too(precision, tf32):
     with xt.kernel_policy(policy(precision=precision)):
@@ -77,9 +43,9 @@ def test_precision_says_tf32_too(precision, tf32):
 
 
 def test_a_policy_without_them_leaves_them():
-    before = precisions()
+    before = both_interfaces()
     with xt.kernel_policy(matmul="cpu.blas"):
-        assert precisions() == before
+        assert both_interfaces() == before
 
 
 @pytest.mark.parametrize(("mode", "warns"), [("prefer", True), ("strict", False)])
