@@ -165,7 +165,8 @@ def decode_policies(record: dict[str, Any]) -> Section:
         f"(`{record['shape']}`), of code that torch.compile has not compiled, under no policy, under `auto` with "
         "`best_performance`, and under kernels that are named; µs of a replay, in turns. The last column is `auto` "
         f"over the best of those with names.\n\n{machine(record)}\n`python benchmarks/bench_decode_policies.py`.\n\n"
-        f"{table(('step', *names, 'ratio'), rows)}\n{target_table(checks) if checks else ''}"
+        f"{table(('step', *names, 'ratio'), rows)}\n{record.get('remark', '')}\n\n"
+        f"{target_table(checks) if checks else ''}"
     )
     return Section("Policies of captured decoding", text, tuple(checks))
 
