@@ -56,7 +56,7 @@ def test_open_sizes(engine: str, name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", HOST)
-@pytest.mark.parametrize("name", TELLING)
+@pytest.mark.parametrize("name", part(TELLING, 3))
 def test_fixed_sizes(engine: str, name: str, tmp_path: Path) -> None:
     case = case_of(name)
     for rows in (SMALL, LARGE):

@@ -263,20 +263,16 @@ def test_ray_train(tmp_path: Path) -> None:
 # --- missing packages ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("module", "packages", "command"),
-    [
-        ("lightning", ("lightning", "pytorch_lightning"), "`pip install lightning`"),
-        ("ray", ("ray",), "`pip install 'ray[train]'`"),
-        ("transformers", ("transformers",), "`pip install 'transformers[torch]'`"),
-    ],
-)
-def test_a_missing_framework_is_refused_with_the_command_that_installs_it(
-    module: str, packages: tuple[str, ...], command: str
-) -> None:
-    code = f"import sys\nsys.modules.update(dict.fromkeys({packages!r}))\nimport xpuruntime.integrations.{module}\n"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("ImportError: ")
-    assert last.endswith(f"Fix: {command}")
+def test_a_missing_framework_is_refused_with_the_command_that_installs_it() -> None:
+    code = """
+import importlib, sys
+sys.modules.update(dict.fromkeys(("lightning", "pytorch_lightning", "ray", "transformers")))
+for name in ("lightning", "ray", "transformers"):
+    try:
+        importlib.import_module(f"xpuruntime.integrations.{name}")
+    except ImportError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    commands = [line.rpartition("Fix: ")[2] for line in done.stdout.splitlines()]
+    assert commands == ["`pip install lightning`", "`pip install 'ray[train]'`", "`pip install 'transformers[torch]'`"]

@@ -113,8 +113,7 @@ X = RNG.standard_normal((5, K)).astype(np.float32)
 
 
 @pytest.mark.skipif(ort.__version__.startswith("1.23."), reason="ONNX Runtime 1.23 fuses a MatMul of 4 bits only")
-@pytest.mark.parametrize("op", ["MatMul", "Gemm"])
-@pytest.mark.parametrize("kind", [T.INT4, T.UINT4, T.INT8, T.UINT8])
+@pytest.mark.parametrize(("op", "kind"), [("MatMul", T.INT4), ("Gemm", T.UINT4), ("Gemm", T.INT8), ("MatMul", T.UINT8)])
 def test_weight_only_models_are_fp32_when_it_is_said(tmp_path: Path, kind: int, op: str) -> None:
     """Raw ONNX Runtime rounds the activations to int8; under the policy it does not, and the report is true."""
     model, weight = weight_only(tmp_path / "m.onnx", kind, op)
@@ -139,8 +138,7 @@ def test_an_accuracy_level_of_the_user_is_reported_as_int8(tmp_path: Path) -> No
     assert "'dq'" in report.deviations[0].reason or "'product'" in report.deviations[0].reason
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("level", [None, 0, 1, 2, 3, 4])
+@pytest.mark.parametrize(("bits", "level"), [(4, None), (4, 0), (4, 2), (4, 3), (4, 4), (8, 1), (8, 4)])
 def test_levels_of_matmul_n_bits(tmp_path: Path, bits: int, level: int | None) -> None:
     model, weight = n_bits(tmp_path / "m.onnx", bits, level)
     with open_(model) as session:

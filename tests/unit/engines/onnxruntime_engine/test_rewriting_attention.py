@@ -44,8 +44,17 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
-@pytest.mark.parametrize("mask", ["", "last", "first"])
+@pytest.mark.parametrize(
+    ("name", "mask"),
+    [
+        ("scaled after", ""),
+        ("scaled after", "last"),
+        ("divided after", "first"),
+        ("query scaled", "last"),
+        ("both scaled", ""),
+        ("both scaled", "first"),
+    ],
+)
 def test_products(name: str, mask: str, tmp_path: Path) -> None:
     body, inputs, given = PRODUCTS[name], QKV, feeds()
     if mask:

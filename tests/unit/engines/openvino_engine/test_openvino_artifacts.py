@@ -149,7 +149,7 @@ class TestCompiling(CompileSuite):
     unsupported_op = "Det"
 
 
-@pytest.mark.parametrize("after", [0.05, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("after", [0.05, 0.6])
 def test_killed_while_compiling(tmp_path: Path, after: float) -> None:
     """What is there is whole or not there, and the next compilation is not in its way."""
     model = models.save(models.mlp(width=2048), tmp_path)

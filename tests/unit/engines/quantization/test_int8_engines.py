@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import itertools
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 from exported_models import example, exported, samples
+from sampled import part
 
 import xpuruntime as xrt
 from xpuruntime.demo.run import demo_images
@@ -34,8 +36,7 @@ def policy_for(engine, shapes):
     return {"execution": execution}
 
 
-@pytest.mark.parametrize("name", ["encoder", "convnet"])
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize(("engine", "name"), part(itertools.product(ENGINES, ["encoder", "convnet"]), 3))
 def test_exported_models_agree_with_fp32(engine, name):
     policy = policy_for(engine, SHAPES[name])
     feeds = [example(name, 1, seed=seed) for seed in range(1, 5)]

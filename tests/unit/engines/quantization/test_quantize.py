@@ -19,6 +19,7 @@ import pytest
 from exported_models import FOLDER, example, exported
 from onnx import TensorProto, numpy_helper
 from quantized_models import calibrated, cosine, graph_of, made_from, run, types_of
+from sampled import part
 
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.quantization import STYLES, quantize
@@ -240,7 +241,7 @@ def test_styles_know_the_processor(monkeypatch):
 
 @needs_nncf
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["encoder", "convnet"])
+@pytest.mark.parametrize("name", part(["encoder", "convnet"], 2))
 def test_nncf_quantizes_in_a_process_of_its_own(name, capfd, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     made = made_from(name, "openvino-nncf")

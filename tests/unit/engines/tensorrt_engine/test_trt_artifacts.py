@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from sampled import part
 from trt_support import ask, judge, machine
 
 import xpuruntime as xrt
@@ -150,8 +152,10 @@ def test_a_plan_without_weights_is_no_artifact(tmp_path: Any) -> None:
     assert not (tmp_path / "m.xrt").exists()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "int8"])
-@pytest.mark.parametrize("name", ["encoder.onnx", "convnet.onnx", "digits"])
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    part(itertools.product(["encoder.onnx", "convnet.onnx", "digits"], ["fp32", "fp16", "bf16", "int8"]), 5),
+)
 def test_models_of_users(tmp_path: Any, name: str, precision: str) -> None:
     """A transformer encoder and a convnet that PyTorch exported, and the digits: every node is told at a layer."""
     path = xrt.demo_model_path() if name == "digits" else EXPORTED / name

@@ -270,25 +270,3 @@ def test_a_module_is_read_while_it_runs_elsewhere() -> None:
     finally:
         done.set()
         thread.join()
-
-
-def test_another_kernel_for_the_same_call_is_a_difference() -> None:
-    net = Block()
-    before = explained(net, X, {"matmul": "cpu.blas", "attention": "torch.flash"})
-    after = explained(net, X, {"matmul": ["cublas", "cpu.reference"], "attention": "torch.math"})
-    changes = {
-        decision.nodes: (decision.kernel_before, decision.kernel_after)
-        for decision in xrt.compare_reports(before, after).decisions
-    }
-    assert changes == {
-        ("up/addmm",): ("cpu.blas", "cpu.reference"),
-        ("down/addmm",): ("cpu.blas", "cpu.reference"),
-        ("scaled_dot_product_attention",): ("torch.flash", "torch.math"),
-    }
-    with pytest.warns(xrt.XpuRuntimeWarning, match="unsupported"):
-        back = explained(net, X, {"matmul": "cublasLt", "attention": "torch.flash"}, mode="prefer")
-    comparison = xrt.compare_reports(before, back)
-    assert {decision.kernel_after for decision in comparison.decisions} == {"torch.mm"}
-    assert {node for decision in comparison.decisions for node in decision.nodes} == {"up/addmm", "down/addmm"}
-    again = explained(net, X, {"matmul": "cpu.blas", "attention": "torch.flash"})
-    assert xrt.compare_reports(before, again).decisions == ()

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import test_result_pages
 from chromium import axe_script
+from sampled import part
 
 import xpuruntime as xrt
 from xpuruntime.evidence import Observation, Report, compare_reports
@@ -87,11 +88,11 @@ def axe() -> str:
     return script
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
-@pytest.mark.parametrize(
-    "page",
-    ["report", "mixed", "comparison", "changes", "tuning", "verification", "index", "timings", "serving", "shown"],
-)
+PAGES = ["report", "mixed", "comparison", "changes", "tuning", "verification", "index", "timings", "serving", "shown"]
+WIDTHS = [(1440, "light"), (390, "dark")]
+
+
+@pytest.mark.parametrize(("page", "width", "scheme"), part([(page, *width) for page in PAGES for width in WIDTHS], 3))
 def test_axe_finds_nothing(
     look: Callable[..., Browser], shown: Any, mixed: Report, axe: str, page: str, width: int, scheme: str
 ) -> None:
