@@ -20,7 +20,7 @@ from xpuruntime.serving.protocol.rest import error_body
 from xpuruntime.serving.transport.gate import HeldBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable
     from concurrent.futures import Future
 
     from xpuruntime.serving.http.application import Application
@@ -285,9 +285,8 @@ class Connection(HttpToolsProtocol):
             self._begun(reply)
             return
         self._feed(receiver.head.raw)
-        self.cycle.body = receiver.body  # type: ignore[assignment]  # which the parser would copy
+        self.cycle.receive = _receiving(receiver.body, self.cycle.receive)  # type: ignore[assignment,method-assign]
         self.cycle.more_body = False
-        self.cycle.message_event.set()
         self.within = False
         self._parse_anew()
 
@@ -436,6 +435,16 @@ class Connection(HttpToolsProtocol):
         head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(head % (status, len(body)) + body)
         self.transport.close()
+
+
+def _receiving(body: memoryview, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
+    """Return what an application receives of a body that has come, which uvicorn would copy, and then `receive`."""
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def following() -> Any:
+        return messages.pop() if messages else await receive()
+
+    return following
 
 
 async def close_stuck(connections: Iterable[Connection], seconds: float) -> None:
