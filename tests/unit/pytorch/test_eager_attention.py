@@ -120,7 +120,7 @@ def llama(monkeypatch):
 
 
 def by_word(word="math"):
-    return xrt.Policy(mode="by_word", kernels={"attention": word})
+    return xrt.Policy(mode="strict", kernels={"attention": word})
 
 
 @pytest.mark.parametrize("word", ["flash_attention_2", "flash_attention_3", "flash_attention_4"])
