@@ -7,7 +7,7 @@ from __future__ import annotations
 import concurrent.futures
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -22,22 +22,8 @@ from xpuruntime.errors import (
 from xpuruntime.runtime.telemetry import named_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
-
-__all__ = [
-    "InferRequest",
-    "InferResponse",
-    "InferTensor",
-    "ModelService",
-    "Parameter",
-    "RequestedOutput",
-    "ServingError",
-    "Status",
-    "failure_of",
-    "without_folders",
-]
 
 #: Characters of a message that are kept of its beginning and of its end: a client's long name is not sent back whole.
 _BEGINNING, _END = 1200, 400

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,20 +22,9 @@ from xpuruntime.runtime.packages import install_command
 from xpuruntime.serving.models.settings import SCHEMA, ServeSettings, settings_of_source
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-
     from ray.serve import Deployment
 
     from xpuruntime.serving.messages import ModelService
-
-__all__ = [
-    "GrpcMethods",
-    "Predictor",
-    "ServedModels",
-    "add_GRPCInferenceServiceServicer_to_server",
-    "check_replica",
-    "deployment",
-]
 
 _SERVICE = "inference.GRPCInferenceService"
 _STREAM = "ModelStreamInfer"

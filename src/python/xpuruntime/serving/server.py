@@ -9,7 +9,8 @@ import contextlib
 import functools
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from xpuruntime import _core
 from xpuruntime.argument_types import PAGES, SERVICE, TRANSPORT_OPTIONS, ArgumentType, check_types
@@ -39,15 +40,10 @@ from xpuruntime.serving.transport.options import (
 if TYPE_CHECKING:
     import os
     import socket
-    from types import TracebackType
-    from typing import Self
 
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.serving.messages import ModelService
     from xpuruntime.serving.monitoring.pages import Pages
-
-__all__ = ["Server"]
-
 
 #: Connections that are accepted in one turn of the event loop: uvloop accepts one for each socket, and turns are long
 #: beside a thread that has Python to itself.

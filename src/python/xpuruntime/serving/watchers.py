@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,16 +28,12 @@ from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.models.loading import batch_feeds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.evidence.tolerances import ProbeResult, Tolerance
     from xpuruntime.serving.batching.layout import Layout
     from xpuruntime.serving.batching.requests import Feed, Job
     from xpuruntime.serving.messages import InferResponse
     from xpuruntime.serving.models.model_settings import CanarySettings, ModelSettings, ShadowSettings
-
-__all__ = ["Canary", "Shadow", "Watcher", "make_watchers", "tolerance_of"]
 
 #: Samples that may wait; more are dropped and counted.
 _WAITING = 4

@@ -14,8 +14,6 @@ import torch
 
 from xpuruntime.pytorch.dispatch.context import in_clean_thread
 
-__all__ = ["NAME", "eager_function", "form_of"]
-
 #: What the modules of transformers call their function.
 NAME = "eager_attention_forward"
 _FIRST = ("module", "query", "key", "value", "attention_mask")

@@ -8,6 +8,8 @@ The mask of such a model says everything, the causal part included, so that it i
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,12 +26,7 @@ from xpuruntime.pytorch.dispatch.route import facts_of_call
 from xpuruntime.pytorch.explanation.requested import requests_other_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FunctionType
-
     from torch import Tensor
-
-__all__ = ["OVERRIDES", "asks_for_kernel"]
 
 #: Arguments that change what is computed.
 _CHANGES = ("softcap", "s_aux", "sinks", "position_bias", "head_mask")

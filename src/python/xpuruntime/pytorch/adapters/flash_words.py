@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,11 +24,7 @@ from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
-
-__all__ = ["OVERRIDES"]
 
 #: Arguments that change what is computed.
 _CHANGES = ("softcap", "s_aux", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "cache")

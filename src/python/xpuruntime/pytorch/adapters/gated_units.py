@@ -8,6 +8,7 @@ import functools
 import inspect
 import threading
 import weakref
+from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -39,11 +40,7 @@ from xpuruntime.pytorch.providers.operations import geglu, swiglu
 from xpuruntime.pytorch.providers.operators import perform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
-
-__all__ = ["OVERRIDES"]
 
 #: Name of the method by which experts of transformers compute the unit, of gate and input beside each other.
 _GATE = "_apply_gate"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -20,23 +21,9 @@ from xpuruntime.pytorch.dispatch.route import facts_of_call
 from xpuruntime.pytorch.explanation.requested import requests_other_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from xpuruntime.pytorch.dispatch.overrides.native import Override
-
-__all__ = [
-    "UNUSUAL",
-    "AdaptedClasses",
-    "AdaptedFunctions",
-    "compiled_decision",
-    "decides",
-    "is_usual",
-    "own_call",
-    "report_compiled",
-    "run_original",
-]
 
 UNUSUAL = "it is called in a transform of torch.func, in forward mode, or with tensors of another class"
 _FIX = "leave {op} out of the policy, or use mode: prefer"

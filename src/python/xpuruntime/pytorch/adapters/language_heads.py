@@ -8,6 +8,7 @@ import functools
 import inspect
 import sys
 import threading
+from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +33,7 @@ from xpuruntime.pytorch.explanation.requested import requests_other_kernel
 from xpuruntime.pytorch.providers.operators import perform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
-
-__all__ = ["OVERRIDES", "Logits"]
 
 _OP = "linear_cross_entropy"
 _UNSERVED = "it is for rows of logits and class indices, without class weights and label smoothing"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,13 +35,9 @@ from xpuruntime.pytorch.providers.bound import BoundKernel
 from xpuruntime.pytorch.providers.operators import perform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
-
-__all__ = ["OVERRIDES"]
 
 _NORMS = frozenset(("layer_norm", "rms_norm"))
 _DEVICES = ("cpu", "cuda")

@@ -14,6 +14,7 @@ import functools
 import inspect
 import threading
 import weakref
+from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,14 +24,10 @@ from xpuruntime.pytorch.coverage.class_code import code_constants, code_names, h
 from xpuruntime.pytorch.dispatch.context import in_clean_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     #: Returns the norm of rows, times a weight, plus a bias, rounded to the type of the rows.
     Normalize = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
-
-__all__ = ["HALVES", "Formula", "compute", "facts_of", "formula_of_module", "read", "reads_of", "recognized"]
 
 _PLAIN = (bool, int, float, str)
 #: Columns of a norm without a weight where nothing says how many there are.

@@ -7,6 +7,8 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from collections.abc import Callable
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,12 +30,7 @@ from xpuruntime.pytorch.providers.operations import rope
 from xpuruntime.pytorch.providers.operators import perform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FunctionType
-
     from torch import Tensor
-
-__all__ = ["OVERRIDES"]
 
 _UNKNOWN = "it rotates by none of the formulas that this library knows, which rotate halves"
 _OTHER_FORM = "it is for queries and keys of four dimensions, and cos and sin for dimension 1 or 2 of them"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +26,9 @@ from xpuruntime.pytorch.providers.bound import alignment_of
 from xpuruntime.pytorch.providers.operators import perform, takes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from xpuruntime.pytorch.dispatch.overrides.native import Native
-
-__all__ = ["OVERRIDES"]
 
 #: Of PyTorch's numbers for reductions.
 _REDUCTIONS = ("none", "mean", "sum")

@@ -11,6 +11,8 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from collections.abc import Callable
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,12 +25,7 @@ from xpuruntime.pytorch.dispatch.step_cost import waits_for_host
 from xpuruntime.pytorch.providers.calls import PLAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FunctionType
-
     from torch import Tensor
-
-__all__ = ["forward_of_linear", "offer", "sharing"]
 
 _same = torch.ops.aten._unsafe_view.default
 _NOTE = "autocast casts the rows of a norm once for all linear layers that read them"

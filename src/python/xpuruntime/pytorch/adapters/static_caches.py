@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,7 @@ from xpuruntime.pytorch.providers.operations import cache_update
 from xpuruntime.pytorch.providers.operators import perform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
-
-__all__ = ["OVERRIDES"]
 
 _OP = "cache_update"
 _MODULE = "transformers.cache_utils"

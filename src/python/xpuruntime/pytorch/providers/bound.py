@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,21 +32,9 @@ from xpuruntime.pytorch.providers.operations import OPERATIONS
 from xpuruntime.pytorch.providers.process_state import changes_of, watched
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from torch import Tensor
 
     from xpuruntime.policies.advisories import Advisory
-
-__all__ = [
-    "BoundKernel",
-    "alignment_of",
-    "automatic_kernels",
-    "bound_kernel",
-    "call_of",
-    "dense_like",
-    "rejection_of_word",
-]
 
 #: Answers of `supports` that are kept for one kernel; with one more, all are forgotten.
 _MOST = 4096

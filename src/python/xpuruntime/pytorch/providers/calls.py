@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,27 +17,10 @@ from xpuruntime.pytorch.providers.bound import call_of, dense_like
 from xpuruntime.pytorch.providers.operations import OPERATIONS, laid_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from torch import Tensor
 
     from xpuruntime.pytorch.providers.bound import BoundKernel
     from xpuruntime.pytorch.providers.operations import Operation
-
-__all__ = [
-    "PLAIN",
-    "CallPlan",
-    "are_plain",
-    "call_by",
-    "call_text",
-    "gradients_like",
-    "options_of",
-    "outputs_like",
-    "reference",
-    "text_of",
-    "with_gradient",
-    "without_data",
-]
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,14 +34,10 @@ from xpuruntime.pytorch.providers.operations import OPERATIONS, laid_out
 from xpuruntime.pytorch.providers.process_state import watched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from torch import Tensor
 
     from xpuruntime.ops.torch_kernels import TorchCall, TorchKernel
     from xpuruntime.pytorch.providers.canary_cases import Case
-
-__all__ = ["COMPARISON_ENDED", "NOT_COMPARED", "ComparisonEnded", "canary_rejection"]
 
 #: What evidence says of a call that is served without the comparison.
 NOT_COMPARED = f"not compared with float64: {CANARY_VARIABLE} is off"

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -12,13 +13,9 @@ import torch
 from xpuruntime.pytorch.providers.operations import OPERATIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from torch import Tensor
 
     from xpuruntime.ops.torch_kernels import Operand, TorchCall
-
-__all__ = ["CASES", "Case", "order_of", "own_kind", "own_sizes"]
 
 #: Random numbers that are drawn for one operand of own sizes: no multiple of usual ones.
 _DRAWN = (1 << 20) - 3

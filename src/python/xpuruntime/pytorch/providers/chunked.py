@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,8 +13,6 @@ from torch.nn import functional
 from xpuruntime.ops.torch_kernels import TorchKernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from torch import Tensor
 
     from xpuruntime.ops.torch_kernels import Saved, TorchCall
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     #: Returns the losses of rows of logits, in float32, and the gradient of the logits where it is called with what
     #: those of the losses are.
     LossesOf = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
-
-__all__ = ["KERNELS", "is_loss_of_rows", "loss_in_parts", "needed", "padded", "scaled_gradients", "unsaved_gradients"]
 
 _LEAST_ROWS = 128
 #: Bytes of logits and of their gradient that are in memory at a time, and the most parts: a gradient is rounded once

@@ -7,6 +7,7 @@ The way that PyTorch has to FlashAttention 4 expects two results, and it returns
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,13 +17,9 @@ from xpuruntime.pytorch.attention.call import added_mask
 from xpuruntime.pytorch.providers.quack import CUTE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
     from xpuruntime.ops.torch_kernels import Saved, TorchCall
-
-__all__ = ["KERNELS"]
 
 _TYPES = ("float16", "bfloat16")
 #: Architectures that were looked at in its source: what it says of others is left to a newer adapter.

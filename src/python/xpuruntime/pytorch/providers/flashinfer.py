@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,7 @@ from xpuruntime.ops.torch_kernels import TorchKernel
 from xpuruntime.pytorch.providers.operations import is_rotation, laid_out
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from xpuruntime.ops.torch_kernels import TorchCall
-
-__all__ = ["KERNELS", "FlashInferKernel"]
 
 _TYPES = ("float16", "bfloat16")
 _HEAD_DIMS = (64, 128, 256)

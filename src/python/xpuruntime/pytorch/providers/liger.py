@@ -9,6 +9,7 @@ where it is set.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,7 @@ from xpuruntime.pytorch.providers.chunked import is_loss_of_rows, scaled_gradien
 from xpuruntime.pytorch.providers.operations import is_rotation, laid_out
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from xpuruntime.ops.torch_kernels import Saved, TorchCall
-
-__all__ = ["KERNELS", "LigerKernel"]
 
 _TYPES = ("float32", "float16", "bfloat16")
 #: Columns of the widest block that its kernels take.

@@ -4,16 +4,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.ops.torch_kernels import TorchKernel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from xpuruntime.ops.torch_kernels import TorchCall
-
-__all__ = ["KERNELS"]
 
 _TYPES = ("float32", "float16", "bfloat16")
 _HEAD_DIMS = (32, 64, 128, 256)

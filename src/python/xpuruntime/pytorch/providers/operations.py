@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,27 +12,9 @@ import torch
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from torch import Tensor
 
     from xpuruntime.ops.torch_kernels import TorchCall
-
-__all__ = [
-    "OPERATIONS",
-    "Operation",
-    "cache_update",
-    "cross_entropy",
-    "geglu",
-    "grouped_matmul",
-    "is_rotation",
-    "laid_out",
-    "linear_cross_entropy",
-    "rms_norm",
-    "rope",
-    "softmax",
-    "swiglu",
-]
 
 _HALVES = (
     "it reads one half of cos and sin, and that the other repeats it is seen in eager code alone. Fix: leave rope to "

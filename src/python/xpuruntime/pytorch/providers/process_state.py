@@ -12,6 +12,7 @@ import os
 import threading
 import warnings
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,11 +22,7 @@ from xpuruntime import _core
 from xpuruntime.pytorch.attention import sdpa_backends
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from xpuruntime.ops.torch_kernels import TorchKernel
-
-__all__ = ["Changes", "changes_of", "watched"]
 
 
 class Changes(NamedTuple):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,7 @@ from xpuruntime.pytorch.providers.chunked import (
 from xpuruntime.pytorch.providers.operations import is_rotation, laid_out
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from xpuruntime.ops.torch_kernels import Saved, TorchCall
-
-__all__ = ["CUTE", "KERNELS", "QuackKernel"]
 
 #: What CuTe kernels are compiled by: a change of one changes the kernel.
 CUTE = ("nvidia-cutlass-dsl>=4.7", "apache-tvm-ffi>=0.1.11,<0.2", "torch-c-dlpack-ext")

@@ -16,6 +16,7 @@ import inspect
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -27,11 +28,7 @@ from xpuruntime.files.digests import file_digest
 from xpuruntime.ops.torch_kernels import TorchKernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from xpuruntime.ops.torch_kernels import Saved, TorchCall
-
-__all__ = ["folder_digest", "kernel_of_source", "source_facts"]
 
 #: Attributes of a call that say how this library calls a kernel, and are no arguments of it.
 _OURS = ("formula", "paired", "upcast", "needs", "mirrored")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from xpuruntime.engines.run_threads import InterruptibleFuture
@@ -17,15 +18,12 @@ from xpuruntime.serving.batching.scheduler import Dispatch, Entry, EntryRows, Qu
 from xpuruntime.serving.messages import ServingError, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
     from xpuruntime.engines.host_model import HostRunner
     from xpuruntime.serving.batching.layout import Layout
     from xpuruntime.serving.batching.settings import BatchSettings
     from xpuruntime.serving.messages import InferRequest, InferResponse
-
-__all__ = ["Batcher", "Observer"]
 
 #: The instance that a request runs on which is not queued.
 _INLINE = -1

@@ -7,7 +7,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,9 +22,6 @@ from xpuruntime.serving.messages import InferTensor, ServingError, Status
 from xpuruntime.serving.protocol.datatypes import INLINE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-    from concurrent.futures import Future
-
     from xpuruntime.engines.host_model import HostRunner
     from xpuruntime.serving.batching.layout import InputLayout, Layout, OutputLayout
     from xpuruntime.serving.batching.requests import Feed
@@ -31,19 +29,6 @@ if TYPE_CHECKING:
     from xpuruntime.serving.batching.settings import BatchSettings
 
     Place = tuple[slice, ...]
-
-__all__ = [
-    "Assembled",
-    "BatchExecutor",
-    "ShortRuns",
-    "Slice",
-    "assemble",
-    "copy_parts",
-    "joined",
-    "take_apart",
-    "whole_inputs",
-    "whole_outputs",
-]
 
 #: Bytes up to which waking other threads takes longer than copying.
 _SMALL = 1 << 20

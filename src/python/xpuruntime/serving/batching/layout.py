@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,8 @@ from xpuruntime.engines.model.shapes import batch_axes
 from xpuruntime.errors import PolicyError, UnsupportedOperationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.serving.batching.settings import BatchSettings, PadRule
-
-__all__ = ["DATATYPE_OF", "InputLayout", "Layout", "OutputLayout", "datatype_of", "shape_of", "sized_by_values"]
 
 #: Type of a model's tensor to the datatype of the protocol.
 DATATYPE_OF = {

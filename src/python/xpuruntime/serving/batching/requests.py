@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -20,24 +21,10 @@ from xpuruntime.serving.batching.scheduler import Entry
 from xpuruntime.serving.messages import InferResponse, ServingError, Status, without_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
-
     from xpuruntime.serving.batching.layout import InputLayout, Layout
     from xpuruntime.serving.batching.scheduler import Dispatch
     from xpuruntime.serving.batching.settings import BatchSettings
     from xpuruntime.serving.messages import InferRequest, InferTensor
-
-__all__ = [
-    "Admission",
-    "Execution",
-    "Feed",
-    "Job",
-    "QueueState",
-    "answer",
-    "check_request",
-    "fail",
-    "failure_of_run",
-]
 
 #: Largest input without a batch dimension, in bytes, whose requests are compared in order to run together.
 _COMPARED = 1024

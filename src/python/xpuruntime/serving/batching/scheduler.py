@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from xpuruntime.serving.batching.settings import AdaptiveDelay, SerialDevice
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
-
     from xpuruntime.serving.batching.settings import BatchSettings
-
-__all__ = ["REASONS", "Dispatch", "Entry", "EntryRows", "Group", "Outcome", "QueueFull", "Reason", "Scheduler"]
 
 Outcome = Literal["waiting", "done", "failed", "expired", "cancelled"]
 Reason = Literal["full", "preferred", "delay", "adaptive", "busy", "idle", "deadline", "drain", "retry", "inline"]

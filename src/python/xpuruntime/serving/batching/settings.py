@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from xpuruntime.policies.compound_kinds import FrozenDict, MappingOf, Nested
@@ -13,22 +13,7 @@ from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind, Number, Text,
 from xpuruntime.policies.value import Accepts, PolicyValue, field
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-
     from xpuruntime.serving.batching.scheduler import Dispatch
-
-__all__ = [
-    "AdaptiveDelay",
-    "BatchSettings",
-    "IntegerList",
-    "NamedOf",
-    "PadRule",
-    "QueueDelay",
-    "SerialDevice",
-    "Shapes",
-    "TimeoutAction",
-    "batch_sizes",
-]
 
 #: What is left of the earlier gaps after one more, or after a delay without one.
 _KEPT = 7 / 8

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import ssl
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from xpuruntime.errors import EngineUnavailable, XpuRuntimeError
@@ -18,11 +19,8 @@ from xpuruntime.serving.transport.options import read_authorities
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
 
     from xpuruntime.serving.conformance.grpc_checks import GrpcChecks
-
-__all__ = ["check_server"]
 
 _MOST_MODELS = 8
 

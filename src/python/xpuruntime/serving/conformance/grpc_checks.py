@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from xpuruntime.errors import InputError
 from xpuruntime.serving.conformance.result import (
@@ -20,11 +21,6 @@ from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 from xpuruntime.serving.protocol.grpc_messages import decode, encode
 from xpuruntime.serving.protocol.infer_messages import read_infer_response, write_infer_request
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-__all__ = ["GrpcChecks"]
 
 _SERVICE = "/inference.GRPCInferenceService/"
 #: Codes that say that a request was not judged. Of the others the protocol asks only that they are not OK.

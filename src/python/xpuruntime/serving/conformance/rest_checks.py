@@ -10,6 +10,7 @@ import io
 import ssl
 import time
 import urllib.parse
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
@@ -30,11 +31,8 @@ from xpuruntime.serving.protocol.rest import NoJsonFormError, read_response, wri
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping, Sequence
 
     from _typeshed import WriteableBuffer
-
-__all__ = ["Answer", "HttpClient", "RestChecks"]
 
 #: Bytes that are read of an answer: with tensors, and with facts alone, which take many times as much once decoded.
 _MOST_OF_TENSORS, _MOST_OF_FACTS = 128 << 20, 8 << 20

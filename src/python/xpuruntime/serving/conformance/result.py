@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -16,22 +17,9 @@ from xpuruntime.serving.messages import InferTensor
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from rich.console import RenderableType
 
     from xpuruntime.serving.messages import InferResponse
-
-__all__ = [
-    "Check",
-    "Checker",
-    "ConformanceResult",
-    "FailedCheck",
-    "UnobservableCheck",
-    "check_outputs",
-    "need_same",
-    "probe_inputs",
-]
 
 Outcome = Literal["pass", "fail", "unobservable"]
 

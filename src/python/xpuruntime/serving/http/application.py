@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import functools
 import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -50,12 +51,8 @@ from xpuruntime.serving.transport.gate import (
 from xpuruntime.serving.transport.options import TransportOptions, check_model, check_version, options_for
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-
     from xpuruntime.serving.messages import ModelService
     from xpuruntime.serving.monitoring.pages import Pages
-
-__all__ = ["Application", "Endpoint", "asgi_app", "route_of"]
 
 #: Longer responses are compressed in a thread: others are answered meanwhile.
 _SHORT_COMPRESSED = 64 << 10

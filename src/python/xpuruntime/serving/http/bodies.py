@@ -8,6 +8,7 @@ import asyncio
 import math
 import time
 import zlib
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,34 +22,9 @@ from xpuruntime.serving.protocol.rest import error_body
 from xpuruntime.serving.transport.gate import ClientGone
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
     from xpuruntime.serving.http.direct import Head
     from xpuruntime.serving.protocol.rest import RestResponse
     from xpuruntime.serving.transport.gate import HeldBytes
-
-__all__ = [
-    "CLOSE",
-    "JSON",
-    "MAX_RATIO",
-    "ONE_WRITE",
-    "SEND_LESS",
-    "SLOWEST",
-    "Answer",
-    "BodyReceiver",
-    "BodyThreads",
-    "Forwarding",
-    "WrongMethodError",
-    "compress",
-    "decompress",
-    "default_threads",
-    "failed_answer",
-    "outputs_answer",
-    "read_body",
-    "response_encoding",
-    "seconds_left",
-    "too_slow",
-]
 
 #: How many times longer than its compressed form a body may be. Deflate reaches 1032 at most, with zeros.
 MAX_RATIO = 200

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from xpuruntime.serving.protocol.rest import RestResponse
     from xpuruntime.serving.protocol.rest_request import RestRequest
 
-__all__ = ["DirectInfer", "Head", "Waiting", "stopped"]
-
 _LINE = re.compile(rb"POST /v2/models/([A-Za-z0-9._-]{1,128})(?:/versions/([A-Za-z0-9._-]{1,128}))?/infer HTTP/1\.1")
 _HEADER = re.compile(rb"([A-Za-z0-9-]+): ?([\x20-\x7e]*)")
 #: Headers that change how a request is read, or how its connection goes on.

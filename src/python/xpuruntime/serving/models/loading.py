@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -25,8 +26,6 @@ from xpuruntime.serving.batching.settings import batch_sizes
 from xpuruntime.serving.messages import ServingError, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from xpuruntime.engines.host_model import HostRunner
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.lockfile.measured import BatchTime
@@ -35,22 +34,6 @@ if TYPE_CHECKING:
     from xpuruntime.serving.batching.settings import BatchSettings
     from xpuruntime.serving.models.model_settings import ModelSettings
     from xpuruntime.serving.models.settings import MemorySettings
-
-__all__ = [
-    "Evictable",
-    "Limits",
-    "MemoryBudget",
-    "batch_feeds",
-    "choose_limits",
-    "curve_of",
-    "find_versions",
-    "locked_curve",
-    "locked_size",
-    "measure_curve",
-    "open_session",
-    "size_on_disk",
-    "warmup_sizes",
-]
 
 _MODELS = (".onnx", ".pt2")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")

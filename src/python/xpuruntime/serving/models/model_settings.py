@@ -15,8 +15,6 @@ from xpuruntime.policies.kinds import Choice, Duration, FilePath, Flag, Integer,
 from xpuruntime.policies.value import Accepts, PolicyValue, field
 from xpuruntime.serving.batching.settings import BatchSettings
 
-__all__ = ["CanarySettings", "ModelSettings", "ShadowSettings", "SloSettings", "check_model_name"]
-
 Warmup = Literal["auto", "lock", "probe", "none"]
 Curve = Literal["auto", "lock", "load"]
 Against = Literal["reference", "self"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +25,6 @@ from xpuruntime.serving.models.slot import ModelSlot, stopping
 from xpuruntime.serving.monitoring.records import AccessLog, both_logs, request_spans
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from concurrent.futures import Future
 
     from xpuruntime.engines.registry import EngineRegistry
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from xpuruntime.serving.messages import InferRequest, InferResponse, Parameter
     from xpuruntime.serving.models.version import ServedVersion
     from xpuruntime.serving.monitoring.records import RequestLog
-
-__all__ = ["EXTENSIONS", "Models", "memory_usage_of"]
 
 
 def memory_usage_of(device: str, size: int) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from xpuruntime.errors import InputError
 from xpuruntime.policies import files
@@ -21,20 +22,6 @@ from xpuruntime.serving.models.model_settings import ModelSettings, check_model_
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
-    from typing import Self
-
-__all__ = [
-    "SCHEMA",
-    "AdminSettings",
-    "GrpcSettings",
-    "HttpSettings",
-    "MemorySettings",
-    "MetricsSettings",
-    "ServeSettings",
-    "is_settings_file",
-    "settings_of_source",
-]
 
 #: The version of the file format that this release reads.
 SCHEMA = "xpuruntime.serve/1"

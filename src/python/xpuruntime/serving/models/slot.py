@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +21,12 @@ from xpuruntime.serving.models.loading import find_versions, locked_size, size_o
 from xpuruntime.serving.models.version import ServedVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.serving.messages import InferRequest
     from xpuruntime.serving.models.loading import MemoryBudget
     from xpuruntime.serving.models.model_settings import ModelSettings
     from xpuruntime.serving.monitoring.records import RequestLog
-
-__all__ = ["ModelSlot", "Pending", "stopping"]
 
 #: Seconds after which a deadline is looked at, at the latest.
 _TICK = 0.05

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from xpuruntime.serving.monitoring.records import RequestLog
     from xpuruntime.serving.watchers import Watcher
 
-__all__ = ["ServedVersion"]
-
 #: Seconds past its deadline after which a request in the queue means that the model makes no progress.
 _LATE = 1.0
 #: Under a memory budget, each so many executions the growth of the process is looked at, which may be so many bytes.

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from xpuruntime.errors import XpuRuntimeError
@@ -14,13 +14,9 @@ from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.monitoring.records import FAILURES, LATENCY_BUCKETS, StatisticsSnapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from xpuruntime.serving.messages import ModelService
     from xpuruntime.serving.models.slot import ModelSlot
     from xpuruntime.serving.models.version import ServedVersion
-
-__all__ = ["ModelsCollector", "Pages", "exposition", "pages_of", "status_data", "status_page"]
 
 _KEYS = ("model", "version")
 

@@ -11,6 +11,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -22,25 +23,8 @@ from xpuruntime.runtime.telemetry import span_tracer
 from xpuruntime.serving.batching.scheduler import REASONS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from xpuruntime.serving.batching.requests import Execution, Job
     from xpuruntime.serving.messages import InferRequest, ServingError
-
-__all__ = [
-    "FAILURES",
-    "LATENCY_BUCKETS",
-    "TRACE_HEADERS",
-    "AccessLog",
-    "Failure",
-    "ModelStatistics",
-    "RequestLog",
-    "RequestSpans",
-    "StatisticDuration",
-    "StatisticsSnapshot",
-    "both_logs",
-    "request_spans",
-]
 
 
 class RequestLog(Protocol):

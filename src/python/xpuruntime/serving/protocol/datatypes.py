@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import struct
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,32 +16,9 @@ import numpy as np
 from xpuruntime.serving.messages import ServingError, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from numpy.typing import NDArray
 
     from xpuruntime.serving.messages import InferTensor, Parameter
-
-__all__ = [
-    "DATATYPES",
-    "INLINE_BYTES",
-    "ITEMS_OF_TENSOR",
-    "MOST_ITEMS",
-    "Datatype",
-    "Items",
-    "NotInline",
-    "array_of_elements",
-    "array_of_pieces",
-    "array_of_raw",
-    "check_bools",
-    "checked_shape",
-    "datatype_named",
-    "deadline_of",
-    "priority_of",
-    "raw_of",
-    "refuse_duplicates",
-    "refuse_extensions",
-]
 
 #: Items of one request at most, each of about a microsecond; and how many of them a tensor is.
 MOST_ITEMS, ITEMS_OF_TENSOR = 1 << 17, 64

@@ -16,8 +16,6 @@ from typing import Any
 
 from xpuruntime.serving.protocol.wire import malformed
 
-__all__ = ["METHODS", "decode", "encode", "message_classes"]
-
 #: Methods of the service; each has a request and a response of its name.
 METHODS = (
     "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer", "ModelStreamInfer",

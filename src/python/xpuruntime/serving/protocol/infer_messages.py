@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import math
 import struct
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,22 +44,9 @@ from xpuruntime.serving.protocol.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from numpy.typing import NDArray
 
     from xpuruntime.serving.messages import Parameter
-
-__all__ = [
-    "CONTENTS",
-    "read_infer_request",
-    "read_infer_response",
-    "read_names",
-    "read_stream_response",
-    "write_infer_request",
-    "write_infer_response",
-    "write_stream_response",
-]
 
 #: Field of ``InferTensorContents`` to its number, and the wire type of elements that are not packed.
 CONTENTS = {

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,25 +27,11 @@ from xpuruntime.serving.protocol.datatypes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from numpy.typing import NDArray
 
     from xpuruntime.serving.messages import InferRequest
     from xpuruntime.serving.protocol.datatypes import Items
     from xpuruntime.serving.protocol.rest_request import RestRequest
-
-__all__ = [
-    "NoJsonFormError",
-    "RestResponse",
-    "array_of_json",
-    "elements_of",
-    "error_body",
-    "read_response",
-    "reason_of",
-    "write_request",
-    "write_response",
-]
 
 
 class NoJsonFormError(ServingError):

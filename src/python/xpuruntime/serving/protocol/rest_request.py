@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.serving.messages import Parameter
 
-__all__ = ["RestRequest", "check_json", "header_length", "read_raw_request", "read_request"]
-
 #: Optional keys and values of parameters may be null, as other servers and clients of the protocol write them.
 if TYPE_CHECKING:
     _Text: TypeAlias = str

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,27 +13,9 @@ import numpy as np
 from xpuruntime.serving.messages import ServingError, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
     from xpuruntime.serving.protocol.datatypes import Items
-
-__all__ = [
-    "FIXED32",
-    "FIXED64",
-    "LENGTH",
-    "VARINT",
-    "fields_of",
-    "malformed",
-    "packed_array",
-    "packed_varints",
-    "signed",
-    "text_of",
-    "varint",
-    "varint_list",
-    "varints_of",
-]
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 #: Bytes of a packed field that are read one by one.

@@ -9,9 +9,10 @@ import contextlib
 import hmac
 import ipaddress
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
@@ -19,24 +20,7 @@ from xpuruntime.serving.messages import InferRequest, ServingError, Status
 from xpuruntime.serving.protocol.datatypes import INLINE_BYTES, NotInline
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-    from types import TracebackType
-
     from xpuruntime.serving.messages import InferResponse, ModelService
-
-__all__ = [
-    "Access",
-    "BodyBudget",
-    "ClientGone",
-    "Gate",
-    "HeldBytes",
-    "Refuse",
-    "Respond",
-    "is_loopback",
-    "refuse_of",
-    "respond_of",
-    "response_of",
-]
 
 _Read = TypeVar("_Read")
 

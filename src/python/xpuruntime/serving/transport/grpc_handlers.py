@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
@@ -23,15 +24,11 @@ from xpuruntime.serving.transport.gate import HeldBytes, refuse_of, respond_of, 
 from xpuruntime.serving.transport.options import check_model, check_version
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-
     from xpuruntime.serving.messages import ModelService
     from xpuruntime.serving.transport.gate import Gate
     from xpuruntime.serving.transport.options import TransportOptions
 
     _Call: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
-
-__all__ = ["Handlers"]
 
 _SERVICE = "/inference.GRPCInferenceService/"
 #: Methods of Triton that are known, and why they are not here.

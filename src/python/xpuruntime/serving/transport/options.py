@@ -24,22 +24,6 @@ if TYPE_CHECKING:
     from xpuruntime.serving.messages import ModelService
     from xpuruntime.serving.models.settings import ServeSettings
 
-__all__ = [
-    "Tls",
-    "TransportOptions",
-    "bind",
-    "check_apart",
-    "check_model",
-    "check_version",
-    "options_for",
-    "read_address",
-    "read_authorities",
-    "read_token",
-    "shown",
-    "unusable",
-]
-
-
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
