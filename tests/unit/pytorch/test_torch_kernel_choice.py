@@ -19,7 +19,8 @@ xt = pytest.importorskip("xpuruntime.pytorch")
 import torch_kernels as package  # noqa: E402 - it needs PyTorch
 
 from xpuruntime.measuring.tuning_watch import watch_tuning  # noqa: E402
-from xpuruntime.pytorch.dispatch import tuning  # noqa: E402
+from xpuruntime.pytorch.adapters import gated_units  # noqa: E402
+from xpuruntime.pytorch.dispatch import step_cost, tuning  # noqa: E402
 from xpuruntime.pytorch.dispatch.context import CONTEXT  # noqa: E402
 from xpuruntime.pytorch.providers import canary, operations, operators  # noqa: E402
 from xpuruntime.pytorch.providers.operators import perform  # noqa: E402
@@ -371,3 +372,58 @@ def test_a_call_of_a_known_kind_computes_nothing_but_its_kernel(monkeypatch):
         }
         monkeypatch.setattr(operators, "OPERATIONS", forms)
         F.cross_entropy(x, target).backward()
+
+
+class Unit(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = (torch.nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_code_of_a_model_runs_as_without_a_policy_where_a_kernel_costs_the_host_more(slow, monkeypatch):
+    """A clock of its own says what the host needs: of PyTorch always the same, of the kernel more or less."""
+    asked, clock = [], [0.0]
+    foreign = ForeignUnit.forward
+
+    def forward(self, call, gate, up):
+        clock[0] += 3e-3 if slow else 1e-4
+        return foreign(self, call, gate, up)
+
+    def by_torch(gate, up):
+        clock[0] += 1e-3
+        return F.silu(gate) * up
+
+    def time_calls(run, calls, samples):
+        seconds = []
+        for _ in range(samples):
+            began = clock[0]
+            for _ in range(calls):
+                run()
+            seconds.append(clock[0] - began + 1e-6 * calls)
+        return seconds
+
+    monkeypatch.setattr(step_cost, "time_calls", time_calls)
+    monkeypatch.setattr(ForeignUnit, "forward", forward)
+    monkeypatch.setitem(operations.OPERATIONS, "swiglu", operations.OPERATIONS["swiglu"]._replace(reference=by_torch))
+    perform = gated_units.perform
+    monkeypatch.setattr(gated_units, "perform", lambda *a, **k: asked.append(1) or perform(*a, **k))
+    torch.manual_seed(0)
+    model, x = Unit(), torch.randn(4, 16, requires_grad=True)
+    with xt.kernel_policy(fastest(swiglu="auto", matmul="torch")):
+        for _ in range(3):
+            out = model(x)
+        chosen = {route.kernel for route in CONTEXT.process_policy.routes.values() if route.op == "swiglu"}
+        assert chosen == {"torch.swiglu" if slow else UNIT}
+        assert len(asked) == (1 if slow else 3)  # a call that is left to the model asks for nothing
+        with xt.explain() as report:
+            model(x)
+        assert [row.resolved for row in report.rows if row.op == "swiglu"] == [*chosen]
+        CONTEXT.forget_tuned_routes()
+        asked.clear()
+        model(x)
+        assert asked == [1]
+    torch.testing.assert_close(out, model(x))

@@ -25,6 +25,7 @@ __all__ = [
     "call_kernel_at",
     "checkpoint_frame",
     "child_modules",
+    "code_alone",
     "collective_number",
     "compile_by_inductor",
     "compile_stance",
@@ -299,6 +300,11 @@ def compile_by_inductor(graph: Any, examples: Any, keep: Callable[[Any], None]) 
 
     with importlib.import_module("torch._functorch.config").patch(enable_autograd_cache=False):  # which leaves it out
         return module.compile_fx(graph, examples, inner_compile=inner)
+
+
+def code_alone(code: Any) -> Any:
+    """Return what Inductor's code runs after its first call, without what it asks of profilers and caches at each."""
+    return getattr(code, "current_callable", None) or code
 
 
 TABLE.append(

@@ -83,8 +83,14 @@ def _inside(device: str) -> Iterator[None]:
         yield
 
 
-def _run(call: TorchCall | None, function: Any, *tensors: Tensor, grads: Sequence[Tensor] = (), **options: Any) -> Any:
-    """Run a function compiled for tensors of these layouts, the number of rows apart, which is that of dimension 0."""
+def _run(
+    call: TorchCall | None, function: Any, *tensors: Tensor, grads: Sequence[Tensor] = (), rows: bool = False,
+    **options: Any,
+) -> Any:  # fmt: skip
+    """Run a function compiled for tensors of these layouts, the number of rows apart, which is that of dimension 0.
+
+    `rows` says that it computes each row alone, so that one code serves dense tensors whatever their dimensions.
+    """
     # For one `call`, whose tensors lie alike each time, the code is looked up once. Behind them it takes its `grads`,
     # which may lie in another way than before.
     switches = _switches(tensors[0])
@@ -93,7 +99,7 @@ def _run(call: TorchCall | None, function: Any, *tensors: Tensor, grads: Sequenc
     known = _by_call.get(key)
     if known is not None and known[1] == switches:
         return known[2](*tensors, **options)
-    code = _find(function, tensors, options, switches)
+    code = _by_rows(function, tensors, options, switches) if rows else _find(function, tensors, options, switches)
     if call is not None:
         if len(_by_call) >= _MOST_KEPT:
             _by_call.clear()
@@ -108,6 +114,20 @@ def _find(function: Any, tensors: Sequence[Tensor], options: dict[str, Any], swi
         with _inside(tensors[0].device.type):
             code = _code_for(layouts, function, [x.detach() for x in tensors], options)
     return code
+
+
+def _by_rows(function: Any, tensors: Sequence[Tensor], options: dict[str, Any], switches: Any) -> Callable[..., Any]:
+    shape = tensors[0].shape
+    if len(shape) < 3 or not all(x.is_contiguous() and x.shape == shape for x in tensors):
+        return _find(function, tensors, options, switches)
+    flat = (shape[:-1].numel(), shape[-1])
+    code = _find(function, [x.view(flat) for x in tensors], options, switches)
+
+    def run(*tensors: Tensor, **options: Any) -> Any:
+        results = code(*[x.view(flat) for x in tensors], **options)
+        return results.view(shape) if isinstance(results, torch.Tensor) else [x.view(shape) for x in results]
+
+    return run
 
 
 def _switches(like: Tensor) -> tuple[Any, ...]:
@@ -161,7 +181,7 @@ def _of_layout(function: Any, tensors: list[Tensor], options: dict[str, Any]) ->
     arguments = graphs[0] if len(graphs) == len(inner) == 1 else None
     if arguments is None:
         return _apart(compiled)
-    code, single = inner[0], isinstance(expected, torch.Tensor)
+    code, single = _private_api.code_alone(inner[0]), isinstance(expected, torch.Tensor)
 
     def run(*tensors: Tensor, **_: Any) -> Any:
         outputs = code([tensors[at].shape[0] if rows else tensors[at] for rows, at in arguments])
@@ -232,20 +252,11 @@ class _Unit(_CompiledKernel):
         return {} if self.op == "swiglu" else {"approximate": call.attributes["approximate"]}
 
     def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-        return (_run(call, _FORWARD[self.op], *_rows(tensors), **self._options(call)).view(tensors[0].shape),), ()
+        return (_run(call, _FORWARD[self.op], *tensors, rows=True, **self._options(call)),), ()
 
     def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
-        *rows, grad = _rows((*saved.inputs, grads[0]))
-        gradients = _run(call, _BACKWARD[self.op], *rows, grads=[grad], **self._options(call))
-        return [gradient.view(grads[0].shape) for gradient in gradients]
-
-
-def _rows(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return dense tensors of one shape as rows, which one code serves whatever their number; others as they are."""
-    first = tensors[0]
-    if all(x.is_contiguous() and x.shape == first.shape for x in tensors):
-        return [x.view(first.shape[:-1].numel(), first.shape[-1]) for x in tensors]
-    return [*tensors]
+        options = self._options(call)
+        return _run(call, _BACKWARD[self.op], *saved.inputs, grads=grads, rows=True, **options)  # type: ignore[no-any-return]
 
 
 class _SwiGlu(_Unit):

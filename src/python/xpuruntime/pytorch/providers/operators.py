@@ -196,16 +196,8 @@ def _route_of(
     active = active_policy()
     if active is None or op not in active.ops:
         return None
-    phase = context.phase()
-    module = (module_paths.traced() or module_paths.current()) if active.by_module else ""
-    exact = torch.are_deterministic_algorithms_enabled() or active.policy.execution.deterministic
-    traced = torch.compiler.is_compiling() or not are_plain(tensors)
-    known = (
-        op, names, attributes, records, phase, module, exact, context.capturing(), traced,
-        *_private_api.compile_stance(), transforms_and_tangents(tuple(tensors)), *map(alignment_of, tensors),
-        (None if traced else context.call_key(op, *tensors)) or tuple(map(traits, tensors)),
-    )  # fmt: skip
-    like = tensors[0]
+    known = _key_of(active, op, tensors, names, attributes, records)
+    phase, module, exact, traced, like = *known[4:7], known[8], tensors[0]
     if not traced:
         CONTEXT.observe_device(like.device)
     route = active.routes.get(known)
@@ -232,6 +224,19 @@ def _route_of(
     route.open = False  # what is compiled is left to the compiler
     active.keep(known, route)
     return route
+
+
+def _key_of(
+    active: CompiledPolicy, op: str, tensors: Sequence[Tensor], names: str, attributes: str, records: bool
+) -> tuple[Any, ...]:
+    exact = torch.are_deterministic_algorithms_enabled() or active.policy.execution.deterministic
+    traced = torch.compiler.is_compiling() or not are_plain(tensors)
+    module = (module_paths.traced() or module_paths.current()) if active.by_module else ""
+    return (
+        op, names, attributes, records, context.phase(), module, exact, context.capturing(), traced,
+        *_private_api.compile_stance(), transforms_and_tangents(tuple(tensors)), *map(alignment_of, tensors),
+        (None if traced else context.call_key(op, *tensors)) or tuple(map(traits, tensors)),
+    )  # fmt: skip
 
 
 def _settle(
@@ -265,6 +270,8 @@ def _settle(
     plans = {word: CallPlan(op, bound, tensors, names, attributes, phase) for word, bound in places.items()}
 
     def served(word: str, inputs: list[Tensor]) -> Sequence[Tensor]:
+        # What a call asks on its way to a kernel counts, of which code that is left to the model needs nothing.
+        active.routes.get(_key_of(active, op, inputs, names, attributes, records))
         if _is_unwatched(op, inputs):
             return _planned(plans[word], inputs, records)
         return _served(op, inputs, names, attributes, word, phase)
@@ -390,9 +397,12 @@ class _Served(Recorded):
         if ctx.plan is not None:
             outputs: Sequence[Tensor] = ctx.plan.forward(tensors)
             of_inputs, of_outputs = ctx.plan.kept
-            inputs = [x if other is None else other for x, other in zip(tensors, of_inputs, strict=True)]
-            kept = outputs if of_outputs is None else [*of_outputs, *outputs[operation.results :]]
-            ctx.mark_non_differentiable(*outputs[operation.results :])
+            kept = outputs
+            if of_outputs is not None:
+                inputs = [x if other is None else other for x, other in zip(tensors, of_inputs, strict=True)]
+                kept = [*of_outputs, *outputs[operation.results :]]
+            if len(outputs) > operation.results:
+                ctx.mark_non_differentiable(*outputs[operation.results :])
             ctx.save_for_backward(*inputs, *kept)
             return tuple(outputs)
         operator = getattr(torch.ops.xpuruntime, operation.name).served
