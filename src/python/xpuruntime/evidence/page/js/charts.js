@@ -73,7 +73,8 @@ function unitBars(kind) {
   if (all.length > TOP) shown.push(rest(all.slice(TOP), kind, 0, "other unit"));
   const outside = outsideOf(kind);
   if (outside) {
-    const cells = barCells(["outside of units", outside.text.slice("outside of units".length)], outside.us, kind, 0, "k7", outside.text);
+    const cells = barCells(["outside of units", ""], outside.us, kind, 0, "k7", outside.text);
+    cells[1] = make("small", { text: outside.text.slice("outside of units".length) }); // a bar would dwarf the others
     cells[3] = make("span", { class: "num dim", text: "" }); // shares are shares of what the units took
     shown.push(make("li", { class: "dim", id: "outside" }, cells));
   }
