@@ -67,7 +67,7 @@ def check_output_path(path: str | None, names: int) -> None:
         msg = f"--output {path}: the name must end in .npz, or .npy for a model with one output"
         raise InputError(msg, fix=f"--output {shlex.quote(f'{path}.npz')}")
     if target.suffix == ".npy" and names != 1:
-        raise InputError(f"--output {path}: the model has {names} outputs and .npy holds one: use .npz")
+        raise InputError(f"--output {path}: the model has {names} outputs and .npy holds one. Fix: use .npz")
     check_target("--output", path)
 
 
@@ -160,7 +160,7 @@ def check_target(option: str, path: str | None) -> None:
         check_writable(target)
     except OSError as error:
         raise InputError(
-            f"{option} {path}: nothing can be written there: {reason_of(error)}. Give a path in a folder that "
+            f"{option} {path}: nothing can be written there: {reason_of(error)}. Fix: give a path in a folder that "
             "is writable and has free space"
         ) from error
 
@@ -234,19 +234,19 @@ def show_reports(
     names = [name for name, value in options.items() if value]
     if names:
         raise InputError(
-            f"{', '.join(names)} say how a model is run, and '{paths[0]}' is a saved report: leave them out"
+            f"{', '.join(names)} say how a model is run, and '{paths[0]}' is a saved report. Fix: leave them out"
         )
     refuse_overwriting({"--html": html}, [("the report", path) for path in paths])
     if baseline is not None:
         paths = [baseline, *(path for path in paths if path != baseline)]
     if len(paths) == 1:
         if noise is not None or noise_us is not None:
-            raise InputError("--noise and --noise-us are for several reports, and one was given: leave them out")
+            raise InputError("--noise and --noise-us are for several reports, and one was given. Fix: leave them out")
         report = Report.load(paths[0])
         print_and_save(report, html=html, shown=rendered(report, summary=summary), as_json=as_json)
         return ExitCode.OK if report.honoured else ExitCode.NOT_HONOURED
     if summary:
-        raise InputError("--summary is for one report, and several were given: leave it out")
+        raise InputError("--summary is for one report, and several were given. Fix: leave it out")
     limits: dict[str, Any] = {
         name: value for name, value in (("noise", noise), ("noise_us", noise_us)) if value is not None
     }

@@ -214,7 +214,7 @@ def _load(path: str) -> Any:
             loaded = np.load(file, allow_pickle=False)
             reason = unpacked_too_large(loaded.zip, os.fstat(file.fileno()).st_size) if hasattr(loaded, "zip") else None
             if reason is not None:
-                raise InputError(f"{path} is not unpacked: {reason}. Write it with np.savez, which does not compress")
+                raise InputError(f"{path} is not unpacked: {reason}. Fix: write it with np.savez")
             return {name: loaded[name] for name in loaded.files} if hasattr(loaded, "files") else loaded
     except InputError:
         raise
@@ -242,7 +242,7 @@ def _literal(name: str, text: str, tensor: TensorInfo) -> Any:
     try:
         dtype = np.dtype(np.str_ if tensor.dtype == "string" else tensor.dtype)
     except TypeError as error:
-        raise InputError(f"--input {name}: dtype {tensor.dtype} cannot be written here, use @file.npy") from error
+        raise InputError(f"--input {name}: dtype {tensor.dtype} cannot be written here. Fix: use @file.npy") from error
     try:
         array = np.asarray(value)
         if array.dtype == object or (array.dtype.kind not in "biuf" and dtype.kind != "U"):

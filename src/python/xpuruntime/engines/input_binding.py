@@ -116,7 +116,7 @@ def empty_host_array(name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarra
 
 
 def _no_room(name: str, shape: tuple[int, ...], error: Exception) -> OutOfMemoryError:
-    msg = f"no host memory for {name!r} of shape {list(shape)}: {error}. Use a smaller batch"
+    msg = f"no host memory for {name!r} of shape {list(shape)}: {error}. Fix: use a smaller batch"
     return OutOfMemoryError(msg, device="cpu")
 
 

@@ -145,7 +145,7 @@ def read_model(
         if (info := engine.read(model, example_inputs, trust=trust)) is not None:
             return info
     if example_inputs is not None:
-        raise InputError("example_inputs describe a torch module; a model says itself what it takes. Leave them out")
+        raise InputError("example_inputs describe a torch module; a model says what it takes. Fix: leave them out")
     return inspect_model(model, defer=defer)
 
 

@@ -232,8 +232,8 @@ def write_trace(target: Path, document: dict[str, Any]) -> None:
 def cannot_write(target: Path, error: Exception) -> InputError:
     """Return the error for a trace that cannot be written."""
     return InputError(
-        f"cannot write the trace to '{target}': {reason_of(error)}. Give the path of a file, in a folder that "
-        "exists, is writable and has free space."
+        f"cannot write the trace to '{target}': {reason_of(error)}. Fix: give the path of a file, in a folder that "
+        "exists, is writable and has free space"
     )
 
 

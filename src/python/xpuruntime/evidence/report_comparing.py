@@ -148,7 +148,7 @@ class _Comparing:
         if not common:
             raise InputError(
                 f"these reports are of different models and have no source node in common: '{self.names[0]}' is of "
-                f"{paths[0]}, '{self.names[1]}' of {paths[1]}. Compare two reports of one model: run `xrt explain "
+                f"{paths[0]}, '{self.names[1]}' of {paths[1]}. Fix: compare two reports of one model: run `xrt explain "
                 "MODEL --json` twice with the same file."
             )
         if known:

@@ -370,7 +370,7 @@ def write_whole(path: str | os.PathLike[str], text: str, what: str) -> Path:
         replace_file(target, text.encode("utf-8", "backslashreplace"), private=False)
     except OSError as error:
         raise InputError(
-            f"cannot write {what} to '{target}': {reason_of(error)}. Give a path in a folder that "
+            f"cannot write {what} to '{target}': {reason_of(error)}. Fix: give a path in a folder that "
             "exists, is writable and has free space."
         ) from error
     return target

@@ -164,7 +164,7 @@ class InferenceSession:
         if plan is None:
             plan_model = functools.partial(plan_session, model, arguments, engines, machine, **samples)
         elif lock is not None or frozen:
-            raise InputError("a lock has a plan of its own: leave out plan, or lock and frozen")
+            raise InputError("a lock has a plan of its own. Fix: leave out plan, or lock and frozen")
         else:
             plan_model = functools.partial(reopen_plan, model, plan, arguments, engines, machine, **samples)
         ready = self._load(plan_model, engines, defer=plan is None)

@@ -73,7 +73,7 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
         put(self, "model", os.path.abspath(user_path(self.model, "the model")))  # noqa: PTH100 - keeps links
         if self.lock is not None:
             if self.plan is not None:
-                raise InputError("a lock has a plan of its own: leave out plan, or lock")
+                raise InputError("a lock has a plan of its own. Fix: leave out plan, or lock")
             put(self, "lock", os.path.abspath(user_path(self.lock, "the lock")))  # noqa: PTH100 - keeps links
         if self.policy is not None:
             put(self, "policy", Policy.coerce(self.policy).relocated(in_folder("")))

@@ -130,7 +130,7 @@ def start_worker(side: PythonSide, folder: Path) -> Worker:
     failure = worker.attempt(f"{MODULE}:load_core", called="load_core").failure
     if failure is not None:
         worker.close()
-        msg = f"xpuruntime cannot be used in {side.name}: {_reason(failure)}. Install what is missing there"
+        msg = f"xpuruntime cannot be used in {side.name}: {_reason(failure)}. Fix: install there what is missing"
         raise EngineError(msg)
     return worker
 

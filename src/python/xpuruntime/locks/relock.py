@@ -251,7 +251,7 @@ def lock(
         else [call for call in old.identity.calls if not _matches(upgrade_units, (call.node, call.module))]
     )
     if check and batches:
-        raise InputError("check writes nothing, so no batches are timed: leave one of the two out")
+        raise InputError("check writes nothing, so no batches are timed. Fix: leave one of the two out")
     sizes = batches or [batch.rows for batch in old.measured.batches]
     provenance, deviations = create_lock(
         model,

@@ -222,10 +222,10 @@ class Plan(Shown, msgspec.Struct, frozen=True, kw_only=True):
             plain = decode_json(text)
             plan = msgspec.convert(plain, cls)
         except msgspec.MsgspecError as error:
-            raise InputError(f"this is not a plan: {error}. Write one with `xrt plan MODEL --json`") from error
+            raise InputError(f"this is not a plan: {error}. Fix: write one with `xrt plan MODEL --json`") from error
         if plan.schema != SCHEMA:
             raise InputError(
-                f"this plan has schema {plan.schema!r}, this version reads {SCHEMA!r}: make the plan again"
+                f"this plan has schema {plan.schema!r}, this version reads {SCHEMA!r}. Fix: make the plan again"
             )
         for name in ("request_hash", "execution_hash"):
             if plain.get(name, getattr(plan, name)) != getattr(plan, name):

@@ -252,7 +252,7 @@ def _merge_arguments(
     if ray is not None:
         changes["ray"] = (spec.ray or RayPlacement()).replace(address=ray) if isinstance(ray, str) else ray
     if policy is not None and spec.base is not None:
-        raise InputError(f"the specification names the base policy {spec.base}, and another is given: leave out one")
+        raise InputError(f"the specification has the base policy {spec.base}, and another is given. Fix: leave out one")
     return spec.replace(**changes) if changes else spec
 
 

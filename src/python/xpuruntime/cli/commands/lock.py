@@ -146,7 +146,7 @@ def _shapes(values: Sequence[str] | None) -> dict[str, tuple[int, ...]] | None:
         name, equals, sizes = value.rpartition("=")
         parts = sizes.split("x")
         if not equals or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-            raise InputError(f"--shapes {value}: write NAME=1x3x224x224")
+            raise InputError(f"--shapes {value} cannot be read. Fix: write NAME=1x3x224x224")
         if name in numbers:
             raise InputError(f"--shapes {value}: the shape of {name!r} is given twice")
         numbers[name] = tuple(int(part) for part in parts)
@@ -156,7 +156,7 @@ def _shapes(values: Sequence[str] | None) -> dict[str, tuple[int, ...]] | None:
 def _batches(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isascii() and part.isdigit() and len(part) < 8 for part in parts):
-        raise InputError(f"--batches {text}: write numbers of rows, such as 1,2,4,8")
+        raise InputError(f"--batches {text} cannot be read. Fix: write numbers of rows, such as 1,2,4,8")
     return tuple(int(part) for part in parts)
 
 

@@ -406,7 +406,7 @@ def profile(
         check_outputs({"--trace": trace}, model, session_options, input)
         refuse_other_kinds({"--trace": (trace, "trace")})
     elif nodes:
-        raise InputError("--nodes adds nodes to a trace, and none is written: give --trace FILE, or leave --nodes out")
+        raise InputError("--nodes adds nodes to a trace, and none is written. Fix: give --trace FILE")
     prof = profiling()
     _, feeds = prepare(model, input, dim, trust=session_options.trust)
     session, _ = open_session(model, session_options, feeds, as_json=json)

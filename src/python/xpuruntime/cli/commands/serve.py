@@ -186,7 +186,7 @@ def _settings(source: str, of_model: Mapping[str, Any], *, trust: bool) -> Serve
     options = [option for option, value in of_model.items() if value is not None] + ["--trust"] * trust
     batching = {"max_batch_size": of_model["--batch"], "max_queue_delay_us": _microseconds(of_model["--delay"])}
     if of_model["--delay"] is not None and of_model["--batch"] is None and not is_settings_file(source):
-        raise InputError("--delay: without --batch there are no batches, so no request waits for others: add it")
+        raise InputError("--delay: without --batch no request waits for others. Fix: add --batch 8")
     stated = {key: value for key, value in batching.items() if value is not None}
     keys = {key: of_model[f"--{key}"] for key in ("policy", "device", "lock")}
     if len(places) > 1:
@@ -402,5 +402,5 @@ def oip_check(
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     name, equals, sizes = text.rpartition("=")
     if not equals or not name or not all(size.isascii() and size.isdecimal() for size in sizes.split(",")):
-        raise InputError(f"--shape {text}: write INPUT=1,3,224,224")
+        raise InputError(f"--shape {text} cannot be read. Fix: write INPUT=1,3,224,224")
     return name, tuple(map(int, sizes.split(",")))

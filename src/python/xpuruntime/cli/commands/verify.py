@@ -299,5 +299,5 @@ def _sizes(text: str) -> list[int]:
 
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() and 0 < int(part) < 1 << 31 for part in parts):
-        raise InputError(f"--batch-sizes {text}: write sizes of 1 or more with commas, such as 1,4,16")
+        raise InputError(f"--batch-sizes {text} cannot be read. Fix: write sizes of 1 or more with commas, as 1,4,16")
     return [int(part) for part in parts]

@@ -153,7 +153,9 @@ def session_determinism(
         raise InputError(f"processes must be at least 1, got {processes}")
     wanted = grade if grade is not None else session.policy.execution.determinism
     if wanted not in DETERMINISM_GRADES:
-        raise InputError(f"{wanted!r} is not a grade of determinism; the grades are {', '.join(_GRADES)}")
+        raise InputError(
+            f"{wanted!r} is not a grade of determinism; the grades are {', '.join(_GRADES)}. Fix: state one"
+        )
     last = _GRADES[-1] if wanted == "none" else wanted
     testing = _Testing(session, inputs, (trials, processes), batch_sizes, batch_dimension, trust=trust)
     from xpuruntime.engines.precision import probing

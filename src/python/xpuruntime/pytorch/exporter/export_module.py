@@ -157,7 +157,7 @@ def _target(path: Any, example_inputs: Any) -> Path:
         raise InputError("export takes the example inputs before the path. Fix: export(model, example_inputs, path)")
     target = user_path(path, "the exported model")
     if target.suffix not in (".onnx", ".pt2"):
-        raise InputError(f"cannot export to {str(target)!r}: name a file that ends in .onnx or in .pt2")
+        raise InputError(f"cannot export to {str(target)!r}. Fix: name a file that ends in .onnx or in .pt2")
     if kind_of(target.parent) != "folder":
         raise InputError(f"cannot export to {str(target)!r}: there is no folder {str(target.parent)!r}. Fix: make it")
     return target

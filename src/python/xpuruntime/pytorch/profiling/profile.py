@@ -53,7 +53,7 @@ def merge_trace(
     except (OSError, ValueError) as error:
         msg = (
             f"cannot write the trace to '{target}': the one that PyTorch has written beside it is not whole ({error}). "
-            "Give a path in a folder that has free space."
+            "Fix: give a path in a folder that has free space"
         )
         raise InputError(msg) from error
     events = document["traceEvents"]

@@ -111,8 +111,8 @@ def read_profile(path: str | os.PathLike[str]) -> NodeProfile:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise EngineError(
-            f"cannot read the profile '{file}': {error.strerror or error}. Check that the folder is writable and the "
-            "disk is not full, then observe again.",
+            f"cannot read the profile '{file}': {error.strerror or error}. Fix: make room on the disk, or name a "
+            "folder that is writable, and observe again",
             engine="onnxruntime",
         ) from error
     records, cut = _records(text)
