@@ -306,7 +306,10 @@ def model_steps(record: dict[str, Any]) -> Section:
                 + ", ".join(f"`{name}` {number(us / 1e3)} ms" for name, us in found.items())
                 for op, found in case["kernels_us"].items()
             ]
-    kinds = [(case["model"], case.get("size", "usual")) for case in record["cases"]]
+    kinds = [
+        (case["model"], case.get("size", "usual"), *([f"{case['layers']} layers"] if case.get("layers") else []))
+        for case in record["cases"]
+    ]
     by_mode = {
         (*kind, case["mode"]): case for kind, case in zip(kinds, record["cases"], strict=True) if "error" not in case
     }
