@@ -254,7 +254,7 @@ def kernels_of(run: Callable[[], Any]) -> dict[str, list[str]]:
 
 
 def explained(run: Callable[[], Any]) -> dict[str, Any]:
-    """Return the device's time, the share of it in what is no known operation, and the kernels of the others."""
+    """Return the share of time in what is no known operation, and the kernels of the others."""
     import xpuruntime.pytorch as xrt_torch
 
     with xrt_torch.explain() as found:
@@ -265,8 +265,7 @@ def explained(run: Callable[[], Any]) -> dict[str, Any]:
             times = kernels.setdefault(row.op, {})
             times[row.resolved or row.operator] = times.get(row.resolved or row.operator, 0.0) + row.time_us
     unnamed = [(row.operator, round(row.time_us)) for row in found.rows if not row.op][:8]
-    device = sum(row.time_us for row in found.rows) / 1e3
-    return {"device_ms": device, "other": found.coverage.other, "kernels_us": kernels, "other_rows": unnamed}
+    return {"other": found.coverage.other, "kernels_us": kernels, "other_rows": unnamed}
 
 
 def failures(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -422,8 +421,7 @@ def show(row: dict[str, Any]) -> None:
     drift = "".join(f"  {text} {row[name]:.1e}" for name, text in shown.items() if name in row)
     drift += f"  of {row['of']} {row['ratio']}" if "ratio" in row else ""
     other = f"  other {row['other']:.1%}  {row['kernels_us']}  {row['other_rows']}" if "other" in row else ""
-    device = f" ({row['device_ms']:.2f} on the device)" if "device_ms" in row else ""
-    line = f"{row['model']:6} {row['size']} {row['mode']:22} {row['ms']:8.2f} ms{device}  GiB {memory}"
+    line = f"{row['model']:6} {row['size']} {row['mode']:22} {row['ms']:8.2f} ms  GiB {memory}"
     line += f"  prepared {row['prepare_s']:.0f} s"
     print(f"{line}{drift}{other}", flush=True)
     if row.get("kernels"):

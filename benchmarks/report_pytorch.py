@@ -293,13 +293,12 @@ def model_steps(record: dict[str, Any]) -> Section:
         sizes = f", {' x '.join(map(str, case['batch']))}" if "batch" in case else ""
         begin = [f"{case['model']}{layers}{sizes}", f"`{case['mode']}`"]
         if "error" in case:
-            rows.append([*begin, *["-"] * 8, f"failed: {_line(case['error'])}"])
+            rows.append([*begin, *["-"] * 7, f"failed: {_line(case['error'])}"])
             continue
         gib = [number(case[f"{name}_gib"]) if f"{name}_gib" in case else "-" for name in ("steady", "peak", "reserved")]
         times = [number(value) for value in spread(case["samples_ms"])]
         drift = [f"{case[name]:.1e}" if name in case else "-" for name in ("loss_difference", "from_float32")]
-        device = number(case["device_ms"]) if "device_ms" in case else "-"
-        rows.append([*begin, *times, device, *gib, *drift])
+        rows.append([*begin, *times, *gib, *drift])
         if case["mode"] == "eager auto":
             chosen += [
                 f"* {case['model']}, {case.get('size', 'usual')}, {op}: "
@@ -322,7 +321,7 @@ def model_steps(record: dict[str, Any]) -> Section:
                 if only in ("", *kind) and figure in one and figure in other
             ]
     head = (
-        "model, batch", "mode", "ms", "p10", "p90", "on the device", "GiB", "peak GiB", "reserved GiB",
+        "model, batch", "mode", "ms", "p10", "p90", "GiB", "peak GiB", "reserved GiB",
         "loss differs by", "from float32 by",
     )  # fmt: skip
     text = (
