@@ -22,6 +22,7 @@ from xpuruntime import _core
 from xpuruntime.errors import InputError
 from xpuruntime.serving import server as server_module
 from xpuruntime.serving.http.bodies import BodyReceiver
+from xpuruntime.serving.http.connections import Connection
 from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.protocol.rest import write_request
 from xpuruntime.serving.server import Server
@@ -151,6 +152,25 @@ def test_what_follows_a_large_body_is_answered_behind_it(own, loops, receivers):
             assert_echo(read_answer(sock), array)
         sender.join()
     assert receivers
+
+
+def test_a_long_response_is_copied_as_its_client_takes_it(own, loops, monkeypatch):
+    """All of it at once would hold the event loop."""
+    left = []
+    pause_writing = Connection.pause_writing
+
+    def paused(self):
+        left.append(self.transport.get_write_buffer_size())
+        pause_writing(self)
+
+    monkeypatch.setattr(Connection, "pause_writing", paused)
+    array = values(1, 6_000_000)
+    with serving(own) as server, connect(server) as sock:
+        sock.sendall(request(array) + HEALTH)
+        assert until(lambda: left)
+        assert_echo(read_answer(sock), array)
+        assert read_answer(sock)[0] == 200
+    assert max(left) <= 512 << 10
 
 
 def test_a_large_request_that_waits_is_answered_later_and_others_behind_it(own, loops, receivers):

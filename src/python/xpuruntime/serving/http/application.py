@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -25,6 +25,7 @@ from xpuruntime.serving.http.bodies import (
     decompress,
     failed_answer,
     outputs_answer,
+    pieces,
     read_body,
     response_encoding,
 )
@@ -409,37 +410,19 @@ async def _send(
     answer: Answer,
     discard: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    chunks = answer.chunks
-    length = answer.length
-    if len(chunks) > 1 and length <= ONE_WRITE:
-        chunks = [b"".join(chunks)]
-    headers = [*answer.headers, (b"content-length", b"%d" % length)]
+    headers = [*answer.headers, (b"content-length", b"%d" % answer.length)]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    chunks = [piece for chunk in chunks for piece in _pieces(chunk)]
+    last = b""
+    if answer.length <= ONE_WRITE and discard is None:
+        last = b"".join(answer.chunks)
+    else:
+        for piece in pieces(answer.chunks):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)  # a server that need not wait for the client lets others have their turn
     if discard is not None:  # before the connection is closed: data that nobody reads would reset it
-        for chunk in chunks:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(discard(), _LINGER)
-        chunks = []
-    sent = 0
-    for chunk in chunks[:-1]:
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        sent += len(chunk)
-        if sent >= ONE_WRITE:  # a server that need not wait for the client lets others have their turn
-            sent = 0
-            await asyncio.sleep(0)
-    await send({"type": "http.response.body", "body": chunks[-1] if chunks else b""})
-
-
-def _pieces(chunk: bytes | memoryview) -> Iterator[bytes | memoryview]:
-    """Return a chunk in pieces, between which a server can wait for the client to take them."""
-    if len(chunk) <= ONE_WRITE:
-        yield chunk
-        return
-    view = memoryview(chunk)
-    for at in range(0, len(view), ONE_WRITE):
-        yield view[at : at + ONE_WRITE]
+    await send({"type": "http.response.body", "body": last})
 
 
 async def _discard(receive: Callable[[], Awaitable[Any]]) -> None:

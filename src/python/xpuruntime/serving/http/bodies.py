@@ -8,7 +8,7 @@ import asyncio
 import math
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -168,6 +168,23 @@ class Answer:
     def length(self) -> int:
         """Length of the body in bytes."""
         return sum(map(len, self.chunks))
+
+
+def pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """Yield a body in pieces of at most `ONE_WRITE` bytes, between which others have their turn."""
+    parts: list[bytes | memoryview] = []
+    size = 0
+    for chunk in chunks:
+        view = memoryview(chunk)
+        for at in range(0, len(view), ONE_WRITE):
+            part = view[at : at + ONE_WRITE]
+            if size + len(part) > ONE_WRITE:
+                yield parts[0] if len(parts) == 1 else b"".join(parts)
+                parts, size = [], 0
+            parts.append(part)
+            size += len(part)
+    if parts:
+        yield parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def outputs_answer(written: RestResponse) -> Answer:

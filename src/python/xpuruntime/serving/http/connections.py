@@ -13,14 +13,14 @@ from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from xpuruntime.runtime.telemetry import named_logger
-from xpuruntime.serving.http.bodies import CLOSE, SLOWEST, BodyReceiver, Forwarding
+from xpuruntime.serving.http.bodies import CLOSE, ONE_WRITE, SLOWEST, BodyReceiver, Forwarding, pieces
 from xpuruntime.serving.http.direct import DirectInfer, Waiting, stopped
 from xpuruntime.serving.messages import Status
 from xpuruntime.serving.protocol.rest import error_body
 from xpuruntime.serving.transport.gate import HeldBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
     from concurrent.futures import Future
 
     from xpuruntime.serving.http.application import Application
@@ -112,6 +112,9 @@ class Connection(HttpToolsProtocol):
         self.used = 0.0
         self.line_headers: Any = None
         self.line = b""
+        #: What is left of a long response, and whether the connection is closed behind it.
+        self.sending: Iterator[bytes | memoryview] | None = None
+        self.left, self.closes = 0, False
         #: What the client has not taken of responses, and how much it was when that was looked at last.
         self.unsent, self.unsent_before = HeldBytes(self.budget), 0
 
@@ -128,7 +131,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         waiting, self.waiting = self.waiting, None
-        self.kept = b""
+        self.kept, self.sending, self.left = b"", None, 0
         if waiting is not None:
             self.direct.give_up(waiting)
         if self.receiving is not None:
@@ -137,23 +140,34 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        self.unsent.keep(self.transport.get_write_buffer_size())
         super().pause_writing()
+        self._hold_unsent()
 
     def resume_writing(self) -> None:
-        self.unsent.__exit__()
         super().resume_writing()
+        self._hold_unsent()
+        if self.sending is not None:
+            self.loop.call_soon(self._send_on)
+
+    def _hold_unsent(self) -> None:
+        self.unsent.__exit__()
+        if self.flow.write_paused or self.sending is not None:
+            self.unsent.keep(self.left + self.transport.get_write_buffer_size())
 
     def close_if_stuck(self) -> None:
         """Close the connection of a client that takes nothing; called every `response_seconds`."""
         waits = self.flow.write_paused or self.transport.is_closing()
-        before, self.unsent_before = self.unsent_before, self.transport.get_write_buffer_size() if waits else 0
+        before = self.unsent_before
+        self.unsent_before = self.left + self.transport.get_write_buffer_size() if waits else 0
         taken = before - self.unsent_before
         if before and self.unsent_before and taken < SLOWEST * self.bounds.response_seconds:
             self.transport.abort()
 
+    def _answering(self) -> bool:
+        return self.waiting is not None or self.sending is not None
+
     def data_received(self, data: bytes) -> None:
-        if self.waiting is not None:
+        if self._answering():
             self.kept += data
             if len(self.kept) > _LONGEST_KEPT:
                 self.flow.pause_reading()
@@ -204,6 +218,9 @@ class Connection(HttpToolsProtocol):
             if not self._begun(reply, data):
                 return
             if not data or self.transport.is_closing():
+                return
+            if self.sending is not None:
+                self.kept = data
                 return
             if self.flow.write_paused:
                 self._feed(data)
@@ -303,7 +320,7 @@ class Connection(HttpToolsProtocol):
             self._answered(self.direct.refuse(receiver.held, error, receiver.head))
 
     def _go_on(self) -> None:
-        if self.waiting is None and self.kept and not self.transport.is_closing():
+        if self.kept and not self._answering() and not self.transport.is_closing():
             data, self.kept = self.kept, b""
             self._take(data)
 
@@ -323,9 +340,7 @@ class Connection(HttpToolsProtocol):
             return  # the connection was lost meanwhile
         self.waiting = None
         self._answered(self.direct.end(waiting, self._good_line()))
-        if not self.transport.is_closing():
-            self.flow.resume_reading()
-            self._go_on()
+        self._answer_next()
 
     def _answered(self, reply: bytes | Answer) -> None:
         self.used = self.loop.time()
@@ -339,9 +354,35 @@ class Connection(HttpToolsProtocol):
             return
         headers = [*self.server_state.default_headers, *reply.headers, (b"content-length", b"%d" % reply.length)]
         lines = b"".join([b"%b: %b\r\n" % header for header in headers])
-        self.transport.writelines([STATUS_LINE[reply.status], lines, b"\r\n", *reply.chunks])
-        if CLOSE in reply.headers:
+        body = reply.chunks if reply.length <= ONE_WRITE else ()
+        self.transport.write(b"".join((STATUS_LINE[reply.status], lines, b"\r\n", *body)))
+        if reply.length > ONE_WRITE:
+            self.sending, self.left, self.closes = pieces(reply.chunks), reply.length, CLOSE in reply.headers
+            self._send_on()
+        elif CLOSE in reply.headers:
             self.transport.close()
+
+    def _send_on(self) -> None:
+        """Write a piece of a response in each turn of the event loop, as the client takes them."""
+        if self.sending is None or self.flow.write_paused:
+            return
+        piece = next(self.sending, b"")
+        self.left -= len(piece)
+        if self.left == 0:
+            self.sending = None
+        self.transport.write(piece)
+        self._hold_unsent()
+        if self.sending is None and self.closes:
+            self.transport.close()
+        elif self.sending is None:
+            self._answer_next()
+        elif not self.flow.write_paused:
+            self.loop.call_soon(self._send_on)
+
+    def _answer_next(self) -> None:
+        if not self._answering() and not self.transport.is_closing():
+            self.flow.resume_reading()
+            self._go_on()
 
     def _good_line(self) -> bytes:
         """Return what good responses begin with; the headers have the date, and change each second."""
@@ -352,7 +393,7 @@ class Connection(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         left = self.used + self.timeout_keep_alive - self.loop.time()
-        if self.waiting is not None or self.receiving is not None:
+        if self._answering() or self.receiving is not None:
             left = self.timeout_keep_alive
         if left > 0.001:
             self.timeout_keep_alive_task = self.loop.call_later(left, self.timeout_keep_alive_handler)
@@ -366,10 +407,12 @@ class Connection(HttpToolsProtocol):
             self._answered(self.direct.give_up(waiting))
         elif self.receiving is not None:
             self._answered(self.direct.refuse(self._received().held, stopped()))
-        else:
+        elif self.sending is None:
             super().shutdown()
             return
-        self.transport.close()
+        self.closes = True
+        if self.sending is None:
+            self.transport.close()
 
     def on_message_begin(self) -> None:
         self.within = True
