@@ -242,7 +242,7 @@ def test_models_that_load_with_the_first_request_are_not_loaded_at_the_start(sta
         (["{digits}", "--name", "a b"], 2, "error: --name: 'a b' cannot name a model"),
         (["{digits}", "--batch", "-1"], 2, "error: --batch: the number -1 is out of range"),
         (["{digits}", "--delay", "soon"], 2, "--delay is 'soon'"),
-        (["{digits}", "--delay", "2ms"], 2, "--delay: without --batch there are no batches"),
+        (["{digits}", "--delay", "2ms"], 2, "--delay: without --batch no request waits for others"),
         (["{digits}", "--key-file", "{missing}"], 2, "cannot be read"),
         (["{yaml}", "--batch", "8"], 2, "--batch describes one model"),
         (["{yaml}"], 2, "state one under models"),

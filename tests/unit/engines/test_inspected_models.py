@@ -18,6 +18,7 @@ import pytest
 from odd_models import ODD
 
 import xpuruntime as xrt
+from xpuruntime.engines.model import check as model_check
 from xpuruntime.engines.model import info as model_info
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.errors import ModelError, XpuRuntimeError
@@ -38,13 +39,13 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the paths of the models that were checked."""
     paths: list[str] = []
-    check = model_info.check_graph
+    check = model_check.check_graph
 
     def counted(model, where, **how):
         paths.append(where)
         return check(model, where, **how)
 
-    monkeypatch.setattr(model_info, "check_graph", counted)
+    monkeypatch.setattr(model_check, "check_graph", counted)
     return paths
 
 

@@ -187,7 +187,7 @@ def test_an_interpreter_that_lacks_what_xpuruntime_needs_says_so(tmp_path):
     import venv
 
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
-    with pytest.raises(EngineError, match=r"xpuruntime cannot be used in py:.*ModuleNotFoundError.*Install"):
+    with pytest.raises(EngineError, match=r"xpuruntime cannot be used in py:.*ModuleNotFoundError.*Fix: install"):
         diff("here", f"py:{tmp_path / 'bare' / 'bin' / 'python'}", MODEL)
 
 

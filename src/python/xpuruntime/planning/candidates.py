@@ -112,9 +112,9 @@ def _primary(
 
 
 def _fallback(policy: Policy, engines: Mapping[str, Engine]) -> Iterator[EngineCandidate]:
-    for wanted in policy.execution.fallback_candidates:
-        key, device = find_engine(wanted.engine, engines), normal_device(wanted.device)
-        yield EngineCandidate(engine=key or wanted.engine, device=device, known=key is not None, fallback=True)
+    for name, device in policy.execution.fallback_candidates:
+        key = find_engine(name, engines)
+        yield EngineCandidate(engine=key or name, device=normal_device(device), known=key is not None, fallback=True)
 
 
 def normal_device(device: str) -> str:

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
-
-import msgspec
+from typing import Any, Literal, NamedTuple, get_args
 
 from xpuruntime.policies.compound_kinds import FrozenDict, InputShapes, Nested, OneOrMore
 from xpuruntime.policies.device_spec import (
@@ -48,7 +46,7 @@ _OP = "[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_]*)?"
 _CANDIDATE_PATTERN = f"{ENGINE_PATTERN[:-1]}@{DEVICE_PATTERN[1:]}"
 
 
-class EngineOnDevice(msgspec.Struct, frozen=True):
+class EngineOnDevice(NamedTuple):
     """One entry of ``execution.fallback``, which a policy file has as ``engine@device``."""
 
     engine: str

@@ -15,6 +15,8 @@ from openvino_sessions import VALUE, model, open_, x_of
 import xpuruntime as xrt
 from xpuruntime.testing import models
 
+pytest.importorskip("openvino")
+
 
 class TestBinding:
     def test_own_buffers_of_a_fixed_model(self, tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from xpuruntime.engines.tensorrt.options import RTX, TENSORRT
 from xpuruntime.engines.tensorrt.refusals import PLAN, RECORD, read_artifact
 from xpuruntime.testing import models
 
+pytest.importorskip("tensorrt_rtx")
+
 EXPORTED = Path(__file__).resolve().parents[3] / "models"
 FACTS = TensorRtRtxEngine().probe()
 NOWHERE = machine(engines=(FACTS,))

@@ -27,6 +27,8 @@ from xpuruntime.engines.tensorrt.options import RTX, TensorRtSettings
 from xpuruntime.policies import Policy
 from xpuruntime.testing import models
 
+pytest.importorskip("tensorrt_rtx")
+
 HERE = machine(engines=(TensorRtRtxEngine().probe(),))
 
 
