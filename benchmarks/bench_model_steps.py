@@ -286,10 +286,12 @@ def failures(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield f"{', '.join(kind)}, {row['mode']}: losses differ by {worst:.2%}, and {bound:.2%} is the bound"
     for only, mode, than, bars in BARS:
         for kind in dict.fromkeys(map(_kind, rows)):
-            one, other = (by_mode.get((*kind, name), {}) for name in (mode, than))
+            measured, reference = (by_mode.get((*kind, name), {}) for name in (mode, than))
             for figure, bar in bars.items():
-                if only in ("", *kind) and figure in one and figure in other and one[figure] > bar * other[figure]:
-                    share = one[figure] / other[figure]
+                if only not in ("", *kind) or figure not in measured or figure not in reference:
+                    continue
+                share = measured[figure] / reference[figure]
+                if share > bar:
                     yield f"{', '.join(kind)}, {mode}: {figure} is {share:.3f} of that of {than}, and {bar} is the bar"
 
 

@@ -314,11 +314,16 @@ def model_steps(record: dict[str, Any]) -> Section:
     }
     for only, mode, than, bars in record["bars"]:
         for kind in dict.fromkeys(kinds):
-            one, other = by_mode.get((*kind, mode), {}), by_mode.get((*kind, than), {})
+            measured, reference = by_mode.get((*kind, mode), {}), by_mode.get((*kind, than), {})
             checks += [
-                Check(f"{', '.join(kind)}, {mode} over {than}: {figure}", one[figure] / other[figure], bar, "times")
+                Check(
+                    f"{', '.join(kind)}, {mode} over {than}: {figure}",
+                    measured[figure] / reference[figure],
+                    bar,
+                    "times",
+                )
                 for figure, bar in bars.items()
-                if only in ("", *kind) and figure in one and figure in other
+                if only in ("", *kind) and figure in measured and figure in reference
             ]
     head = (
         "model, batch", "mode", "ms", "p10", "p90", "GiB", "peak GiB", "reserved GiB",

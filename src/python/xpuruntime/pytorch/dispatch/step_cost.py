@@ -222,11 +222,17 @@ class StepLag:
         return self.behind is not before
 
 
+def lag_of(device: torch.device, *, backward: bool) -> StepLag:
+    """Return what observes the forward or backward passes on a device."""
+    key = (device.index or 0, backward)
+    return CONTEXT.lags.get(key) or CONTEXT.lags.setdefault(key, StepLag(device))
+
+
 def waits_for_host(device: torch.device) -> bool:
     """Say whether steps are known to wait for the host, where what spares the device alone makes them slower."""
     if device.type != "cuda":
         return False
-    lag = CONTEXT.lags.setdefault((device.index or 0, False), StepLag(device))
+    lag = lag_of(device, backward=False)
     CONTEXT.observe_device(device)
     return lag.settled and not lag.behind
 

@@ -28,7 +28,7 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT, forget_tuned_routes
 from xpuruntime.pytorch.dispatch.route import Route
-from xpuruntime.pytorch.dispatch.step_cost import StepCost, StepLag, host_sampler, on_device, peak_bytes, route_cost
+from xpuruntime.pytorch.dispatch.step_cost import StepCost, host_sampler, lag_of, on_device, peak_bytes, route_cost
 from xpuruntime.runtime import profiler as trace_events
 from xpuruntime.runtime.telemetry import log_decision
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from xpuruntime.ops.torch_kernels import TorchKernel
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.dispatch.route import Measured
+    from xpuruntime.pytorch.dispatch.step_cost import StepLag
     from xpuruntime.pytorch.providers.bound import BoundKernel
 
 _USUAL = TuningPolicy()
@@ -204,9 +205,8 @@ def _lags(mark: tuple[str, str, bool], device: Any, rule: TuningPolicy) -> tuple
     if times is None or by_device is None or _on_device(times, by_device, rule).chosen.kernel == times.chosen.kernel:
         return ()
     CONTEXT.times[other] = by_device
-    index, in_backward = device.index or 0, _private_api.running_backward() != -1
-    lags = [CONTEXT.lags.setdefault((index, backward), StepLag(device)) for backward in (False, True)]
-    return tuple(lags) if _WITH_GRADIENT in mark[1] else (lags[in_backward],)
+    lags = [lag_of(device, backward=backward) for backward in (False, True)]
+    return tuple(lags) if _WITH_GRADIENT in mark[1] else (lags[_private_api.running_backward() != -1],)
 
 
 def _on_device(times: Replacement, by_device: Replacement, rule: TuningPolicy) -> Replacement:

@@ -437,7 +437,7 @@ class _Sharing:
         self.shares.owned[owner] = sorted([*self.shares.owned.get(owner, []), twin.position])
 
     def _leftovers(self) -> None:
-        """Say of every unclaimed source node why it does not run. Later nodes first: a reason is handed up."""
+        """Record why each unclaimed source node does not run; later nodes first, as earlier ones may share it."""
         useful = {*self.source.outputs, *self.source.results}
         for node in reversed(self.source.nodes):
             if node.position in self.source.removed:
